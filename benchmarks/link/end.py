@@ -3,8 +3,9 @@
 `receive` runs a pool node's link port and store; `send` runs an outbound link. `send` takes JSON
 lines on standard input, each a transfer or a question, and answers each with one JSON line.
 
-BENCH_CODEC is the `link_codec` of both ends, raw without it, and BENCH_CONTENT what blocks hold:
-"noise", or "bfloat16": normal numbers, attention alone.
+BENCH_ENCRYPTION is the `link_encryption` of both ends, sealed without it. BENCH_CODEC is their
+`link_codec`, raw without it. BENCH_CONTENT says what blocks hold: "noise", or "bfloat16": normal
+numbers, attention alone.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.kv.planes import Plane
+from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.core.transfer.transfer_state import Transfer
 from prfaas.pool.codec.layouts import KnownLayouts
@@ -46,6 +48,7 @@ PORT = 7100
 LAYOUT = b"L" * 32
 MIB = 1 << 20
 KV_BLOCK, STATE_BLOCK = 2 * MIB, MIB
+ENCRYPTION = LinkEncryption(os.environ.get("BENCH_ENCRYPTION", "sealed"))
 LIFETIME_NS, GRACE_NS = 120 * 10**9, 3 * 10**9
 BUDGET_BYTES = 1 << 29
 SIZES = [KV_BLOCK, KV_BLOCK, KV_BLOCK, STATE_BLOCK]
@@ -107,6 +110,7 @@ async def receive(identities: Path, host: str) -> None:
     port = LinkPort(
         (host, PORT),
         identity.accepting(),
+        pool="pd-pool",
         epoch="bench",
         sources=frozenset({"prfaas-pool"}),
         gateways=frozenset(),
@@ -121,6 +125,7 @@ async def receive(identities: Path, host: str) -> None:
         on_purge=lambda *_: None,
         clock_ns=time.monotonic_ns,
         decoding=Decoding(codec, KnownLayouts(), metrics),
+        encryption=ENCRYPTION,
     )
     await port.open()
     say("ready")
@@ -164,6 +169,7 @@ class Sender:
             budget_bits_per_s=budget,
             codec=LinkCodec(os.environ.get("BENCH_CODEC", "raw")),
             layouts=layouts,
+            encryption=ENCRYPTION,
         )
         self.metrics = metrics
         self.waiting: dict[bytes, asyncio.Future[Transfer]] = {}

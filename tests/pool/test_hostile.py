@@ -103,13 +103,18 @@ async def dialled(port: int) -> socket.socket:
     return await asyncio.to_thread(socket.create_connection, (LOOPBACK, port))
 
 
-@pytest.mark.parametrize("kind", ["says nothing", "begins a data connection"])
+@pytest.mark.parametrize(
+    "kind", ["says nothing", "begins a data connection", "begins one without TLS"]
+)
 async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
     """Each is let go after five seconds; until then a new one takes the place of the oldest."""
     pd = await world.start_pd()
     count = max(listener.CALLERS_MAX, data_server.DATA_CALLERS_MAX) + 10
     silent = [await dialled(pd.port) for _ in range(count)]
-    if kind != "says nothing":
+    if kind == "begins one without TLS":
+        for connection in silent:
+            connection.sendall(b"PFKS" + bytes(10))
+    if kind == "begins a data connection":
         context = identity_in(world.identities, "stranger").dialling().data
         for connection in silent:
             into, out = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -14,7 +14,7 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool.receive import data_receiver
+from prfaas.pool.receive import fragment_reader
 from prfaas.pool.send import data_sender, send_connection
 from prfaas.pool.send.link_meter import LinkMeter
 from prfaas.pool.send.outbound_link import OutboundLink
@@ -270,7 +270,7 @@ async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_w
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rest smaller than what the socket wakes for would lie there until more comes."""
-    monkeypatch.setattr(data_receiver, "TURN_BYTES", 1)
+    monkeypatch.setattr(fragment_reader, "TURN_BYTES", 1)
     monkeypatch.setattr(data_sender, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
     monkeypatch.setattr(send_connection, "STUCK_NS", 10**15)
     rig.proxy.read_bits_per_s = 100_000_000

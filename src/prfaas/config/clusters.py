@@ -13,6 +13,7 @@ from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
 
 
 class LinkTable(Table):
@@ -54,6 +55,11 @@ class PoolTable(Table):
     """Lossless coding of blocks on its links: "auto" codes where that raises the rate of a link,
     "always" codes all that shrinks, "raw" neither codes nor accepts coded blocks. Both ends of a
     link have to allow it."""
+    link_encryption: Annotated[LinkEncryption, Field(strict=False)] = LinkEncryption.SEALED
+    """Protection of blocks on its links: "sealed" is AES-256-GCM with keys from the TLS connection
+    for messages, "tls" is TLS 1.3. "network" authenticates blocks but does **not encrypt** them:
+    only where the network between the sites does. A link uses "network" if both ends have it, "tls"
+    if one end has it, else "sealed"."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to its destination pool nodes."""
 

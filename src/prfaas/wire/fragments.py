@@ -277,6 +277,18 @@ class FragmentStream:
                 fragments.append(done)
         return fragments
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the fragment lacks; 1 if it has not begun."""
+        return len(self.view) if self.prefix is not None else 1
+
+    def divert(self, nowhere: memoryview) -> None:
+        """Write the rest of the fragment elsewhere: another connection brings it."""
+        self.view = nowhere[: len(self.view)]
+
+    def ended(self) -> None:
+        """The connection has ended. A fragment that was cut comes again over another one."""
+
     def let_go(self) -> None:
         """Keep no memory of a block."""
         self._start_bytes = PREFIX_BYTES

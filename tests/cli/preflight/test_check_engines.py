@@ -140,3 +140,13 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(prfaas: Prfaas, laptop: Pat
     assert "no tokenizer at model: the gateway tokenises every prompt" in line
     (model / "tokenizer.json").write_text("{}")
     assert prfaas("check", laptop)[0] == 0
+
+
+def test_links_without_encryption_are_a_loud_warning(prfaas: Prfaas, laptop: Path) -> None:
+    table = "[clusters.prfaas.pools.prfaas-pool]\n"
+    edit(laptop, table, f'{table}link_encryption = "network"\n')
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert 'NOT ENCRYPTED: prfaas-pool with link_encryption = "network"' in " ".join(output.split())
+    edit(laptop, '"network"', '"tls"')
+    assert "NOT ENCRYPTED" not in prfaas("check", laptop)[1]

@@ -61,6 +61,7 @@ class Destination:
     ) -> None:
         self.came: list[tuple[BlockKey, bytes]] = []
         self._step = step
+        self._placed: FragmentPrefix | None = None
         self._into = bytearray(FRAGMENT_BYTES_MAX)
         opener = Opener(secret, decode_opening(opening), limits)
         assert len(opening) == OPENING_BYTES
@@ -68,6 +69,8 @@ class Destination:
         self.stream = kind(opener, self._place)
 
     def _place(self, prefix: FragmentPrefix) -> memoryview:
+        assert self._placed is None, "a fragment gets its place before the last one is complete"
+        self._placed = prefix
         return memoryview(self._into)[: prefix.payload_bytes]
 
     def feed(self, data: bytes) -> None:
@@ -80,6 +83,8 @@ class Destination:
             rest = rest[count:]
             done = self.stream.filled(count)
             if done is not None:
+                assert done is self._placed
+                self._placed = None
                 self.came.append((done.key, bytes(self._into[: done.num_bytes])))
 
 

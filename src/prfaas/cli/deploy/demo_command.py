@@ -209,7 +209,7 @@ def _summarise(rows: list[Row], served_s: float) -> bool:
         f"{shipped / tokens:.0%} of {tokens:,} new tokens"
     )
     console.print(
-        f"egress      {format_size(egress)} of KV cache over TLS in {served_s:.1f} s, "
+        f"egress      {format_size(egress)} of KV cache, encrypted, in {served_s:.1f} s, "
         f"{egress / max(shipped, 1):,.0f} bytes a token"
     )
     console.print(f"cached      {cached} requests found a prefix in a cluster's cache")

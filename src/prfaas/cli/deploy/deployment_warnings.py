@@ -8,6 +8,7 @@ from itertools import pairwise
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.routing.policies import PolicyName
+from prfaas.core.transfer.link_encryption import LinkEncryption
 
 
 def doubts(deployment: Deployment) -> Iterator[str]:
@@ -27,6 +28,24 @@ def doubts(deployment: Deployment) -> Iterator[str]:
         yield (
             f"block_tokens and bytes_scale of the timing tables differ ({shown}): nothing is "
             "offloaded between clusters whose blocks differ (layout_mismatch)"
+        )
+
+    yield from _unencrypted(clusters)
+
+
+def _unencrypted(clusters: dict[str, ClusterTable]) -> Iterator[str]:
+    """Pool nodes whose blocks may cross the network in the clear."""
+    names = [
+        name
+        for table in clusters.values()
+        for name, pool in table.pools.items()
+        if pool.link_encryption is LinkEncryption.NETWORK
+    ]
+    if names:
+        yield (
+            f'NOT ENCRYPTED: {", ".join(names)} with link_encryption = "network" send KV blocks, '
+            "which reveal prompts, readable to anyone on the path, to every peer that has it too; "
+            'keep it only where the network itself encrypts (MACsec, WireGuard), else set "sealed"'
         )
 
 

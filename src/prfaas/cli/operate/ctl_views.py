@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from prfaas.core.transfer.link_encryption import LinkEncryption
+
 Json = dict[str, Any]
 
 _ROLES = {"prfaas": "prefill only", "pd": "prefill and decode"}
@@ -39,6 +41,7 @@ def status_lines(found: Json) -> list[str]:
         lines.append(
             f"link       {link['source']}:{link['destination']}  {state}  "
             f"threshold {link['offload_threshold']:,} tokens{_coding(link)}"
+            f"{_encryption(link)}"
         )
     for cluster in found["clusters"]:
         state = "on" if cluster["is_on"] else "OFF"
@@ -62,6 +65,14 @@ def _coding(link: Json) -> str:
     """Coding of a link; empty for raw blocks, or with an earlier gateway."""
     ratio = link.get("coding_ratio", 1.0)
     return f"  coding {ratio:.2f}x" if ratio >= SHOWN_RATIO else ""
+
+
+def _encryption(link: Json) -> str:
+    """Protection of the blocks on a link; empty if unknown, or with an earlier gateway."""
+    encryption = link.get("encryption", "unknown")
+    if encryption == LinkEncryption.NETWORK:
+        return "  NOT ENCRYPTED (network)"
+    return f"  {encryption}" if encryption != "unknown" else ""
 
 
 def _prediction_line(found: Json) -> str:

@@ -13,6 +13,7 @@ from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, 
 from prfaas.cli.common.signals import raise_first, run_until_stopped
 from prfaas.cli.parts.pool_settings import ADMIN, settings_in
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S, parse_size
 
@@ -76,6 +77,11 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="Lossless coding of blocks on links: where it raises their rate, never, or always; auto "
     "without FILE.",
 )
+@click.option(
+    "--link-encryption",
+    type=click.Choice([choice.value for choice in LinkEncryption]),
+    help="Protection of blocks on links: sealed without FILE. network does not encrypt.",
+)
 @click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
 @click.option(
     "--gateway",
@@ -105,6 +111,7 @@ def pool(
     budgets: tuple[tuple[str, int], ...],
     connections: tuple[tuple[str, int], ...],
     link_codec: str | None,
+    link_encryption: str | None,
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
     tracing: str | None,
@@ -153,6 +160,7 @@ def pool(
         "gateways": frozenset(gateways) or None,
         "tracing": tracing,
         "link_codec": LinkCodec(link_codec) if link_codec is not None else None,
+        "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,
     }
     found |= {key: value for key, value in given.items() if value is not None}
     _check(found, file)

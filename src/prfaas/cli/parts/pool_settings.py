@@ -47,6 +47,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "link_budgets": {peer: link.budget for peer, link in links if link.budget},
         "link_connections": {peer: link.connections for peer, link in links if link.connections},
         "link_codec": table.link_codec,
+        "link_encryption": table.link_encryption,
         "tracing": deployment.tracing.endpoint if deployment.tracing else None,
         "drain_ns": table.drain_timeout,
         "receive": ReceiveLimits(transfers_max=table.transfers_max),

@@ -172,6 +172,7 @@ class Control:
             "offload_threshold": link.policy.offload_threshold,
             "promised_bytes": link.book.promised_bytes,
             "coding_ratio": round(measured.coding_ratio, 3) if measured else 1.0,
+            "encryption": measured.encryption if measured else "unknown",
         }
 
     def links(self) -> list[Link]:

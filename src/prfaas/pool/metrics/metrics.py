@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prfaas.core.codec.gain import CodecSpeed
+from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.renewal import identity_gauge
@@ -140,6 +141,13 @@ class PoolMetrics:
         )
         self.set_codec(None)
         self.link_up = self._gauge("link_up", "1 while a link is connected.", "peer")
+        self._encryption = self._gauge(
+            "link_encryption",
+            "1 for the protection that the data connections of a link use.",
+            "peer",
+            "direction",
+            "encryption",
+        )
         self._link_gauges = {
             field: self._gauge(f"link_{name}", text, "peer")
             for field, (name, _, text) in LINK_GAUGES.items()
@@ -168,6 +176,12 @@ class PoolMetrics:
         rates = (speed.encode, speed.decode) if speed is not None else (0.0, 0.0)
         for direction, rate in zip(("sent", "received"), rates, strict=True):
             self._codec_rate.labels(direction=direction).set(rate)
+
+    def set_encryption(self, peer: str, direction: str, encryption: LinkEncryption) -> None:
+        """Show how the blocks of a link are protected."""
+        for other in LinkEncryption:
+            gauge = self._encryption.labels(peer=peer, direction=direction, encryption=other.value)
+            gauge.set(other is encryption)
 
     def set_link(self, peer: str, telemetry: LinkTelemetry) -> None:
         """Set the measurements of a link."""

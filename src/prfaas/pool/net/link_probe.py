@@ -139,6 +139,7 @@ class ProbeServer:
             tls,
             lambda: Channel(lambda *_: None, lambda *_: None, _refuse),
             _refuse,
+            _refuse,
             sink.take,
             lambda: None,
         )

@@ -13,6 +13,7 @@ from prfaas.log_throttle import SaidOnce
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
+from prfaas.wire.sealed.records import MAGIC as SEALED_MAGIC
 from prfaas.wire.sockets import prepare_messages
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Listener:
         new_channel: Makes the protocol of a connection that carries messages.
         on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
             it raises refuses the connection.
+        on_sealed: The same, for a data connection without TLS.
         on_probe: The same, for a connection of a link test.
         on_refused: Called for every caller that is not a peer.
     """
@@ -46,6 +48,7 @@ class Listener:
         tls: LinkContexts,
         new_channel: Callable[[], Channel],
         on_data: Callable[[socket.socket], None],
+        on_sealed: Callable[[socket.socket], None],
         on_probe: Callable[[socket.socket], None],
         on_refused: Callable[[], None],
     ) -> None:
@@ -53,6 +56,7 @@ class Listener:
         self._tls = tls
         self._new_channel = new_channel
         self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
+        self._on_sealed = on_sealed
         self._on_refused = on_refused
         self._said = SaidOnce()
         self._socket: socket.socket | None = None
@@ -126,7 +130,7 @@ class Listener:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 hello = await client_hello(connection)
-            taker = next((self._takers[name] for name in self._takers if name in hello), None)
+            taker = self._taker(hello)
             if taker is not None:
                 taker(connection)
                 is_ours = False
@@ -144,6 +148,11 @@ class Listener:
             if is_ours:
                 connection.close()
 
+    def _taker(self, hello: bytes) -> Callable[[socket.socket], None] | None:
+        if hello == SEALED_MAGIC:
+            return self._on_sealed
+        return next((self._takers[name] for name in self._takers if name in hello), None)
+
     async def _shake_hands(self, connection: socket.socket) -> None:
         prepare_messages(connection)
         await asyncio.get_running_loop().connect_accepted_socket(
@@ -155,7 +164,7 @@ class Listener:
 
 
 async def client_hello(connection: socket.socket) -> bytes:
-    """The first TLS record of a connection, left unread.
+    """The first TLS record of a connection, or SEALED_MAGIC of one without TLS, left unread.
 
     ALPN names the caller's protocol unencrypted, before the handshake.
 
@@ -169,6 +178,9 @@ async def client_hello(connection: socket.socket) -> bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
         await readable(connection)
         data = connection.recv(wanted, socket.MSG_PEEK)
+        if data.startswith(SEALED_MAGIC):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return SEALED_MAGIC
         if data and data[0] != TLS_HANDSHAKE:
             connection.recv(REFUSED_BYTES)  # Unread data would turn the close into a reset.
             raise PeerError(f"a caller starts with {data!r}, which is no TLS")

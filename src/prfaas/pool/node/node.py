@@ -106,6 +106,7 @@ class PoolNode:
         self.link_port = LinkPort(
             settings.listen,
             self._accepting,
+            pool=settings.name,
             epoch=self.feed.epoch,
             sources=settings.sources,
             gateways=settings.gateways,
@@ -120,6 +121,7 @@ class PoolNode:
             on_purge=self._purging.asked,
             clock_ns=clock_ns,
             decoding=Decoding(settings.link_codec, self._known_layouts, self.metrics),
+            encryption=settings.link_encryption,
         )
         self._requests = EngineRequests(
             settings.name,
@@ -278,6 +280,7 @@ class PoolNode:
             connections=self.settings.link_connections.get(peer, 0),
             codec=self.settings.link_codec,
             layouts=self._known_layouts,
+            encryption=self.settings.link_encryption,
         )
 
     def _layouts(self) -> set[bytes]:

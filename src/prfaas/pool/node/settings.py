@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
 from prfaas.wire.identity import Identity
 
@@ -35,6 +36,7 @@ class PoolSettings:
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
         link_codec: When blocks are coded on links, and whether coded ones are taken.
+        link_encryption: Protection of the data connections of links.
         link_grace_ns: How long transfers wait for a link that broke.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
@@ -56,6 +58,7 @@ class PoolSettings:
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.RAW
+    link_encryption: LinkEncryption = LinkEncryption.SEALED
     link_grace_ns: int = LINK_GRACE_NS
     tracing: str | None = None
     drain_ns: int = DRAIN_NS

@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
-from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
+from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.receive.decoding import Decoding
-from prfaas.wire.fragments import (
-    FRAGMENT_BYTES_MAX,
-    FragmentPrefix,
-    FragmentStream,
-    ReceivedBlock,
-)
+from prfaas.pool.receive.fragment_reader import FragmentReader, Stream
+from prfaas.wire.fragments import FragmentPrefix, FragmentStream, ReceivedBlock
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.link import Join
+from prfaas.wire.sealed.keys import LinkSecret
+from prfaas.wire.sealed.records import (
+    OPENING_BYTES,
+    ConnectionNumbers,
+    Opener,
+    Opening,
+    decode_opening,
+)
+from prfaas.wire.sealed.streams import ClearStream, SealedStream
 from prfaas.wire.sockets import keep_alive
 
 log = logging.getLogger(__name__)
@@ -31,10 +36,6 @@ log = logging.getLogger(__name__)
 JOIN_BYTES_MAX = 4096
 DELIVERIES_MAX = 4
 """Limit of unprocessed blocks of a connection; more wait in the network."""
-WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
-"""Bytes for which a reader wakes up; a TLS record may be partly read."""
-TURN_BYTES = 512 << 10
-"""Bytes that a connection reads before the others are served."""
 
 
 class DigestError(PeerError):
@@ -42,12 +43,26 @@ class DigestError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """What the data connections of a link without TLS prove that they belong to.
+
+    Attributes:
+        secret: Their keys are made of it.
+        numbers: Connections that there were.
+    """
+
+    secret: LinkSecret
+    numbers: ConnectionNumbers
+
+
+@dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """Callbacks of a data connection; the first four run on the I/O thread, the others on the
+    """Callbacks of a data connection; the first five run on the I/O thread, the others on the
     node's loop.
 
     Attributes:
         decoding: Decoder of coded fragments.
+        find_session: Session with a public name; None if there is none.
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
         wants: True if a peer's transfer takes blocks.
         has: True if the block of a fragment has arrived with its transfer.
@@ -59,6 +74,7 @@ class DataHandlers:
     """
 
     decoding: Decoding
+    find_session: Callable[[bytes], Session | None]
     find_assembly: Callable[[str, str], Assembly | None]
     wants: Callable[[bytes, str], bool]
     has: Callable[[FragmentPrefix], bool]
@@ -74,7 +90,7 @@ class DataReceiver:
 
     Args:
         connection: Accepted, nothing read yet.
-        tls: Our identity.
+        tls: Our identity; None for a connection without TLS.
         sources: Names that may send blocks.
         handlers: Callbacks.
         io: Where it lives.
@@ -84,7 +100,7 @@ class DataReceiver:
     def __init__(
         self,
         connection: socket.socket,
-        tls: ssl.SSLContext,
+        tls: ssl.SSLContext | None,
         sources: frozenset[str],
         handlers: DataHandlers,
         io: IoThread,
@@ -135,6 +151,9 @@ class DataReceiver:
         try:
             self._plain.setblocking(False)
             keep_alive(self._plain)
+            if self._tls is None:
+                await self._receive_sealed()
+                return
             with self._tls.wrap_socket(
                 self._plain, server_side=True, do_handshake_on_connect=False
             ) as secured:
@@ -155,11 +174,33 @@ class DataReceiver:
         if join.pool != name:
             raise PeerError(f"a pool calls itself {join.pool}, its certificate {name}")
         self.number, self.link, self.peer = join.number, join.link, name
-        assembly = self._handlers.find_assembly(name, join.link)
+        await self._read(secured, FragmentStream)
+
+    async def _receive_sealed(self) -> None:
+        """Nothing is kept of a caller but its opening until that is proved."""
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            opening = await _read_opening(self._plain)
+        session = self._handlers.find_session(opening.link_id)
+        if session is None:
+            raise PeerError("a data connection is for no session that stands")
+        opener = Opener(session.secret, opening)
+        session.numbers.claim(opening.number)
+        self.num_bytes = OPENING_BYTES
+        self.number, self.link = opening.number, session.secret.link
+        self.peer = session.secret.source
+        make = SealedStream if opener.is_encrypted else ClearStream
+        await self._read(self._plain, lambda place: make(opener, place))
+
+    async def _read(
+        self,
+        connection: socket.socket,
+        make_stream: Callable[[Callable[[FragmentPrefix], memoryview]], Stream],
+    ) -> None:
+        assembly = self._handlers.find_assembly(self.peer, self.link)
         if assembly is None or self.is_killed:
-            log.info("a data connection of %s is for a link that is over", name)
+            log.info("a data connection of %s is for a link that is over", self.peer)
             return
-        reader = _Reader(self, secured, assembly)
+        reader = FragmentReader(self, connection, assembly, make_stream)
         try:
             await reader.ended
         finally:
@@ -189,7 +230,7 @@ class DataReceiver:
             self._unwanted = prefix.transfer_id
             self._tell(why, self.peer, self._unwanted)
 
-    def deliver(self, block: ReceivedBlock, reader: _Reader) -> bool:
+    def deliver(self, block: ReceivedBlock, reader: FragmentReader) -> bool:
         """Have a block's digest compared and hand it on.
 
         Returns:
@@ -199,7 +240,7 @@ class DataReceiver:
         self._io.hash(lambda: self._check(block, reader))
         return self._num_waiting < DELIVERIES_MAX
 
-    def _check(self, block: ReceivedBlock, reader: _Reader) -> None:
+    def _check(self, block: ReceivedBlock, reader: FragmentReader) -> None:
         """On the thread for digests."""
         if block.is_intact:
             self._tell(
@@ -212,127 +253,23 @@ class DataReceiver:
             error = DigestError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
             self._io.call(reader.fail, error)
 
-    def _dealt_with(self, reader: _Reader, block: ReceivedBlock) -> None:
+    def _dealt_with(self, reader: FragmentReader, block: ReceivedBlock) -> None:
         self._num_waiting -= 1
         reader.go_on(block)
 
 
-class _Reader:
-    """Reads fragments: a prefix, then its bytes, into the block or into nowhere.
-
-    A coded fragment is read beside its block and decoded when it is whole: only then it has a place
-    in the block, so that it never waits for the network with a place that others could fill.
-    """
-
-    def __init__(self, receiver: DataReceiver, secured: ssl.SSLSocket, assembly: Assembly) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._receiver = receiver
-        self._secured = secured
-        self._number = secured.fileno()
-        self._assembly = assembly
-        self._nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
-        self._stream = FragmentStream(self._begin)
-        self._is_claimed = False
-        self._is_paused = False
-        self._wakes_at = 1
-        self._loop.add_reader(self._number, self._read)
-        self._loop.call_soon(self._read)  # Data received with the join is not announced again.
-
-    def stop(self) -> None:
-        """Read nothing more."""
-        self._loop.remove_reader(self._number)
-        if self._stream.prefix is not None and self._is_claimed:
-            self._assembly.release(self._stream.prefix, self)
-        self._stream.let_go()
-        if not self.ended.done():
-            self.ended.cancel()
-
-    def fail(self, error: Exception) -> None:
-        """End the connection."""
-        if not self.ended.done():
-            # Its traceback would keep the read buffer.
-            self.ended.set_exception(error.with_traceback(None))
-
-    def disown(self) -> None:
-        """Another connection brings the fragment that is being read."""
-        self._stream.view = self._nowhere[: len(self._stream.view)]
-        self._is_claimed = False
-
-    def go_on(self, block: ReceivedBlock) -> None:
-        """A block is dealt with: free are further ones."""
-        self._assembly.has_arrived(block)
-        if self._is_paused and not self.ended.done():
-            self._is_paused = False
-            self._loop.add_reader(self._number, self._read)
-            self._read()
-
-    def _read(self) -> None:
-        left = TURN_BYTES
+async def _read_opening(connection: socket.socket) -> Opening:
+    data = b""
+    while len(data) < OPENING_BYTES:
         try:
-            while left > 0 and not self._is_paused and not self.ended.done():
-                count = self._secured.recv_into(self._stream.view)
-                if not count:
-                    self.ended.set_result(None)
-                    return
-                left -= count
-                self._receiver.num_bytes += count
-                fragment = self._stream.filled(count)
-                if fragment is not None:
-                    self._finish(fragment)
-            if not self._is_paused and not self.ended.done():
-                # The rest may be below the wake-up threshold of the socket, and is then not
-                # announced.
-                self._loop.call_soon(self._read)
-        except ssl.SSLWantReadError:
-            self._sleep()
-        except (OSError, PeerError) as error:
-            self.fail(error)
-
-    def _sleep(self) -> None:
-        """Wake up for a large part of the missing bytes, not for every segment."""
-        stream = self._stream
-        missing = len(stream.view) - RECORD_BYTES if stream.prefix is not None else 0
-        wanted = min(max(1, missing), WAKE_BYTES)
-        if wanted != self._wakes_at:
-            self._wakes_at = wanted
-            self._secured.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-
-    def _begin(self, prefix: FragmentPrefix) -> memoryview:
-        if prefix.codec:
-            self._receiver.decoding.check(self._receiver.peer, self._receiver.link, prefix)
-            return self._nowhere[: prefix.payload_bytes]
-        place = self._claim(prefix)
-        return self._nowhere[: prefix.num_bytes] if place is None else place
-
-    def _claim(self, prefix: FragmentPrefix) -> memoryview | None:
-        place = None
-        if self._receiver.takes(prefix):
-            try:
-                place = self._assembly.claim(prefix, self)
-            except NoRoomError:
-                self._receiver.no_room(prefix)
-        self._is_claimed = place is not None
-        return place
-
-    def _decode(self, prefix: FragmentPrefix) -> None:
-        place = self._claim(prefix)
-        if place is None:
-            return
-        try:
-            self._receiver.decoding.decode(self._nowhere[: prefix.payload_bytes], place)
-        except PeerError:
-            self._assembly.release(prefix, self)
-            raise
-
-    def _finish(self, prefix: FragmentPrefix) -> None:
-        self._receiver.decoding.came(self._receiver.peer, prefix)
-        if prefix.codec:
-            self._decode(prefix)
-        block = self._assembly.written(prefix) if self._is_claimed else None
-        if block is not None and not self._receiver.deliver(block, self):
-            self._is_paused = True
-            self._loop.remove_reader(self._number)
+            part = connection.recv(OPENING_BYTES - len(data))
+        except BlockingIOError:
+            await readable(connection)
+            continue
+        if not part:
+            raise OSError("the peer disconnected before its opening")
+        data += part
+    return decode_opening(data)
 
 
 async def _read_join(secured: ssl.SSLSocket) -> Join:

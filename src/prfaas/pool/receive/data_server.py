@@ -10,10 +10,12 @@ from collections.abc import Callable
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.block_assembly import Assembly
-from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver
+from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver, Session
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.sealed.keys import LinkSecret
+from prfaas.wire.sealed.records import ConnectionNumbers
 
 DATA_CONNECTIONS_MAX = 128
 """Limit over all peers."""
@@ -58,10 +60,13 @@ class DataPort:
         self._on_refused = on_refused
         self._links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and the blocks that come over it."""
+        self._sessions: dict[bytes, Session] = {}
+        """By public name: those of present links without TLS."""
         self._receivers: dict[DataReceiver, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers = DataHandlers(
             decoding=decoding,
+            find_session=self._sessions.get,
             find_assembly=self._find_assembly,
             wants=inbound.wants,
             has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
@@ -87,6 +92,13 @@ class DataPort:
         Raises:
             PeerError: There are too many.
         """
+        self._take(connection, self._tls)
+
+    def take_sealed(self, connection: socket.socket) -> None:
+        """The same for a caller without TLS."""
+        self._take(connection, None)
+
+    def _take(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         callers = [one for one in self._receivers if not one.peer and not one.is_killed]
         if len(self._receivers) - len(callers) >= DATA_CONNECTIONS_MAX:
             raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
@@ -94,13 +106,21 @@ class DataPort:
             callers[0].kill()
             self._on_refused()
         receiver = DataReceiver(
-            connection, self._tls, self._sources, self._handlers, self._io, self._tell
+            connection, tls, self._sources, self._handlers, self._io, self._tell
         )
         self._receivers[receiver] = None
         receiver.start()
 
-    def begin_link(self, peer: str, word: str) -> None:
-        """Register a peer's link; its data connections identify themselves by the word."""
+    def begin_link(self, peer: str, word: str, secret: LinkSecret | None) -> None:
+        """Register a peer's link.
+
+        Args:
+            peer: Name of the peer.
+            word: By it its data connections identify themselves, within TLS.
+            secret: By it those without TLS do; None if all have TLS.
+        """
+        if secret is not None:
+            self._sessions[secret.id] = Session(secret, ConnectionNumbers())
         inbound = self._inbound
         blocks_max = inbound.limits.unfinished_blocks_max
         self._links[peer] = word, Assembly(inbound.buffer, inbound.peer_bytes_max, blocks_max)
@@ -108,6 +128,8 @@ class DataPort:
     def end_link(self, peer: str) -> None:
         """End a peer's link: drop its connections and their unfinished blocks."""
         _, assembly = self._links.pop(peer, ("", None))
+        for link_id in [key for key, one in self._sessions.items() if one.secret.source == peer]:
+            del self._sessions[link_id]
         if assembly is not None:
             self._io.call(assembly.close)
         for receiver in list(self._receivers):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption, agreed
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.errors import PeerError
 from prfaas.log_throttle import SaidOnce
@@ -42,6 +43,8 @@ from prfaas.wire.messages.link import (
     Release,
     Resumed,
 )
+from prfaas.wire.sealed.keys import LinkSecret, new_secret
+from prfaas.wire.sealed.records import SealError
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +55,14 @@ class LinkPort:
     """Accepts peers with a certificate of our authority and a listed name.
 
     Args:
+        pool: Our own name.
         address: Host and port; port 0 takes a free one.
         tls: Our identity.
         epoch: Our event epoch: tells a peer that comes back whether we are still the same.
         sources: Pools that may push, and test the link.
         gateways: Gateways that may subscribe and abort.
         decoding: Agrees on codecs with those pools.
+        encryption: The operator's choice for their data connections.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class LinkPort:
         address: tuple[str, int],
         tls: LinkContexts,
         *,
+        pool: str,
         epoch: str,
         sources: frozenset[str],
         gateways: frozenset[str],
@@ -79,7 +85,10 @@ class LinkPort:
         on_purge: Callable[[Purge | PurgeEnd, str, Callable[[Message], None]], None],
         clock_ns: Callable[[], int],
         decoding: Decoding,
+        encryption: LinkEncryption = LinkEncryption.TLS,
     ) -> None:
+        self._pool = pool
+        self._encryption = encryption
         self._decoding = decoding
         self._busy = BusyMeter(lambda: io.thread_id)
         self._sources = sources
@@ -111,6 +120,7 @@ class LinkPort:
             tls,
             lambda: Channel(self._deliver, self._closed, self._greet),
             self.data.take,
+            self.data.take_sealed,
             ProbeSink(tls.probe, sources, io, self._refuse).take,
             self._refuse,
         )
@@ -232,17 +242,34 @@ class LinkPort:
         for other in older:
             other.close("the pool has reconnected")
         self._drop_link(channel.peer)
-        self.data.begin_link(channel.peer, hello.link)
+        secret = self._secret(channel.peer, hello)
+        self.data.begin_link(channel.peer, hello.link, secret)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
-        channel.send(Resumed(epoch=self._epoch))
+        channel.send(
+            Resumed(epoch=self._epoch)
+            if secret is None
+            else Resumed(
+                epoch=self._epoch,
+                encryption=WIRE_NAMES[secret.encryption],
+                secret=secret.secret,
+            )
+        )
         self._decoding.begin_link(
             channel.peer,
             hello.link,
             hello.codecs,
             lambda codecs: channel.send(Decodes(codecs=codecs)),
         )
+
+    def _secret(self, peer: str, hello: PoolHello) -> LinkSecret | None:
+        """Return a fresh secret for the session of a hello; None if it uses TLS."""
+        encryption = agreed(self._encryption, hello.encryptions)
+        self._metrics.set_encryption(peer, "received", encryption)
+        if encryption is LinkEncryption.TLS:
+            return None
+        return LinkSecret(encryption, peer, self._pool, hello.link, new_secret())
 
     def _resume(self, channel: Channel, transfer_id: bytes) -> None:
         """Report the end of a transfer to a reconnected peer."""
@@ -296,6 +323,9 @@ class LinkPort:
     def _broken(self, peer: str, error: PeerError) -> None:
         """A data connection broke the protocol: its peer cannot be trusted."""
         self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
+        if isinstance(error, SealError):
+            self._refuse()  # Of somebody on the path: the peer proved itself over TLS.
+            return
         if isinstance(error, DigestError):
             self._inbound.broken_block()
         channel = self.channel_of(peer) if peer else None

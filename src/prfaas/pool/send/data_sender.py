@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
+from prfaas.logs import log_event
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding
@@ -18,6 +20,8 @@ from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.link import Join
+from prfaas.wire.sealed.keys import LinkSecret
+from prfaas.wire.sealed.records import Sealer
 from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,8 @@ enough that headers and scheduling do not matter.
 """
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+UNPROVED_MAX = 8
+"""Connections without TLS that end before the peer has opened any; TLS is used from then on."""
 
 
 class DataSenders:
@@ -43,6 +49,7 @@ class DataSenders:
         peer: Name in the peer's certificate.
         pool: Our own name.
         link: Word of the session.
+        secret: Of the session, if its connections have no TLS.
         queue: Their send queue.
         coding: How they code it.
         numbers: A number for every connection, none twice.
@@ -60,6 +67,7 @@ class DataSenders:
         peer: str,
         pool: str,
         link: str,
+        secret: LinkSecret | None,
         queue: SendQueue,
         coding: LinkCoding,
         numbers: Callable[[], int],
@@ -73,6 +81,11 @@ class DataSenders:
         self._peer = peer
         self._pool = pool
         self._link = link
+        self.secret = secret
+        """Secret of the session; None if its connections have TLS."""
+        self._is_proved = False
+        """True once the peer has opened a connection without TLS."""
+        self._num_unproved = 0
         self._queue = queue
         self._coding = coding
         self._numbers = numbers
@@ -161,7 +174,9 @@ class DataSenders:
 
     def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
         for connection in self._connections:
-            connection.received(num_bytes.get(connection.number, 0), now_ns)
+            arrived = num_bytes.get(connection.number, 0)
+            self._is_proved = self._is_proved or arrived > 0
+            connection.received(arrived, now_ns)
 
     def _wake(self) -> None:
         for connection in self._connections:
@@ -177,10 +192,12 @@ class DataSenders:
 
     async def _carry(self) -> None:
         """Dial, and send until the connection ends."""
-        with await self._dial() as secured:
+        secret = self.secret
+        with await self._dial(secret) as dialled:
             number = self._numbers()
+            seal = Sealer(secret, number) if secret is not None else None
             join = encode(Join(pool=self._pool, link=self._link, number=number))
-            connection = DataConnection(number, secured, self._queue, self._coding, join)
+            connection = DataConnection(number, dialled, self._queue, self._coding, join, seal)
             self._connections.append(connection)
             self._fit()
             self._tell(self._on_change)
@@ -192,10 +209,23 @@ class DataSenders:
                 self._fit()
                 self._queue.lost(number)
                 self._tell(self._on_change)
+                self._judge(secret)
 
-    async def _dial(self) -> ssl.SSLSocket:
+    def _judge(self, secret: LinkSecret | None) -> None:
+        """Use TLS for the rest of the session if the peer has opened no connection without it.
+
+        Something on the path may let nothing but TLS through.
+        """
+        self._num_unproved += secret is not None and not self._is_proved
+        if self._num_unproved >= UNPROVED_MAX and self.secret is not None and not self._is_proved:
+            self.secret = None
+            log_event(log, logging.WARNING, "link_uses_tls", peer=self._peer)
+
+    async def _dial(self, secret: LinkSecret | None) -> socket.socket:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             plain = await connect(self._address)
+            if secret is not None:
+                return plain
             try:
                 secured = self._tls.wrap_socket(plain, do_handshake_on_connect=False)
             except BaseException:

@@ -14,8 +14,10 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
+from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.pacing import Pacer
 from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.errors import PeerError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.busy import BusyMeter
@@ -31,7 +33,8 @@ from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message, Ping, Pong
 from prfaas.wire.messages.gateway import LinkTelemetry
-from prfaas.wire.messages.link import PoolHello
+from prfaas.wire.messages.link import PoolHello, Resumed
+from prfaas.wire.sealed.keys import SECRET_BYTES, LinkSecret
 from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
@@ -120,6 +123,7 @@ class Dialer:
         self._senders: DataSenders | None = None
         self._welcome = asyncio.Event()
         self._link = ""
+        self._secret: LinkSecret | None = None
         self._refusal = ""
         self._lost = ""
         self._numbers = itertools.count()
@@ -152,7 +156,15 @@ class Dialer:
             open_arrived_bytes=arrived,
             queued_by_tenant=self._queue.queued_by_tenant,
             coding_ratio=self._coding.ratio,
+            encryption=self._encryption.value,
         )
+
+    @property
+    def _encryption(self) -> LinkEncryption:
+        """Protection of the data connections."""
+        if self._senders is not None and self._senders.secret is None:
+            return LinkEncryption.TLS
+        return self._secret.encryption if self._secret is not None else LinkEncryption.TLS
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
@@ -163,8 +175,18 @@ class Dialer:
         if self._channel is not None:
             self._channel.send(message)
 
-    def welcomed(self) -> None:
-        """Handle the peer's list of its blocks."""
+    def welcomed(self, resumed: Resumed) -> None:
+        """The peer has said what it has, and how blocks are protected.
+
+        Raises:
+            PeerError: There can be no keys of its secret.
+        """
+        for encryption, name in WIRE_NAMES.items():
+            if name == resumed.encryption:
+                if len(resumed.secret) != SECRET_BYTES:
+                    raise PeerError(f"{self.peer} sends a secret of {len(resumed.secret)} bytes")
+                ends = self._pool, self.peer, self._link
+                self._secret = LinkSecret(encryption, *ends, resumed.secret)
         self._welcome.set()
 
     def refused(self, reason: str) -> None:
@@ -269,6 +291,7 @@ class Dialer:
             peer=self.peer,
             pool=self._pool,
             link=self._link,
+            secret=self._secret,
             queue=self._queue,
             coding=self._coding,
             numbers=lambda: next(self._numbers),
@@ -292,6 +315,7 @@ class Dialer:
                 self._meter.network_share,
             )
             self._metrics.set_link(self.peer, self.telemetry)
+            self._metrics.set_encryption(self.peer, "sent", self._encryption)
             if count % TELEMETRY_EVERY == 0:
                 channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
                 if (self._user.num_open or was_busy) and self.is_up:
@@ -311,7 +335,7 @@ class Dialer:
             senders.tune(wanted, round(pace.bits_per_s * self._pacer.slack), rate)
 
     def _disconnect(self) -> None:
-        self._channel = self._senders = None
+        self._channel = self._senders = self._secret = None
         self._coding.agree(())
         self._welcome.clear()
         self._update()

@@ -90,6 +90,7 @@ class LinkMeter:
         open_arrived_bytes: int = 0,
         queued_by_tenant: Mapping[str, int] | None = None,
         coding_ratio: float = 1.0,
+        encryption: str = "tls",
     ) -> LinkTelemetry:
         """The last sample with its age, what has arrived of open transfers, and who waits now."""
         last = self._telemetry
@@ -97,6 +98,7 @@ class LinkMeter:
         values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
         values["open_arrived_bytes"] = open_arrived_bytes
         values["coding_ratio"] = min(coding_ratio, RATIO_MAX)
+        values["encryption"] = encryption
         longest = sorted((queued_by_tenant or {}).items(), key=lambda item: -item[1])
         values["queued_by_tenant"] = dict(longest[:TENANTS_SHOWN_MAX])
         return LinkTelemetry(**values)

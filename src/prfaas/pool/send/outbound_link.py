@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
+from prfaas.core.transfer.link_encryption import LinkEncryption, offered
 from prfaas.core.transfer.link_scheduler import OutgoingBlock, TenantShare
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
@@ -95,6 +96,7 @@ class OutboundLink:
         connections: Data connections; 0 is as many as budget and round trip ask for.
         codec: When blocks are coded.
         layouts: What engines announced; blocks of others go raw.
+        encryption: Protection of the data connections.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class OutboundLink:
         connections: int = 0,
         codec: LinkCodec = LinkCodec.RAW,
         layouts: KnownLayouts | None = None,
+        encryption: LinkEncryption = LinkEncryption.TLS,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -127,6 +130,7 @@ class OutboundLink:
         self._on_over = on_over
         self._on_pull = on_pull
         self._grace_ns = grace_ns
+        self._encryptions = offered(encryption)
         self._peer_epoch = ""
         self._down_since_ns: int | None = -grace_ns
         """Since when the link has been down, as far as was told; None while it is up."""
@@ -293,6 +297,7 @@ class OutboundLink:
             resumes=resumes,
             link=link,
             codecs=self._coding.offered,
+            encryptions=self._encryptions,
         )
 
     def on_state(self) -> None:
@@ -322,7 +327,7 @@ class OutboundLink:
             case Pong():
                 self._dialer.heard(message)
             case Resumed():
-                self._resume(message.epoch)
+                self._resume(message)
             case Decodes():
                 self._coding.agree(message.codecs)
             case Arrived():
@@ -346,12 +351,14 @@ class OutboundLink:
             case Abort():
                 self.abort(message.transfer_id, message.kind, message.reason, tell_peer=False)
 
-    def _resume(self, peer_epoch: str) -> None:
+    def _resume(self, resumed: Resumed) -> None:
         """Continue with the blocks that the peer does not have."""
-        if self._peer_epoch not in ("", peer_epoch):
+        if resumed.encryption and resumed.encryption not in self._encryptions:
+            raise PeerError(f"{self.peer} selects protection {resumed.encryption!r}, not offered")
+        if self._peer_epoch not in ("", resumed.epoch):
             self._give_up(TransferEnd.PEER_RESTARTED)
-        self._peer_epoch = peer_epoch
-        self._dialer.welcomed()
+        self._peer_epoch = resumed.epoch
+        self._dialer.welcomed(resumed)
         for outgoing in self._transfers.values():
             self._offer(outgoing)
             if outgoing.is_finished:

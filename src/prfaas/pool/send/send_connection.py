@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import SendQueue
+from prfaas.wire.sealed.records import Sealer
+from prfaas.wire.sealed.streams import SealedParts
 
 STUCK_NS = 5 * 10**9
 """A connection without delivery for this time is closed."""
 
 
 class DataConnection:
-    """Sends the queue until the connection breaks. Runs on the I/O thread."""
+    """Sends the queue until the connection breaks. Runs on the I/O thread.
+
+    Args:
+        number: Its number; none twice.
+        connection: Connected socket that does not block; TLS without `sealer`, else plain.
+        queue: What is sent.
+        coding: How fragments are coded.
+        join: First bytes with TLS.
+        sealer: Seals all that is sent; None with TLS.
+    """
 
     def __init__(
         self,
         number: int,
-        secured: ssl.SSLSocket,
+        connection: socket.socket,
         queue: SendQueue,
         coding: LinkCoding,
-        first: bytes,
+        join: bytes,
+        sealer: Sealer | None = None,
     ) -> None:
         self.number = number
         self._coding = coding
         self._scratch = Scratch()
-        self.socket = secured
+        self.socket = connection
         self._queue = queue
         self._loop = asyncio.get_running_loop()
-        self._descriptor = secured.fileno()
+        self._descriptor = connection.fileno()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._parts = [memoryview(first)]
-        """Parts that are being sent, the last one first."""
+        self._sealed = SealedParts(sealer) if sealer is not None else None
+        self._parts = [memoryview(join if sealer is None else sealer.opening)]
+        """Parts that are being sent, in order."""
         self._is_idle = False
-        self._sent_bytes = 0
+        self._sent_bytes = 0 if sealer is None else len(sealer.opening)
         self._received_bytes = 0
         self._moved_at_ns = 0
         self.fitted = (0, 0)
@@ -73,17 +87,22 @@ class DataConnection:
         if not self._parts and not self._next():
             return
         try:
+            if self._sealed is not None:
+                self._advance(self.socket.sendmsg(self._parts))
+                return  # A rest means that the socket is full.
             while self._parts:
-                part = self._parts[-1]
-                count = self.socket.send(part)
-                if count < len(part):
-                    self._parts[-1] = part[count:]
-                else:
-                    self._parts.pop()
-        except ssl.SSLWantWriteError:
+                self._advance(self.socket.send(self._parts[0]))
+        except (ssl.SSLWantWriteError, BlockingIOError):
             return  # The same bytes are offered again when the socket is writable.
         except OSError as error:
             self._fail(error)
+
+    def _advance(self, num_bytes: int) -> None:
+        """Drop what the socket has taken."""
+        while self._parts and num_bytes >= len(self._parts[0]):
+            num_bytes -= len(self._parts.pop(0))
+        if num_bytes:
+            self._parts[0] = self._parts[0][num_bytes:]
 
     def _next(self) -> bool:
         fragment = self._queue.take(self.number)
@@ -91,15 +110,20 @@ class DataConnection:
             self._is_idle = True
             self._loop.remove_writer(self._descriptor)
             return False
-        self._parts = self._coding.parts(fragment, self._scratch)[::-1]
+        self._parts = self._coding.parts(fragment, self._scratch)
+        if self._sealed is not None:
+            self._parts = self._sealed.parts(*self._parts)
         self._sent_bytes += sum(map(len, self._parts))
         return True
 
     def _read(self) -> None:
         try:
-            if not self.socket.recv(1):
+            is_end = not self.socket.recv(1)
+            if is_end:
                 self._fail(OSError("the peer closed it"))
-        except ssl.SSLWantReadError:
+            elif self._sealed is not None:
+                self._fail(OSError("it was answered, which no peer does"))
+        except (ssl.SSLWantReadError, BlockingIOError):
             return
         except OSError as error:
             self._fail(error)

@@ -158,6 +158,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     coding_ratio: Annotated[float, msgspec.Meta(ge=1, le=RATIO_MAX)] = 1.0
     """Bytes of blocks for a byte that the link carries, of what was sent last. The rates above are
     of bytes that the link carries."""
+    encryption: Annotated[str, msgspec.Meta(max_length=32)] = "tls"
+    """Protection of its data connections: a value of `LinkEncryption`."""
     busy_ns: Nanoseconds = 0
     """Time in which bytes waited for a connection, since the pool node was started."""
     queued_by_tenant: Annotated[dict[str, Count], msgspec.Meta(max_length=TENANTS_SHOWN_MAX)] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -19,13 +21,17 @@ from prfaas.wire.messages.fields import (
     TransferId,
 )
 
+SECRET_BYTES_MAX = 64
+
 
 class PoolHello(Message, tag="pool_hello"):
     """First message on a link; the name has to be the one in the certificate.
 
     `resumes` are the sender's open transfers: what else was open over an earlier connection is
     over. `link` is a word of the sender's that its data connections repeat. `codecs` are those
-    that it could code blocks with; an older pool names none, and sends raw.
+    that it could code blocks with; an older pool names none, and sends raw. `encryptions`
+    are protections of data connections that it can use beside TLS, the preferred first; an older
+    pool names none, and uses TLS.
     """
 
     pool: Name
@@ -33,6 +39,7 @@ class PoolHello(Message, tag="pool_hello"):
     link: Name
     resumes: list[TransferId] = msgspec.field(default_factory=list)
     codecs: Codecs = msgspec.field(default_factory=list)
+    encryptions: Codecs = msgspec.field(default_factory=list)
 
 
 class Join(Message, tag="join"):
@@ -44,9 +51,19 @@ class Join(Message, tag="join"):
 
 
 class Resumed(Message, tag="resumed"):
-    """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed."""
+    """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed.
+
+    `encryption` is the protection of the hello that data connections of this session use, empty for
+    TLS; `secret` is what their keys are made of (`wire/sealed/keys.py`).
+    """
 
     epoch: Text
+    encryption: Text = ""
+    secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Resumed(epoch={self.epoch!r}, encryption={self.encryption!r})"
 
 
 class Decodes(Message, tag="decodes"):

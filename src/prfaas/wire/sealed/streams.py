@@ -128,7 +128,8 @@ class SealedStream:
 class ClearStream:
     """The same for a connection under `network`: bytes are written straight to their place.
 
-    A fragment is complete when its tag was compared with what is there.
+    A fragment is complete when its tag was compared with what is there. The next one gets its place
+    only after it was returned.
 
     Args:
         opener: Of the connection.
@@ -147,7 +148,13 @@ class ClearStream:
 
     @property
     def view(self) -> memoryview:
-        """Buffer for the next bytes; never empty."""
+        """Buffer for the next bytes; never empty.
+
+        Raises:
+            PeerError: What came with the end of the last fragment is no head.
+        """
+        if self._body is None and self._count == HEAD_BYTES:
+            self._begin()
         if self._left:
             return self._data[len(self._data) - self._left :]
         return self._room[self._count : HEAD_BYTES + (TAG_BYTES if self._body else 0)]
@@ -171,7 +178,7 @@ class ClearStream:
             done, rest = self._body, bytes(self._room[TAG_BYTES : self._count])
             self._room[: len(rest)] = rest
             self._count, self._body, self._data = len(rest), None, memoryview(b"")
-        if self._body is None and self._count == HEAD_BYTES:
+        elif self._body is None and self._count == HEAD_BYTES:
             self._begin()
         return done
 
