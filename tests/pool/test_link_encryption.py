@@ -187,7 +187,7 @@ async def test_a_byte_changed_on_the_path_ends_its_connection_and_not_the_link(
 ) -> None:
     """As with TLS: the peer has proved itself, and who is on the path could cut the link anyway."""
     rig = await linked(world, tap, encryption, encryption)
-    struck = []
+    struck: list[int] = []
 
     def flip(number: int, data: bytes) -> bytes:
         if struck or tap.carried[number][:4] != b"PFKS" or len(data) < 1000:
