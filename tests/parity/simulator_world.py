@@ -84,7 +84,7 @@ class SimulatorWorld:
         request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
         if again:
             return self.front.route_again(number, "", now_ns)
-        return self.front.route(request, self.front.caches.hits(request), now_ns)[0]
+        return self.front.route(request, now_ns)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.front.prefilled(number, now_ns)

@@ -80,7 +80,7 @@ def keep_a_promise(sim: Simulation) -> None:
 
 
 def keep_a_request_at_the_gateway(sim: Simulation) -> None:
-    sim.front.route(sim.requests[0], {}, sim.clock.now_ns)
+    sim.front.route(sim.requests[0], sim.clock.now_ns)
 
 
 @pytest.mark.parametrize(

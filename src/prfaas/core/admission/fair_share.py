@@ -72,6 +72,8 @@ class FairShare:
             `target`, or the part of it that is left to the tenant.
         """
         mine = self._seen(tenant, now_ns)
+        if len(self._accounts) == 1:
+            return target
         had = self._had(mine, now_ns)
         others = [a for a in self._recent(now_ns) if a is not mine]
         behind = [a for a in others if self._had(a, now_ns) < had]

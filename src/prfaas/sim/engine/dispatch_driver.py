@@ -25,7 +25,7 @@ from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.sim.engine.oracle_check import Heard
-from prfaas.sim.resources.pool_caches import Caches, Hit
+from prfaas.sim.resources.pool_caches import Caches
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
@@ -83,31 +83,22 @@ class Front(DispatcherBooks):
 
     # Requests
 
-    def route(
-        self, request: Request, hits: Mapping[str, Hit], now_ns: int
-    ) -> tuple[Routed | Refused, Considered]:
+    def route(self, request: Request, now_ns: int) -> tuple[Routed | Refused, Considered]:
         """Decide for a request that arrives; also its possible routes."""
-        arrival = self._arrival(request, hits)
+        arrival = self._arrival(request)
         considered = self.dispatcher.consider(arrival, now_ns)
         found = self.dispatcher.decide(arrival, considered, now_ns)
         if isinstance(found, Routed):
             self._asked[request.index] = request
         return found, considered
 
-    def _arrival(
-        self,
-        request: Request,
-        hits: Mapping[str, Hit],
-        avoid: str = "",
-        *,
-        offloadable: bool = True,
-    ) -> Arrival:
+    def _arrival(self, request: Request, avoid: str = "", *, offloadable: bool = True) -> Arrival:
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
         return Arrival(
             request.index,
             prompt,
             num_tokens_to_fit=prompt,
-            hits={name: hit[0] for name, hit in hits.items()},
+            hits=self.caches.hits(request),
             shippable_tokens=(prompt - 1) // blocks * blocks if request.block_ids else None,
             tenant=request.tenant,
             offloadable=offloadable,
@@ -116,16 +107,13 @@ class Front(DispatcherBooks):
 
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
         """Route an open request anew, within the PD cluster, to another instance than `avoid`."""
-        request = self._asked[number]
-        hits = self.caches.hits(request)
-        arrival = self._arrival(request, hits, avoid, offloadable=False)
+        arrival = self._arrival(self._asked[number], avoid, offloadable=False)
         return self.dispatcher.arrive(arrival, now_ns, again=True)
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by pool and by instance, tokens, as of now."""
         request = self._asked.get(number) if self.caches.any_room else None
-        found = {} if request is None else self.caches.hits(request)
-        return {name: hit[0] for name, hit in found.items()}
+        return {} if request is None else self.caches.hits(request)
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """Name of the instance that decodes a request, chosen when first asked for."""

@@ -38,7 +38,6 @@ from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.resilience.guards import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.reactions import Reactions
 from prfaas.sim.engine.suspects import Suspects
@@ -66,7 +65,6 @@ class RunParts(Protocol):
         front: The dispatcher and its inputs.
         guards: Breakers.
         fleet: What the machines of all requests share.
-        alarms: Of all requests.
         reactions: Counts of what was done about failures.
         suspects: Prompts that instances died with.
         open: Requests under way, by index.
@@ -81,7 +79,6 @@ class RunParts(Protocol):
     front: Front
     guards: Guards
     fleet: Fleet
-    alarms: Alarms
     reactions: Reactions
     suspects: Suspects
     open: dict[int, RequestRun]
@@ -244,7 +241,7 @@ class RequestRun(Executor):
     def _wake_at(self, action: actions.WakeAt) -> None:
         at_ns = self.wakes_at_ns = action.at_ns
         if at_ns is not None:
-            self._parts.alarms.set(self, at_ns)
+            self._parts.clock.at(at_ns, self.wake, at_ns)
 
     def wake(self, at_ns: int) -> None:
         """The instant has come at which the machine wanted to be woken, unless that has changed."""

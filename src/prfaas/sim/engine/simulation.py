@@ -20,7 +20,6 @@ from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.oracle_check import News
@@ -62,7 +61,7 @@ class Simulation:
         self.clock = Clock()
         self.front = Front(setup)
         self.open: dict[int, RequestRun] = {}
-        self.alarms, self.reactions = Alarms(self.clock), Reactions()
+        self.reactions = Reactions()
         self.suspects = Suspects(
             self.clock, lambda index, may_run: self.open[index].turn_came(may_run=may_run)
         )
@@ -174,9 +173,9 @@ class Simulation:
 
     def _come(self, request: Request) -> None:
         self.requests.append(request)
-        now_ns, hits = self.clock.now_ns, self.front.caches.hits(request)
+        now_ns = self.clock.now_ns
         self.fleet.retries.deposit(now_ns)
-        found, considered = self.front.route(request, hits, now_ns)
+        found, considered = self.front.route(request, now_ns)
         request.decision = found.decision
         self.roles.came(request, found.decision.num_new_tokens)
         if isinstance(found, Refused):

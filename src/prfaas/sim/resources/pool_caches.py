@@ -116,21 +116,19 @@ class Caches:
         )
         """True if there is any cache at all."""
 
-    def hits(self, request: Request) -> dict[str, Hit]:
-        """Hits of each pool, and of each instance with its own memory.
+    def hits(self, request: Request) -> dict[str, int]:
+        """Hits in each pool, and in each instance with its own memory, tokens.
 
         Blocks of the request itself in the PD pool count too.
         """
         found = {}
         if request.block_ids:
-            found = {name: pool.hit(request) for name, pool in self.pools.items()}
+            found = {name: pool.hit(request).num_tokens for name, pool in self.pools.items()}
             if self._have_own:
-                held = self.devices.hits(request)
-                found.update((name, Hit(length)) for name, length in held.items())
+                found.update(self.devices.hits(request))
         if request.kept_tokens:
             kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
-            if self.home not in found or kept > found[self.home].num_tokens:
-                found[self.home] = Hit(kept)
+            found[self.home] = max(found.get(self.home, 0), kept)
         return found
 
     def resume(self, request: Request, cluster: str, instance: str) -> Hit:
@@ -159,8 +157,7 @@ class Caches:
 
     def held_at_home(self, request: Request) -> int:
         """Prefix that a prefill in the PD cluster resumes after, tokens."""
-        found = self.hits(request).get(self.home)
-        return 0 if found is None else found.num_tokens
+        return self.hits(request).get(self.home, 0)
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Add the first tokens of a prompt from a cut transfer to the PD pool."""
