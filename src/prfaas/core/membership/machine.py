@@ -1,0 +1,283 @@
+"""The state machine of a site's members: lists and reports in, actions out.
+
+    listed ─► SEEN ◄──► READY                 gets work while READY
+               │          │
+               └► DRAINING ◄─ not listed, ends, or has another address or other settings
+                      │
+                      └► GONE, once nothing runs on it; then its successor joins
+
+A member that has work is never dropped: it drains, however long its work takes. Its name and
+address are free for a successor after that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prfaas.core.membership.members import (
+    Kind,
+    Listed,
+    Member,
+    Reason,
+    Refusal,
+    Site,
+    State,
+)
+from prfaas.core.membership.rules import accepted
+
+GONE_SHOWN_MAX = 64
+"""Members that have left and are still shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Connect to a member; it gets work once it is ready."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Withhold:
+    """Give a member nothing new, or lift that."""
+
+    name: str
+    withheld: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Disconnect from a member that has nothing left to do, and forget it."""
+
+    member: Member
+
+
+Action = Join | Withhold | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A member as operators see it.
+
+    Attributes:
+        member: The member; None if its entry was refused.
+        name: Its name.
+        state: Its state.
+        since_ns: When it came into this state.
+        refusal: Why it is refused; None if it is not.
+    """
+
+    member: Member | None
+    name: str
+    state: State
+    since_ns: int
+    refusal: Refusal | None = None
+
+
+@dataclass(slots=True)
+class _Joined:
+    member: Member
+    state: State
+    since_ns: int
+    is_listed: bool = True
+    is_ending: bool = False
+    is_ready: bool = True
+    """As its source says."""
+    is_well: bool = False
+    """As it answers itself."""
+    withheld: bool = False
+    refusal: Refusal | None = None
+
+    @property
+    def wanted(self) -> State:
+        if not self.is_listed or self.is_ending:
+            return State.DRAINING
+        if self.refusal is not None:
+            return State.REFUSED
+        return State.READY if self.is_ready and self.is_well else State.SEEN
+
+
+class Membership:
+    """All members of a site.
+
+    Args:
+        site: What they have to agree with.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._listed: dict[str, Sequence[Listed]] = {}
+        self._unread: dict[str, Sequence[Refusal]] = {}
+        self._joined: dict[str, _Joined] = {}
+        self._waiting: dict[str, tuple[Listed, int]] = {}
+        self._refused: dict[tuple[str, str], tuple[Refusal, int]] = {}
+        self._gone: OrderedDict[str, tuple[Member, int]] = OrderedDict()
+
+    # Events
+
+    def listed(
+        self, source: str, entries: Sequence[Listed], now_ns: int, unread: Sequence[Refusal] = ()
+    ) -> list[Action]:
+        """Handle the whole current list of a source.
+
+        Args:
+            source: Its name; lists of other sources stay.
+            entries: Its members.
+            now_ns: Time.
+            unread: Entries that could not be read.
+        """
+        self._listed[source], self._unread[source] = entries, unread
+        return self._reconcile(now_ns)
+
+    def well(self, name: str, now_ns: int, *, is_well: bool) -> list[Action]:
+        """A member answers, or does not; one that has left changes nothing."""
+        joined = self._joined.get(name)
+        if joined is None or joined.is_well == is_well:
+            return []
+        joined.is_well = is_well
+        return self._settle(name, now_ns)
+
+    def contradicts(self, refusal: Refusal, now_ns: int) -> list[Action]:
+        """A member has reported something else than the site has: it gets nothing."""
+        joined = self._joined.get(refusal.name)
+        if joined is None or joined.refusal == refusal:
+            return []
+        joined.refusal = refusal
+        return self._settle(refusal.name, now_ns)
+
+    def agrees(self, name: str, now_ns: int, reason: Reason) -> list[Action]:
+        """A member does not contradict the site by `reason` any more."""
+        joined = self._joined.get(name)
+        if joined is None or joined.refusal is None or joined.refusal.reason is not reason:
+            return []
+        joined.refusal = None
+        return self._settle(name, now_ns)
+
+    def drained(self, is_idle: Callable[[Member], bool], now_ns: int) -> list[Action]:
+        """Let members that drain leave if nothing runs on them, engines before pool nodes.
+
+        Args:
+            is_idle: Returns True if no leg and no transfer uses a member.
+            now_ns: Time.
+        """
+        leaving = [each for each in self._joined.values() if not each.is_listed]
+        if not leaving:
+            return []
+        actions: list[Action] = []
+        for each in sorted(leaving, key=lambda each: each.member.kind is Kind.POOL):
+            member = each.member
+            if not self._is_needed(member) and is_idle(member):
+                del self._joined[member.name]
+                self._bury(member, now_ns)
+                actions.append(Leave(member))
+        return actions + self._reconcile(now_ns) if actions else []
+
+    # What there is
+
+    @property
+    def is_draining(self) -> bool:
+        """Return True if a member waits for the end of its work."""
+        return any(not each.is_listed for each in self._joined.values())
+
+    def members(self) -> list[Member]:
+        """Members that have joined and not left."""
+        return [each.member for each in self._joined.values()]
+
+    def state_of(self, name: str) -> State | None:
+        """State of a member that has joined; None for others."""
+        joined = self._joined.get(name)
+        return None if joined is None else joined.state
+
+    def rows(self) -> list[Row]:
+        """Return all members, refused entries and those that left lately."""
+        rows = [
+            Row(each.member, each.member.name, each.state, each.since_ns, each.refusal)
+            for each in self._joined.values()
+        ]
+        rows += [
+            Row(each.member, name, State.SEEN, since_ns)
+            for name, (each, since_ns) in self._waiting.items()
+        ]
+        rows += [
+            Row(None, refusal.name, State.REFUSED, since_ns, refusal)
+            for refusal, since_ns in self._refused.values()
+        ]
+        rows += [
+            Row(member, name, State.GONE, since_ns)
+            for name, (member, since_ns) in self._gone.items()
+        ]
+        return rows
+
+    # Steps
+
+    def _reconcile(self, now_ns: int) -> list[Action]:
+        incumbents = {name: each.member for name, each in self._joined.items() if each.is_listed}
+        everything = [each for entries in self._listed.values() for each in entries]
+        found, refused = accepted(everything, incumbents, self._site)
+        refused += [each for unread in self._unread.values() for each in unread]
+        self._note_refusals(refused, now_ns)
+        actions: list[Action] = []
+        for name, joined in self._joined.items():
+            entry = found.get(name)
+            joined.is_listed = entry is not None and entry.member == joined.member
+            if entry is not None and joined.is_listed:
+                joined.is_ready, joined.is_ending = entry.is_ready, entry.is_ending
+            actions += self._settle(name, now_ns)
+        return actions + self._let_in(found.values(), now_ns)
+
+    def _let_in(self, found: Iterable[Listed], now_ns: int) -> list[Action]:
+        """Newcomers join, unless one that drains has their name or address."""
+        actions: list[Action] = []
+        waiting, before = {}, self._waiting
+        held = {each.member.address for each in self._joined.values()}
+        for entry in found:
+            member, joined = entry.member, self._joined.get(entry.member.name)
+            if joined is not None and joined.member == member:
+                continue
+            # An engine whose pool node has not joined waits for it.
+            is_early = member.kind is Kind.ENGINE and not self._stands(member.pool)
+            if joined is not None or member.address in held or is_early:
+                waiting[member.name] = entry, before.get(member.name, (entry, now_ns))[1]
+                continue
+            held.add(member.address)
+            self._gone.pop(member.name, None)
+            self._joined[member.name] = _Joined(
+                member, State.SEEN, now_ns, is_ready=entry.is_ready, is_ending=entry.is_ending
+            )
+            actions.append(Join(member))
+            actions += self._settle(member.name, now_ns)
+        self._waiting = waiting
+        return actions
+
+    def _is_needed(self, member: Member) -> bool:
+        """Return True if engines lose their pool node for good."""
+        if member.kind is not Kind.POOL or member.name in self._waiting:
+            return False
+        return any(other.member.pool == member.name for other in self._joined.values())
+
+    def _stands(self, pool: str) -> bool:
+        joined = self._joined.get(pool)
+        return joined is not None and joined.is_listed
+
+    def _settle(self, name: str, now_ns: int) -> list[Action]:
+        joined = self._joined[name]
+        if joined.state is not joined.wanted:
+            joined.state, joined.since_ns = joined.wanted, now_ns
+        withheld = joined.state in (State.DRAINING, State.REFUSED) or not joined.is_ready
+        if withheld == joined.withheld:
+            return []
+        joined.withheld = withheld
+        return [Withhold(name, withheld)]
+
+    def _note_refusals(self, refused: Iterable[Refusal], now_ns: int) -> None:
+        before, self._refused = self._refused, {}
+        for each in refused:
+            key = each.name, each.words
+            self._refused[key] = each, before.get(key, (each, now_ns))[1]
+
+    def _bury(self, member: Member, now_ns: int) -> None:
+        self._gone.pop(member.name, None)
+        self._gone[member.name] = member, now_ns
+        while len(self._gone) > GONE_SHOWN_MAX:
+            self._gone.popitem(last=False)

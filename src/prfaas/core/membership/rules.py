@@ -1,0 +1,90 @@
+"""The rules by which a site accepts listed members: incumbents first, then by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site
+
+_KINDS = {kind: number for number, kind in enumerate(Kind)}
+
+
+def accepted(
+    listed: Iterable[Listed], incumbents: Mapping[str, Member], site: Site
+) -> tuple[dict[str, Listed], list[Refusal]]:
+    """Divide the entries of all sources into members and refusals.
+
+    An incumbent keeps its name and address against newcomers, so that a wrong entry harms nobody.
+
+    Args:
+        listed: Entries of all sources.
+        incumbents: Members that have joined, by name.
+        site: What they have to agree with.
+
+    Returns:
+        Accepted entries by name, pool nodes first, and the refusals.
+    """
+
+    def rank(each: Listed) -> tuple[int, bool, str, str]:
+        member = each.member
+        is_new = incumbents.get(member.name) != member
+        return _KINDS[member.kind], is_new, member.name, member.address
+
+    found: dict[str, Listed] = {}
+    holders: dict[str, str] = {}
+    counts: Counter[Kind] = Counter()
+    refused: list[Refusal] = []
+    for each in sorted(listed, key=rank):
+        member = each.member
+        refusal = _contradiction(member, found, holders, counts, site)
+        if refusal is None:
+            found[member.name] = each
+            holders[member.address] = member.name
+            counts[member.kind] += 1
+        else:
+            refused.append(Refusal(member.name, *refusal))
+    return found, refused
+
+
+def _contradiction(
+    member: Member,
+    found: Mapping[str, Listed],
+    holders: Mapping[str, str],
+    counts: Counter[Kind],
+    site: Site,
+) -> tuple[Reason, str] | None:
+    if member.cluster not in site.clusters:
+        return Reason.UNKNOWN_CLUSTER, _unknown("cluster", member.cluster, site.clusters)
+    if (known := found.get(member.name)) is not None:
+        place = known.member.address
+        return Reason.DUPLICATE_NAME, f"{place} has this name already; names are identities"
+    if (holder := holders.get(member.address)) is not None:
+        return Reason.ADDRESS_TAKEN, f"{member.address} is the address of {holder}; give its own"
+    if member.kind is Kind.ENGINE and (odd := _odd_engine(member, found, site)) is not None:
+        return odd
+    most = site.limits[member.kind]
+    if counts[member.kind] >= most:
+        return Reason.TOO_MANY, f"there are {most} members of kind {member.kind.value} already"
+    return None
+
+
+def _odd_engine(
+    member: Member, found: Mapping[str, Listed], site: Site
+) -> tuple[Reason, str] | None:
+    roles, pool = site.clusters[member.cluster], found.get(member.pool)
+    if member.role not in roles:
+        return Reason.UNKNOWN_ROLE, _unknown("role", member.role, roles)
+    if pool is None or pool.member.kind is not Kind.POOL:
+        words = f"its pool node {member.pool!r} is no member; list the pool node as well"
+        return Reason.UNKNOWN_POOL, words
+    if pool.member.cluster != member.cluster:
+        words = f"its pool node {member.pool!r} belongs to cluster {pool.member.cluster}"
+        return Reason.UNKNOWN_POOL, words
+    if member.model and member.model != site.model:
+        return Reason.OTHER_MODEL, f"it serves {member.model!r}, the site serves {site.model!r}"
+    return None
+
+
+def _unknown(what: str, value: str, known: Collection[str]) -> str:
+    return f"{what} {value!r} is not one of {', '.join(known)}"
