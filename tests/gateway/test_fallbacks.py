@@ -63,9 +63,10 @@ async def test_prefill_answer_is_no_json(world: World) -> None:
 
 async def test_prefill_engine_dies_unnoticed(world: World) -> None:
     """The first request notices, and the engine counts as down from then on."""
-    for looking in world.gateway.engines.probes._tasks:
+    probes = world.gateway.engines.probes._tasks.values()
+    for looking in probes:
         looking.cancel()
-    await asyncio.wait(world.gateway.engines.probes._tasks)
+    await asyncio.wait(probes)
     await world.prefill.stop()
     engine = world.gateway.engines.by_name["prefill"]
     engine.is_ready = True

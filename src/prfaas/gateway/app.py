@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -13,6 +13,7 @@ from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.membership.machine import Membership
 from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -37,6 +38,7 @@ from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
 from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.loops.loops import Loops
+from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
 from prfaas.gateway.loops.purging import Purging
 from prfaas.gateway.loops.ticker import Pulse
@@ -62,6 +64,9 @@ from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
+from prfaas.membership.entries import entries_of, site_of
+from prfaas.membership.follower import Follower
+from prfaas.membership.port import Source
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.plain_http import name_server
@@ -77,6 +82,7 @@ async def serve(
     endpoints: Endpoints,
     stop: asyncio.Event,
     on_listening: Callable[[str], None] = lambda _: None,
+    sources: Sequence[Source] = (),
 ) -> None:
     """Run a gateway until `stop` is set.
 
@@ -88,7 +94,7 @@ async def serve(
         ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
     """
     raise_descriptor_limit()
-    gateway = Gateway(deployment, endpoints)
+    gateway = Gateway(deployment, endpoints, sources)
     Renewal(
         gateway.identity,
         deployment.gateway.name,
@@ -111,6 +117,7 @@ class Gateway:
     """All parts of a gateway, put together.
 
     Args:
+        sources: List members that come and go.
         poll_s: Time between two polls of an engine.
 
     Raises:
@@ -121,11 +128,14 @@ class Gateway:
         self,
         deployment: Deployment,
         endpoints: Endpoints,
+        sources: Sequence[Source] = (),
         *,
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
         events: EventTiming | None = None,
     ) -> None:
+        # Its tables of engines and pools follow the members.
+        deployment = deployment.model_copy(deep=True)
         name, model = deployment.gateway.name, deployment.model.name
         self.identity = identity = identity_in(deployment.security.identities, name)
         self._tls = engine_tls, pool_tls = identity.client_context(), identity.client_context()
@@ -175,12 +185,9 @@ class Gateway:
             self.layouts,
             self.guards,
             self.journal,
+            self._follow_members(deployment, endpoints, sources),
             self.metrics,
             self.records,
-        )
-        self.metrics.events.watch(self.index, self.engine_events.names())
-        self.metrics.watch(
-            self.engines, self.pools, self.index, self.driver, self.layouts, self.guards
         )
         holding = holding_for(deployment, self.tenants, self.engines)
         self.metrics.tenants.watch(self.tenants, holding.num_held)
@@ -210,7 +217,6 @@ class Gateway:
             metrics=self.metrics,
         )
         self.charging = Charging()
-        followed = frozenset(self.engine_events.names())
         self._pages = (
             Generation(
                 live,
@@ -223,7 +229,7 @@ class Gateway:
             ),
             TokenApi(live, self._prompts, self._door),
             Views(live, self._door),
-            KvLookup(live, planner, self.tenants, followed, self._prompts.vocab_size),
+            KvLookup(live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size),
             self._console,
             self._control,
         )
@@ -231,6 +237,39 @@ class Gateway:
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._client_tls = ClientTls.of(deployment.gateway.tls)
+
+    def _follow_members(
+        self, deployment: Deployment, endpoints: Endpoints, sources: Sequence[Source]
+    ) -> Follower:
+        connections = GatewayMembers(
+            deployment,
+            self.driver,
+            self.engines,
+            self.engine_events,
+            self.pools,
+            self.guards,
+            self.layouts,
+            self.metrics,
+            self.journal,
+        )
+        self.members = Follower(Membership(site_of(deployment)), connections, sources)
+        connections.follow(self.members)
+        entries = entries_of(deployment, endpoints.engines, endpoints.pools)
+        self.members.machine.begin("file", entries, time.monotonic_ns())
+        self.metrics.on_read = self._watch
+        self._watch()
+        return self.members
+
+    def _watch(self) -> None:
+        """Have the metrics read what the parts know, and those that have joined."""
+        self.metrics.members.show(self.members)
+        if not self.metrics.parts_changed:
+            return
+        self.metrics.parts_changed = False
+        self.metrics.events.watch(self.index, self.engine_events.names())
+        self.metrics.watch(
+            self.engines, self.pools, self.index, self.driver, self.layouts, self.guards
+        )
 
     async def start(self) -> str:
         """Connect to everything and take requests.
@@ -244,6 +283,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self.engine_events.start()
+        self.members.start()
         self._tasks.append(asyncio.create_task(self.pulse.run()))
         self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
@@ -298,6 +338,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.members.close()
         await self._control.purging.close()
         await self.engine_events.close()
         await self.pools.close()

@@ -55,9 +55,28 @@ def status_lines(found: Json) -> list[str]:
             f"{engine['num_in_flight']} in flight"
         )
     lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]
+    lines += _member_lines(found)
     # A gateway of an earlier version sends none.
     for each in found.get("layout_mismatches", ()):
         lines.append(f"MISMATCH   {each['engine']}, {each['reference']}  {each['words']}")
+    return lines
+
+
+def _member_lines(found: Json) -> list[str]:
+    """Members that are not simply in use, and the sources of members; an earlier gateway has
+    none."""
+    lines = [
+        f"source     {each['name']}  members as of {each['age_s']:.0f} s ago"
+        + (f"  FAULT: {each['fault']}" if each["fault"] else "")
+        for each in found.get("member_sources", ())
+    ]
+    for each in found.get("members", ()):
+        why = f"  {each['why']}" if each["why"] else ""
+        lines.append(
+            f"member     {each['name']}  {each['kind'] or 'unknown'}  "
+            f"{each['state'].upper() if each['state'] == 'refused' else each['state']}  "
+            f"for {each['age_s']:.0f} s  {each['address'] or ''}{why}".rstrip()
+        )
     return lines
 
 

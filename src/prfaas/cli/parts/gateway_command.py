@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,8 +56,9 @@ def gateway(
     from prfaas.gateway.app import serve
     from prfaas.gateway.engines.endpoints import Endpoints
     from prfaas.gateway.tokenization.without_torch import keep_torch_out
+    from prfaas.membership.deployment_file import DeploymentFile
 
-    deployment = load_deployment(file, overlay)
+    deployment = read = load_deployment(file, overlay)
     if name is not None:
         if name not in deployment.gateways:
             known = ", ".join(deployment.gateways)
@@ -72,10 +74,21 @@ def gateway(
             address = split_address(pool_table.address) if pool_table.address else None
             _know(known_pools, part, address, f"--pool {part}=HOST:PORT")
     endpoints, who = Endpoints(known_engines, known_pools), deployment.gateway.name
+    watched = DeploymentFile(
+        (file, overlay) if overlay else (file,),
+        partial(load_deployment, file, overlay),
+        read,
+        dict(engines),
+        dict(pools),
+    )
     keep_torch_out()
     run_until_stopped(
         lambda stop: serve(
-            deployment, endpoints, stop, lambda url: click.echo(f"gateway {who} listens at {url}")
+            deployment,
+            endpoints,
+            stop,
+            lambda url: click.echo(f"gateway {who} listens at {url}"),
+            [watched],
         )
     )
 

@@ -65,6 +65,20 @@ class Roles:
         """The role that each instance has; one that drains has its old one."""
         return self._roles
 
+    def place(self, index: int, role: Role, now_ns: int) -> None:
+        """An instance joins with a role, at the end or in the place of one that has left."""
+        if index == len(self._roles):
+            self._roles.append(role)
+            self._usable.append(False)
+            self._since_ns.append(now_ns)
+        self._roles[index], self._usable[index], self._since_ns[index] = role, False, now_ns
+
+    def leave(self, index: int) -> None:
+        """An instance has left; a change of its role is over."""
+        self._usable[index] = False
+        if self.change is not None and self.change.index == index:
+            self.change = None
+
     def set_usable(self, index: int, *, usable: bool) -> None:
         """An instance is there, or is not: the loop counts only those that are."""
         self._usable[index] = usable

@@ -58,7 +58,8 @@ class Split:
         decode_slots: int = 0,
         plans: Plans | None = None,
     ) -> None:
-        self.names, self._plans = tuple(names), plans
+        self._names: list[str] = list(names)
+        self._plans = plans
         self._index = {name: index for index, name in enumerate(names)}
         self.roles = Roles(at_first, loop)
         self.loads = StageLoads(max(decode_slots, 1))
@@ -67,6 +68,29 @@ class Split:
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
+
+    def add(self, name: str, role: Role, now_ns: int) -> None:
+        """An instance joins; it is not usable yet."""
+        index = self._names.index("") if "" in self._names else len(self._names)
+        self._names[index : index + 1] = [name]
+        self._index[name] = index
+        self.roles.place(index, role, now_ns)
+
+    def remove(self, name: str) -> None:
+        """An instance has left; its place is free for another one."""
+        index = self._index.pop(name)
+        self._names[index] = ""
+        self.roles.leave(index)
+        self.loads.forget(name)
+
+    def name_of(self, index: int) -> str:
+        """The instance with an index of `roles`."""
+        return self._names[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All instances."""
+        return tuple(self._index)
 
     def set_usable(self, name: str, *, usable: bool) -> None:
         """An instance takes work of some kind, or none."""
@@ -89,7 +113,7 @@ class Split:
         """Readiness of every instance under both of its names."""
         able = [set(self.roles.with_role(role)) for role in (Role.PREFILL, Role.DECODE)]
         prefilling, decoding = (of or able[0] | able[1] for of in able)
-        for index, name in enumerate(self.names):
+        for name, index in self._index.items():
             yield name, index in prefilling
             yield decode_name(name), index in decoding
 
@@ -123,7 +147,7 @@ class Split:
         def work(index: int) -> int:
             if not self.roles.is_usable(index):
                 return 0
-            name = self.names[index]
+            name = self._names[index]
             if self.prefills(name):
                 own = routing.load(name).num_jobs(name)
             else:
@@ -144,7 +168,7 @@ class Split:
         """Instances of a role, one that drains included, those that are not usable left out."""
         return [
             name
-            for index, name in enumerate(self.names)
+            for name, index in self._index.items()
             if self.roles.all[index] is role and self.roles.is_usable(index)
         ]
 

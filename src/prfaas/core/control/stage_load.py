@@ -60,6 +60,10 @@ class StageLoads:
         """Take in the report of an instance."""
         self._queues[name] = queue
 
+    def forget(self, name: str) -> None:
+        """Forget the reports of an instance."""
+        self._queues.pop(name, None)
+
     def decoded(self, decode_ns: int) -> None:
         """A request has ended, so long after its first token."""
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0

@@ -34,11 +34,18 @@ class DecodeBook:
     """
 
     def __init__(self, names: list[str]) -> None:
-        self.names = tuple(names)
         self._counts = dict.fromkeys(names, 0)
         self._ready = dict.fromkeys(names, True)
         self._heap = [(0, name) for name in names]
         heapify(self._heap)
+
+    def add(self, name: str) -> None:
+        """Add an instance, which is not ready."""
+        self._counts[name], self._ready[name] = 0, False
+
+    def remove(self, name: str) -> None:
+        """Forget an instance that has no requests."""
+        del self._counts[name], self._ready[name]
 
     def choose(self, avoid: str = "") -> str | None:
         """The ready instance with the fewest requests gets one more; None without any."""
@@ -47,7 +54,7 @@ class DecodeBook:
             count, name = heappop(self._heap)
             if name == avoid:
                 passed = True
-            elif self._ready[name] and count == self._counts[name]:
+            elif self._ready.get(name) and count == self._counts[name]:
                 chosen = name
         if passed:
             self._change(avoid, 0)

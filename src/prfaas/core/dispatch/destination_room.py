@@ -25,6 +25,11 @@ class Rooms:
         """A pool has so much memory; 0 is not known."""
         self._capacity[pool] = num_bytes
 
+    def forget(self, pool: str) -> None:
+        """Forget a pool to which no blocks are in transit."""
+        self._capacity.pop(pool, None)
+        self._taken.pop(pool, None)
+
     def fits(self, pool: str, layout: Layout | None, have_tokens: int, final_tokens: int) -> bool:
         """Return True if the pool has free memory for the blocks between two lengths of a prompt.
 

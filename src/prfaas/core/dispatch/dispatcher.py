@@ -26,6 +26,7 @@ from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
+    Member,
     Refusal,
     Refused,
     RemoteCluster,
@@ -66,6 +67,33 @@ class Dispatcher:
         """Offloaded prefill below the threshold, ns of an instance."""
 
     # What there is
+
+    def add(self, cluster: str, member: Member, decode: str = "") -> None:
+        """Add an instance; it is not ready, and its limits and layout are unknown.
+
+        Args:
+            cluster: Name of its cluster; one that is not a PrfaaS cluster is the PD cluster.
+            member: The instance.
+            decode: Its name as one that decodes, where PD instances have roles.
+        """
+        self._routes.add(cluster, member)
+        self.requests.add(member.name, decode)
+
+    def remove(self, name: str, now_ns: int, decode: str = "") -> None:
+        """Forget an instance; `decode` as in `add`.
+
+        Raises:
+            ValueError: An open request uses it.
+        """
+        if self.requests.uses(name, decode or name):
+            raise ValueError(f"instance {name} has open requests; wait for their end")
+        self._routes.remove(name, now_ns)
+        self.requests.remove(name, decode, now_ns)
+
+    def remove_pool(self, pool: str) -> None:
+        """Forget a pool and its links; no open request uses it."""
+        self.links.forget(pool)
+        self._routes.rooms.forget(pool)
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance became healthy, with an empty queue, or stopped being so."""

@@ -53,9 +53,17 @@ class LoadBook:
 
     def __init__(self, names: list[str], stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns
-        self.names = tuple(names)
         self._loads = {name: _Load(name) for name in names}
         self._order = sorted((0, name) for name in names)
+
+    def add(self, name: str) -> None:
+        """Add an instance, which is not ready."""
+        self._loads[name] = _Load(name, ready=False)
+
+    def remove(self, name: str, now_ns: int) -> None:
+        """Forget an instance that has no jobs."""
+        self.set_ready(name, ready=False, now_ns=now_ns)
+        del self._loads[name]
 
     def report(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
         """Report the requests that waited at an instance at `observed_at_ns`; older reports are

@@ -55,6 +55,22 @@ class Stage:
         self.weights = weights
         self._num_open = dict.fromkeys(self.instances, 0)
 
+    def add(self, member: Member) -> None:
+        """Add an instance, which is not ready and has no known layout."""
+        self.book.add(member.name)
+        self.instances[member.name] = Instance(member.name, member.pool, 0, None)
+        self._num_open[member.name] = 0
+        self._find_pools()
+
+    def remove(self, name: str, now_ns: int) -> None:
+        """Forget an instance that has no requests."""
+        self.book.remove(name, now_ns)
+        del self.instances[name], self._num_open[name]
+        self._find_pools()
+
+    def _find_pools(self) -> None:
+        self.pools = tuple(dict.fromkeys(each.pool for each in self.instances.values()))
+
     @property
     def first_pool(self) -> str:
         """Pool of the first instance; "" without any."""

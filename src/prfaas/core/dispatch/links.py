@@ -98,7 +98,7 @@ class Links:
         settings: DispatchSettings,
         clusters: Mapping[str, RemoteCluster] = MappingProxyType({}),
     ) -> None:
-        self._settings, self._clusters = settings, clusters
+        self._settings, self._clusters = settings, dict(clusters)
         self._links: dict[tuple[str, str], Link] = {}
 
     def between(self, source: str, destination: str) -> Link:
@@ -110,6 +110,16 @@ class Links:
             link = Link(source, destination, self._settings, cluster)
             self._links[source, destination] = link
             return link
+
+    def know(self, pool: str, cluster: RemoteCluster) -> None:
+        """A pool belongs to a PrfaaS cluster."""
+        self._clusters[pool] = cluster
+
+    def forget(self, pool: str) -> None:
+        """Forget a pool and its links; no open request uses them."""
+        self._clusters.pop(pool, None)
+        for ends in [ends for ends in self._links if pool in ends]:
+            del self._links[ends]
 
     def bits_per_s_to(self, pools: Collection[str], now_ns: int) -> float | None:
         """Rate of all links to some pools together; those that are down carry nothing.

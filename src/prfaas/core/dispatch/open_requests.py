@@ -79,6 +79,36 @@ class OpenRequests:
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
         self._num_streaming = dict.fromkeys(self._stage_of, 0)
 
+    # Instances
+
+    def add(self, name: str, decode: str = "") -> None:
+        """Book requests with a new instance too, and with `decode`, its name as one that decodes,
+        where instances have roles."""
+        self._book_of[name] = self._stage_of[name].book
+        self._num_streaming[name] = 0
+        if self.decode_book is not None and decode:
+            self.decode_book.add(decode)
+            self.lanes.add(decode)
+            self._book_of[decode] = self.lanes
+
+    def remove(self, name: str, decode: str, now_ns: int) -> None:
+        """Forget an instance that no open request uses."""
+        del self._book_of[name], self._num_streaming[name]
+        if self.decode_book is not None and decode in self._book_of:
+            self.decode_book.remove(decode)
+            self.lanes.remove(decode, now_ns)
+            del self._book_of[decode]
+
+    def uses(self, *names: str) -> bool:
+        """Return True if an open request was routed to an instance or a pool of these names."""
+        wanted = set(names)
+        return any(
+            not wanted.isdisjoint((routed.prefill, routed.source, routed.destination))
+            or (entry.decode or routed.decode) in wanted
+            for entry in self._entries.values()
+            for routed in (entry.routed,)
+        )
+
     # Queries
 
     def __len__(self) -> int:

@@ -11,7 +11,13 @@ from prfaas.core.dispatch.links import Link, Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate
-from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, RemoteCluster
+from prfaas.core.dispatch.types import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
+)
 from prfaas.core.routing.calibration import corrected
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import PolicyName
@@ -65,7 +71,25 @@ class RouteFinder:
         }
         self.times = PrefillTimes(home, self.remotes.values(), settings)
         everyone = (*home.prefill, *(home.decode or ()))
-        self._default_pool = everyone[0].pool if everyone else ""
+        self._first_pool = everyone[0].pool if everyone else ""
+
+    def add(self, cluster: str, member: Member) -> None:
+        """Add an instance to the PD cluster, or to the PrfaaS cluster of this name."""
+        remote = self.remotes.get(cluster)
+        stage = self.home if remote is None else self.away[cluster]
+        stage.add(member)
+        self.stage_of[member.name] = stage
+        if remote is not None:
+            self.links.know(member.pool, remote)
+
+    def remove(self, name: str, now_ns: int) -> None:
+        """Forget an instance that no open request uses."""
+        self.stage_of.pop(name).remove(name, now_ns)
+
+    @property
+    def _default_pool(self) -> str:
+        """Destination while no instance of the PD cluster is ready."""
+        return self.home.first_pool or self._first_pool
 
     def consider(
         self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait

@@ -80,6 +80,8 @@ class PrefixIndex:
         self._num_blocks_max = num_blocks_max
         self._sources: dict[str, _Source] = {}
         self._by_number: list[_Source] = []
+        self._free: list[int] = []
+        """Numbers of forgotten sources."""
         self._sets = SourceSets()
         self._table = BlockTable(self._sets.canonical)
         self._pending = PendingChanges()
@@ -107,11 +109,19 @@ class PrefixIndex:
 
     def lose(self, source: str) -> None:
         """The event stream of `source` broke; half a snapshot is worth nothing."""
-        known = self._source(source)
+        known = self._sources.get(source)
+        if known is None:
+            return
         if known.state is SourceState.REBUILDING:
             self.begin_snapshot(source)
         else:
             known.state = SourceState.DEGRADED
+
+    def forget(self, source: str) -> None:
+        """Forget a source and what it holds; its number is free for another one."""
+        if source in self._sources:
+            self.begin_snapshot(source)
+            self._free.append(self._sources.pop(source).number)
 
     def resume(self, source: str) -> None:
         """A DEGRADED source is followed again, and nothing was missed."""
@@ -267,8 +277,9 @@ class PrefixIndex:
     def _source(self, name: str) -> _Source:
         known = self._sources.get(name)
         if known is None:
-            known = self._sources[name] = _Source(len(self._by_number))
-            self._by_number.append(known)
+            number = self._free.pop() if self._free else len(self._by_number)
+            known = self._sources[name] = _Source(number)
+            self._by_number[number : number + 1] = [known]
         return known
 
     def _change(

@@ -264,7 +264,9 @@ class Membership:
         joined = self._joined[name]
         if joined.state is not joined.wanted:
             joined.state, joined.since_ns = joined.wanted, now_ns
-        withheld = joined.state in (State.DRAINING, State.REFUSED) or not joined.is_ready
+        # Routing excludes other layouts by itself, and explains decisions by them.
+        refused = joined.refusal is not None and joined.refusal.reason is not Reason.OTHER_LAYOUT
+        withheld = joined.state is State.DRAINING or refused or not joined.is_ready
         if withheld == joined.withheld:
             return []
         joined.withheld = withheld

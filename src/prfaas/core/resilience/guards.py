@@ -42,10 +42,25 @@ class Guards:
         changed: Callable[[Target, BreakerState, BreakerState], None],
         needed: Sequence[Collection[str]] = (),
     ) -> None:
-        self._gate, self._changed, self._needed = gate, changed, needed
+        self._gate, self._changed = gate, changed
+        self._needed: list[set[str]] = [set(group) for group in needed]
         self.breakers = {target: Breaker() for target in targets}
         self.unsettled: dict[Target, None] = {}
         """Targets whose breakers are not closed; nothing has to be told of a beginning without."""
+
+    def add(self, target: Target, group: int | None = None) -> None:
+        """Guard another target, which stands in for those of a group of `needed`."""
+        self.breakers[target] = Breaker()
+        if group is not None and isinstance(target, str):
+            self._needed[group].add(target)
+
+    def remove(self, target: Target) -> None:
+        """Guard a target no more; nothing runs on it."""
+        self.breakers.pop(target, None)
+        self.unsettled.pop(target, None)
+        if isinstance(target, str):
+            for group in self._needed:
+                group.discard(target)
 
     def began(self, target: Target, now_ns: int) -> None:
         """A request is sent to an engine, or its blocks over a link."""
@@ -55,8 +70,10 @@ class Guards:
             self._apply(target, now_ns)
 
     def ended(self, target: Target, told: Told, now_ns: int) -> None:
-        """Result of a request for the breaker of its target."""
-        breaker = self.breakers[target]
+        """Result of a request for the breaker of its target; one that has left has none."""
+        breaker = self.breakers.get(target)
+        if breaker is None:
+            return
         before = breaker.state
         if told is Told.GOOD:
             breaker.succeeded(now_ns)

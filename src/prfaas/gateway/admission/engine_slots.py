@@ -45,8 +45,8 @@ class Holding:
         Raises:
             RequestError: 400.
         """
-        most = self._num_slots()
-        if self._is_on and most and num_sequences > widest(most):
+        most = self._num_slots() if self._is_on else 0
+        if most and num_sequences > widest(most):
             raise bad(
                 f"the request asks for {num_sequences} answers at once (prompts times n); at most "
                 f"{widest(most)} are served here. Send fewer prompts in each request",
@@ -92,14 +92,13 @@ def holding_for(deployment: Deployment, tenants: Tenants, engines: Engines) -> H
 
     Gateways of one deployment share the engines alike.
     """
-    each = {
-        name: max(1, engine.num_slots // len(deployment.gateways))
-        for cluster in deployment.with_role(ClusterRole.PD)
-        for name, engine in cluster.engines.items()
-    }
 
     def num_slots() -> int:
-        return sum(num for name, num in each.items() if engines.takes(engines.by_name[name]))
+        return sum(
+            max(1, engine.num_slots // len(deployment.gateways))
+            for engine in engines.by_name.values()
+            if engine.role is ClusterRole.PD and engines.takes(engine)
+        )
 
     weights = {name: tenant.link_weight for name, tenant in tenants.by_name.items()}
     return Holding(weights, num_slots)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -40,7 +41,7 @@ class KvLookup:
     live: LiveParts
     planner: Planner
     tenants: Tenants
-    followed: frozenset[str]
+    followed: Callable[[], Container[str]]
     vocab_size: int
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -105,7 +106,7 @@ class KvLookup:
     ) -> list[JsonObject]:
         return [
             self._source(arrival, name, Tier.DEVICE, hits, hints) | {"pool": engine.pool}
-            if name in self.followed
+            if name in self.followed()
             else {"name": name, "tiers": ["device"], "state": "not_followed", "pool": engine.pool}
             for name, engine in table.engines.items()
         ]

@@ -62,6 +62,8 @@ class Facts:
         corrections: Factor of predictions, by path.
         refuted: Paths whose predictions are wrong after their correction.
         mismatches: What differs of an engine's KV layout, by engine.
+        refused_members: Why a listed member is not used, by its name.
+        source_faults: Why the list of a source of members is old, by source.
     """
 
     missing_engines: Sequence[str]
@@ -73,13 +75,15 @@ class Facts:
     corrections: Mapping[str, float] = field(default_factory=dict)
     refuted: Sequence[str] = ()
     mismatches: Mapping[str, str] = field(default_factory=dict)
+    refused_members: Mapping[str, str] = field(default_factory=dict)
+    source_faults: Mapping[str, str] = field(default_factory=dict)
 
 
 def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
     """All alarms of the moment of `latest`, which follows the history; the worst first."""
     window = [*history.since(latest.at_unix_s - WINDOW_S), latest]
     found = [*_parts(facts), *_links(window, history, facts), *_traffic(window, facts)]
-    found += _predictions(facts)
+    found += [*_predictions(facts), *_members(facts)]
     return sorted(found, key=lambda alarm: alarm.severity is not Severity.CRITICAL)
 
 
@@ -100,6 +104,15 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
         if name not in facts.silent_pools:
             text = f"the index of pool {name} is {state}: cached prefixes may be missed"
             yield Alarm("index_incomplete", name, Severity.WARNING, text)
+
+
+def _members(facts: Facts) -> Iterator[Alarm]:
+    for name, why in facts.refused_members.items():
+        text = f"{name} is listed and not used: {why}"
+        yield Alarm("member_refused", name, Severity.WARNING, text)
+    for name, why in facts.source_faults.items():
+        text = f"the list of members from {name} is old, the last one stays in use: {why}"
+        yield Alarm("membership_old", name, Severity.WARNING, text)
 
 
 def _predictions(facts: Facts) -> Iterator[Alarm]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.core.kv.prefix_index import SourceState
+from prfaas.core.membership.members import Reason
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
@@ -61,6 +62,8 @@ class Parts:
             "policy": self.live.deployment.routing.effective_policy.value,
             "loops": status["loops"],
             "clusters": self._clusters(status),
+            "members": status["members"],
+            "member_sources": status["member_sources"],
             "sample": sample.as_json(),
             "recent": _recent(self._since(now - RECENT_S)),
             "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
@@ -130,7 +133,11 @@ class Parts:
         states = {name: self.live.index.state(name) for name in self.live.pools.names()}
         predictions = self.control.predictions()
         return Facts(
-            missing_engines=[e.name for e in self.live.engines.by_name.values() if not e.is_ready],
+            missing_engines=[
+                engine.name
+                for engine in self.live.engines.by_name.values()
+                if not engine.is_ready and not self.live.members.is_leaving(engine.name)
+            ],
             silent_pools=[
                 name for name in self.live.pools.names() if not self.live.pools.is_live(name)
             ],
@@ -144,6 +151,12 @@ class Parts:
                 for (source, destination), seen in self.live.pools.telemetry().items()
             },
             mismatches={each.engine: each.words for each in self.live.layouts.mismatches()},
+            refused_members={
+                name: refusal.words
+                for name, refusal in self.live.members.refusals().items()
+                if refusal.reason is not Reason.OTHER_LAYOUT
+            },
+            source_faults=self.live.members.faults(),
         )
 
     def _since(self, at_unix_s: float) -> list[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from prfaas.config.clusters import ClusterRole
+from prfaas.config.clusters import ClusterRole, EngineTable
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, EngineLoad
 
@@ -15,6 +15,10 @@ INTERNAL_ERROR = 500
 
 class SuspectError(EngineError):
     """The engine failed at a request, by its fault or the request's: counts against nobody yet."""
+
+
+class OtherModelError(EngineError):
+    """The engine serves other models than the site."""
 
 
 class EngineUnreachableError(EngineError):
@@ -41,6 +45,7 @@ class Engine:
         adapters: Names of the adapters that it last listed.
         max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
             readiness, 0 before it was ever ready.
+        num_slots: Limit of concurrent sequences.
         is_ready: True while the last health check succeeded.
         num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
@@ -56,6 +61,7 @@ class Engine:
     pool: str
     adapters: frozenset[str] = frozenset()
     max_model_len: int = 0
+    num_slots: int = 1
     is_ready: bool = False
     num_lost: int = 0
     num_in_flight: int = 0
@@ -63,6 +69,11 @@ class Engine:
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
     legs: set[asyncio.Timeout] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, name: str, url: str, role: ClusterRole, table: EngineTable) -> Engine:
+        """The engine of a table of the deployment file."""
+        return cls(name, url.rstrip("/"), role, table.pool, num_slots=table.num_slots)
 
     @property
     def num_lost_legs(self) -> int:

@@ -67,13 +67,23 @@ class Engines:
         self._session: aiohttp.ClientSession | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self.by_name = {
-            name: Engine(name, endpoints.engines[name].rstrip("/"), cluster.role, table.pool)
+            name: Engine.of(name, endpoints.engines[name], cluster.role, table)
             for cluster in deployment.clusters.values()
             for name, table in cluster.engines.items()
         }
         self.probes = EngineProbes(
             self.by_name, deployment.model.name, driver, guards, self._connect_s, poll_s
         )
+
+    def add(self, engine: Engine) -> None:
+        """An engine joins: it is probed from now on."""
+        self.by_name[engine.name] = engine
+        self.probes.follow(engine)
+
+    def remove(self, name: str) -> None:
+        """An engine without legs has left."""
+        del self.by_name[name]
+        self.probes.unfollow(name)
 
     def start(self) -> None:
         """Begin to probe the engines."""

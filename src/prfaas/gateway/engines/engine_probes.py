@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import aiohttp
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.resilience.guards import Guards
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine import Engine, OtherModelError
 from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, load_in
 from prfaas.gateway.http.answer_limits import read_answer
 from prfaas.gateway.http.json_codec import as_count, as_object, from_json
@@ -51,24 +51,37 @@ class EngineProbes:
         self._engines, self._model = engines, model
         self._driver, self._guards = driver, guards
         self._limit_s, self._poll_s = limit_s, poll_s
-        self._tasks: list[asyncio.Task[None]] = []
+        self.on_change: Callable[[Engine, Exception | None], None] = lambda *_: None
+        """Called with an engine that has become ready, or with the reason why it is not."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probed = {name: asyncio.Event() for name in engines}
 
     def start(self, http: aiohttp.ClientSession) -> None:
         """Begin."""
         self._http = http
-        self._tasks = [asyncio.create_task(self._watch(e)) for e in self._engines.values()]
+        for engine in self._engines.values():
+            self.follow(engine)
+
+    def follow(self, engine: Engine) -> None:
+        """Probe an engine from now on."""
+        self._probed.setdefault(engine.name, asyncio.Event())
+        self._tasks[engine.name] = asyncio.create_task(self._watch(engine))
+
+    def unfollow(self, name: str) -> None:
+        """Probe an engine no more."""
+        self._tasks.pop(name).cancel()
+        self._probed.pop(name).set()
 
     async def all_probed(self) -> None:
         """Wait until every engine was probed once."""
-        for probed in self._probed.values():
+        for probed in [*self._probed.values()]:
             await probed.wait()
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _watch(self, engine: Engine) -> None:
         while True:
@@ -88,6 +101,7 @@ class EngineProbes:
             engine.num_missed = 0
         except (aiohttp.ClientError, ValueError, EngineError) as error:
             self.mark_down(engine, f"{type(error).__name__}: {error}")
+            self.on_change(engine, error)
         except TimeoutError:
             engine.num_missed += 1
             if engine.num_missed >= MISSED_LOOKS_MAX:
@@ -148,8 +162,9 @@ class EngineProbes:
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 fields = {"engine": engine.name, "max_model_len": length}
                 log_event(_log, logging.INFO, "engine_ready", **fields)
+                self.on_change(engine, None)
                 return
-        raise EngineError(f"it does not serve {self._model!r}")
+        raise OtherModelError(f"it does not serve {self._model!r}")
 
     def mark_down(self, engine: Engine, reason: str) -> None:
         """An engine does not answer; one that was not ready changes nothing."""
@@ -159,3 +174,4 @@ class EngineProbes:
             log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self._guards.refresh(time.monotonic_ns())
+            self.on_change(engine, EngineError(reason))

@@ -266,39 +266,52 @@ class EngineEvents:
         on_fault: Callable[[str, Fault], None],
         timing: EventTiming | None = None,
     ) -> None:
-        tables = {
-            name: table
-            for cluster in deployment.clusters.values()
-            for name, table in cluster.engines.items()
-        }
         self._context: Context | None = None
-        self._index = index
-        self._clients = {
-            name: EngineClient(
+        self._index, self._layout = index, layout
+        self._on_batch, self._on_fault = on_batch, on_fault
+        self._timing = timing or EventTiming()
+        self._clients: dict[str, EngineClient] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        for cluster in deployment.clusters.values():
+            for name, table in cluster.engines.items():
+                self._know(name, table)
+
+    def _know(self, name: str, table: EngineTable) -> None:
+        if table.kv_events is not None:
+            self._clients[name] = EngineClient(
                 name,
                 table,
-                EngineFeed(name, index, partial(on_batch, name)),
-                partial(layout, table.pool, name),
-                partial(on_fault, name),
-                timing or EventTiming(),
+                EngineFeed(name, self._index, partial(self._on_batch, name)),
+                partial(self._layout, table.pool, name),
+                partial(self._on_fault, name),
+                self._timing,
             )
-            for name, table in tables.items()
-            if table.kv_events is not None
-        }
-        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to connect."""
-        if self._clients:
-            self._context = zmq.Context()
-            runs = [client.run(self._context) for client in self._clients.values()]
-            self._tasks = [asyncio.create_task(run) for run in runs]
+        for name in self._clients:
+            self._run(name)
+
+    def add(self, name: str, table: EngineTable) -> None:
+        """Follow an engine that joins, if it publishes."""
+        self._know(name, table)
+        if name in self._clients:
+            self._run(name)
+
+    def remove(self, name: str) -> None:
+        """Follow an engine no more."""
+        if self._clients.pop(name, None) is not None:
+            self._tasks.pop(name).cancel()
+
+    def _run(self, name: str) -> None:
+        self._context = self._context or zmq.Context()
+        self._tasks[name] = asyncio.create_task(self._clients[name].run(self._context))
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         if self._context is not None:
             self._context.destroy(linger=0)
 

@@ -12,6 +12,7 @@ from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import Pulse
 from prfaas.gateway.routing.change_log import Entry, Loop
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.membership.views import members_json, sources_json
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
@@ -116,6 +117,8 @@ class Control:
                 {"name": pool, "is_live": self._live.pools.is_live(pool)}
                 for pool in self._live.pools.names()
             ],
+            "members": members_json(self._live.members),
+            "member_sources": sources_json(self._live.members),
         }
 
     def predictions(self) -> list[JsonObject]:

@@ -93,7 +93,7 @@ class Reroling:
 
     def _note(self, change: Change, action: str, why: str, numbers: dict[str, Number]) -> None:
         old = Role.DECODE if change.to is Role.PREFILL else Role.PREFILL
-        what = f"engine {self._split.names[change.index]}"
+        what = f"engine {self._split.name_of(change.index)}"
         self._journal.note(
             Loop.ROLES,
             action,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,15 +83,20 @@ class LayoutCheck:
     """
 
     def __init__(self, deployment: Deployment, pools: Pools) -> None:
-        self._engines = [
-            (name, engine.pool, table.role)
-            for table in deployment.clusters.values()
-            for name, engine in table.engines.items()
-        ]
-        self._remote = {name for name, _, role in self._engines if role is ClusterRole.PRFAAS}
-        self._pools = pools
+        self._deployment, self._pools = deployment, pools
         self._found: dict[tuple[bytes, bytes], Sequence[Difference]] = {}
         self._logged: dict[str, str] = {}
+        self.on_mismatch: Callable[[str, str], None] = lambda *_: None
+        """Called with an engine and how it differs; with "" once it does not any more."""
+
+    @property
+    def _engines(self) -> list[tuple[str, str, ClusterRole]]:
+        """Name, pool and role of the engines that there are now."""
+        return [
+            (name, engine.pool, table.role)
+            for table in self._deployment.clusters.values()
+            for name, engine in table.engines.items()
+        ]
 
     def mismatches(self) -> list[Mismatch]:
         """Return the engines that differ now; those that have announced nothing are not named."""
@@ -112,7 +117,8 @@ class LayoutCheck:
     def words(self) -> str:
         """Return what keeps requests from being offloaded; "" if all layouts agree."""
         found = self.mismatches()
-        remote = [each for each in found if each.engine in self._remote]
+        away = {name for name, _, role in self._engines if role is ClusterRole.PRFAAS}
+        remote = [each for each in found if each.engine in away]
         return (remote or found)[0].words if found else ""
 
     def note_changes(self) -> None:
@@ -121,8 +127,10 @@ class LayoutCheck:
         for engine, words in now.items():
             if self._logged.get(engine) != words:
                 log_event(_log, logging.WARNING, "layout_mismatch", engine=engine, why=words)
+                self.on_mismatch(engine, words)
         for engine in self._logged.keys() - now.keys():
             log_event(_log, logging.INFO, "layout_mismatch_over", engine=engine)
+            self.on_mismatch(engine, "")
         self._logged = now
 
     def _announced(self, name: str, pool: str) -> _Announced | None:

@@ -78,7 +78,7 @@ class PoolClient:
         self._timing = timing
         self._channel: Channel | None = None
         self._closed = asyncio.Event()
-        self._was_live = False
+        self._was_live = self._has_left = False
         self._said = ""
         self._purges: dict[int, asyncio.Future[Purged | PurgeEnded]] = {}
         self._next_purge = 0
@@ -101,6 +101,13 @@ class PoolClient:
         finally:
             if self._channel is not None:
                 self._channel.close("the gateway stops")
+
+    def leave(self) -> None:
+        """Disconnect; what still comes over the connection is not applied."""
+        if self._channel is not None:
+            self._channel.close("the pool node has left the site")
+        self._on_close(self._channel, "it has left the site")
+        self._has_left = True
 
     def abort(self, transfer_id: bytes, reason: str) -> None:
         """Report the end of a transfer to the pool; no effect without a connection."""
@@ -190,6 +197,8 @@ class PoolClient:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
+        if self._has_left:
+            return
         message = decode(frame.payload)
         if not isinstance(message, Purged | PurgeEnded):
             self.subscription.receive(message)
@@ -198,7 +207,9 @@ class PoolClient:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def _on_close(self, channel: Channel, reason: str) -> None:
+    def _on_close(self, _: Channel | None, reason: str) -> None:
+        if self._has_left:
+            return
         self._channel = None
         self._was_live = self.subscription.is_live
         if self._was_live or reason != self._said:
@@ -241,28 +252,37 @@ class Pools:
             driver.pool_seen(pool, view, time.monotonic_ns())
             self.on_change()
 
-        self._clients = {
-            pool: PoolClient(
-                pool,
-                address,
-                gateway,
-                tls,
-                Subscription(pool, index, transfers, partial(tell, pool)),
-                timing,
-            )
-            for pool, address in endpoints.pools.items()
-        }
-        self._tasks: list[asyncio.Task[None]] = []
+        def client(pool: str, address: tuple[str, int]) -> PoolClient:
+            followed = Subscription(pool, index, transfers, partial(tell, pool))
+            return PoolClient(pool, address, gateway, tls, followed, timing)
+
+        self._make = client
+        self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Begin to connect."""
-        self._tasks = [asyncio.create_task(client.run()) for client in self._clients.values()]
+        for pool in self._clients:
+            self._run(pool)
+
+    def add(self, pool: str, address: tuple[str, int]) -> None:
+        """A pool node joins: connect to it."""
+        self._clients[pool] = self._make(pool, address)
+        self._run(pool)
+
+    def remove(self, pool: str) -> None:
+        """A pool node that no request uses has left: disconnect."""
+        self._clients.pop(pool).leave()
+        self._tasks.pop(pool).cancel()
+
+    def _run(self, pool: str) -> None:
+        self._tasks[pool] = asyncio.create_task(self._clients[pool].run())
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def names(self) -> list[str]:
         """Names of all pools."""
@@ -318,7 +338,8 @@ class Pools:
 
     def pull(self, destination: str, pull: Pull) -> bool:
         """Ask a pool to fetch blocks; False if it is not connected."""
-        return self._clients[destination].pull(pull)
+        client = self._clients.get(destination)
+        return client is not None and client.pull(pull)
 
     async def purge(self, pool: str, source: str, *, is_dry: bool) -> Purged:
         """Have a pool drop what came from a source, or count it.
@@ -342,8 +363,10 @@ class Pools:
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Report the end of a transfer to both pools."""
         for pool in (transfer.source, transfer.destination):
-            self._clients[pool].abort(transfer.transfer_id, reason)
+            if (client := self._clients.get(pool)) is not None:
+                client.abort(transfer.transfer_id, reason)
 
     def release(self, transfer: TransferView) -> None:
         """Report to a transfer's destination that no request waits for its blocks any more."""
-        self._clients[transfer.destination].release(transfer.transfer_id)
+        if (client := self._clients.get(transfer.destination)) is not None:
+            client.release(transfer.transfer_id)

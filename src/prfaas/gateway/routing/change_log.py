@@ -28,6 +28,7 @@ class Loop(StrEnum):
     ADMISSION = "admission"
     BREAKER = "breaker"
     OPERATOR = "operator"
+    MEMBERS = "members"
 
 
 @dataclass(frozen=True, slots=True)

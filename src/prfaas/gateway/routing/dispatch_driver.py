@@ -7,15 +7,18 @@ No sockets and no clock: time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 
-from prfaas.config.clusters import ClusterRole
+from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import decode_name, instance_of
 from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
+    Member,
     Refusal,
     Refused,
     Routed,
@@ -65,6 +68,8 @@ class Driver(DispatcherBooks):
         }
         self._healthy: set[str] = set()
         self._drained: set[str] = set()
+        self._withheld: set[str] = set()
+        """Engines and pools that leave, or that their source calls not ready."""
         self._clusters_off: set[str] = set()
         self.num_late = 0
         """Requests that admission refused."""
@@ -73,11 +78,11 @@ class Driver(DispatcherBooks):
         """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
-        self._home_pools = pools_of(home)
-        self._away_pools = pools_of(away)
+        self._home_pools, self._away_pools = pools_of(home), pools_of(away)
         self._home_names = frozenset(home)
         self.home = next(iter(home))
         """Name of the PD cluster."""
+        self._prices = profiles.price_per_tb
         self.price_per_tb = link_prices(deployment, profiles)
         """Price of 10**12 bytes by link."""
         self.split = make_split(deployment, profiles)
@@ -87,9 +92,62 @@ class Driver(DispatcherBooks):
         )
         for name in self._pool_of:
             self._apply(name, 0)
-        for source in self._away_pools:
-            for destination in self._home_pools:
-                self.dispatcher.set_link(source, destination, up=False)
+        for ends in self.links():
+            self.dispatcher.set_link(*ends, up=False)
+
+    # Members
+
+    def add_engine(self, cluster: str, member: Member, role: EngineRole, now_ns: int) -> None:
+        """An engine joins a cluster; it is not ready."""
+        self._pool_of[member.name], self._cluster_of[member.name] = member.pool, cluster
+        split, is_home = self.split, cluster in self._home_names
+        if split is not None and is_home:
+            split.add(member.name, Role(role.value), now_ns)
+        decode = decode_name(member.name) if is_home else ""
+        self.dispatcher.add(self.home if is_home else cluster, member, decode)
+        self._find_pools()
+        self._describe(member.name)
+
+    def remove_engine(self, name: str, now_ns: int) -> None:
+        """An engine that no open request uses has left."""
+        self.dispatcher.remove(name, now_ns, decode_name(name))
+        if self.split is not None and name in self.split:
+            self.split.remove(name)
+        for known in (self._pool_of, self._cluster_of, self._lengths):
+            known.pop(name, None)
+        for names in (self._healthy, self._drained, self._withheld, self._broken):
+            names.discard(name)
+        self._index.forget(name)
+        self._find_pools()
+
+    def remove_pool(self, pool: str) -> None:
+        """A pool node that no open request uses has left."""
+        self._views.pop(pool, None)
+        self._withheld.discard(pool)
+        self._index.forget(pool)
+        self.dispatcher.remove_pool(pool)
+
+    def set_withheld(self, name: str, now_ns: int, *, withheld: bool) -> None:
+        """An engine gets nothing new, or a pool node no new transfers, whatever they report."""
+        (self._withheld.add if withheld else self._withheld.discard)(name)
+        if name in self._cluster_of:
+            self._apply(name, now_ns)
+        else:
+            self._set_links(name)
+
+    def uses(self, name: str) -> bool:
+        """Return True if an open request was routed to an engine or a pool."""
+        return self.dispatcher.requests.uses(name, decode_name(name))
+
+    def _find_pools(self) -> None:
+        cluster_of = {pool: self._cluster_of[name] for name, pool in self._pool_of.items()}
+        home = self._home_names
+        self._home_pools = tuple(pool for pool, its in cluster_of.items() if its in home)
+        self._away_pools = tuple(pool for pool, its in cluster_of.items() if its not in home)
+        for source, destination in self.links():
+            self._set_link(source, destination)
+            price = self._prices.get(cluster_of[source], 0.0)
+            self.price_per_tb.setdefault((source, destination), price)
 
     # Engines
 
@@ -142,7 +200,7 @@ class Driver(DispatcherBooks):
     def takes(self, name: str) -> bool:
         """Return True if an engine gets new requests: it is healthy, and nothing bars it."""
         is_well = name in self._healthy and name not in self._broken
-        return is_well and not self.is_barred(name)
+        return is_well and name not in self._withheld and not self.is_barred(name)
 
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
@@ -169,15 +227,11 @@ class Driver(DispatcherBooks):
         for name, its_pool in self._pool_of.items():
             if its_pool == pool:
                 self._describe(name)
-        broken = []
-        for source in self._away_pools:
-            for destination in self._home_pools:
-                if pool in (source, destination):
-                    broken += self._set_link(source, destination)
-                if pool == source and (measured := view.telemetry.get(destination)) is not None:
-                    report = link_report(measured, now_ns)
-                    self.dispatcher.report_link(source, destination, report)
-        return broken
+        for source, destination in self.links(pool):
+            if pool == source and (measured := view.telemetry.get(destination)) is not None:
+                report = link_report(measured, now_ns)
+                self.dispatcher.report_link(source, destination, report)
+        return self._set_links(pool)
 
     def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
         """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
@@ -280,9 +334,22 @@ class Driver(DispatcherBooks):
             layout_id=None if layout is None else layout.layout_id,
         )
 
+    def links(self, pool: str | None = None) -> list[LinkName]:
+        """Links to the PD cluster: all, or those of a pool."""
+        return [
+            ends
+            for ends in product(self._away_pools, self._home_pools)
+            if pool is None or pool in ends
+        ]
+
+    def _set_links(self, pool: str) -> list[int]:
+        return [number for ends in self.links(pool) for number in self._set_link(*ends)]
+
     def _set_link(self, source: str, destination: str) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
+        if not self._withheld.isdisjoint((source, destination)):
+            return self.dispatcher.set_link(source, destination, up=False)
         usable = all(end.is_live and not end.is_draining for end in ends)
         up = usable and ends[0].links.get(destination, False)
         up = up and (source, destination) not in self._broken

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
+
+from prfaas.membership.views import PartRegistry
 
 
 class Families:
     """Makes the metrics of one registry; every name begins with `prfaas_`."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = PartRegistry()
 
     def counter(self, name: str, what: str, *labels: str) -> Counter:
         """Return a new counter; Prometheus' format adds `_total` to its name."""

@@ -14,6 +14,7 @@ from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.gateway.telemetry.request_records import Records
+from prfaas.membership.follower import Follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LiveParts:
         layouts: Differences between the KV layouts of engines.
         guards: Breakers of engines and links.
         journal: Recent changes by loops and operators.
+        members: Engines and pool nodes that come and go.
         records: Recent requests.
     """
 
@@ -36,5 +38,6 @@ class LiveParts:
     layouts: LayoutCheck
     guards: Guards
     journal: Journal
+    members: Follower
     metrics: Metrics
     records: Records

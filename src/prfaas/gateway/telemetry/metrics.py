@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
+from prfaas.membership.views import MemberMetrics
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 
@@ -63,6 +64,11 @@ class Metrics:
     def __init__(self) -> None:
         make = Families()
         self.registry = make.registry
+        self.members = MemberMetrics(self.registry)
+        self.parts_changed = True
+        """True if parts have come or gone since the metrics were last read."""
+        self.on_read: Callable[[], None] = lambda: None
+        """Called before the metrics are read."""
         self.tenants = TenantMetrics(make)
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
@@ -232,6 +238,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
+        self.on_read()
         return generate_latest(self.registry)
 
 

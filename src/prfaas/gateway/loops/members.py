@@ -1,0 +1,135 @@
+"""The gateway's connections to its members, which come and go while it runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from prfaas.config.addresses import split_address
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch.types import Member as Instance
+from prfaas.core.membership.members import Kind, Member, Reason
+from prfaas.core.resilience.guards import Guards, label_of
+from prfaas.gateway.engines.engine import Engine, OtherModelError
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.change_log import Journal, Loop
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.membership.entries import engine_table, pool_table
+from prfaas.membership.follower import Follower
+
+HOME_GROUP = 0
+"""Group of the guards with the engines of the PD cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayMembers:
+    """Adds and removes members in all parts of a gateway.
+
+    Attributes:
+        deployment: The gateway's own copy, whose tables of engines and pools follow the members.
+        driver: Routes to them.
+        engines: Probe engines and run legs on them.
+        events: Follow the KV events of engines.
+        pools: Follow pool nodes.
+        guards: Breakers of engines and links.
+        layouts: Compare what engines announce.
+        metrics: Show them.
+        journal: Records changes.
+    """
+
+    deployment: Deployment
+    driver: Driver
+    engines: Engines
+    events: EngineEvents
+    pools: Pools
+    guards: Guards
+    layouts: LayoutCheck
+    metrics: Metrics
+    journal: Journal
+
+    def join(self, member: Member) -> bool:
+        """Connect to a member; False if it is connected already."""
+        if member.kind is Kind.ENGINE and member.name not in self.engines.by_name:
+            self._join_engine(member)
+        elif member.kind is Kind.POOL and member.name not in self.pools.names():
+            self.deployment.clusters[member.cluster].pools[member.name] = pool_table(member)
+            self.pools.add(member.name, split_address(member.address))
+            self._guard_links()
+        else:
+            return False
+        self.metrics.parts_changed = True
+        return True
+
+    def withhold(self, name: str, *, withheld: bool) -> None:
+        """Give a member nothing new, or lift that."""
+        self.driver.set_withheld(name, time.monotonic_ns(), withheld=withheld)
+
+    def leave(self, member: Member) -> None:
+        """Disconnect from a member, and forget what it holds."""
+        tables = self.deployment.clusters[member.cluster]
+        if member.kind is Kind.ENGINE:
+            self.events.remove(member.name)
+            self.engines.remove(member.name)
+            self.driver.remove_engine(member.name, time.monotonic_ns())
+            self.guards.remove(member.name)
+            tables.engines.pop(member.name, None)
+        elif member.kind is Kind.POOL:
+            self.pools.remove(member.name)
+            self.driver.remove_pool(member.name)
+            links = [each for each in self.guards.breakers if isinstance(each, tuple)]
+            for link in [each for each in links if member.name in each]:
+                self.guards.remove(link)
+                self.metrics.registry.forget("target", label_of(link))
+            tables.pools.pop(member.name, None)
+        for label in ("engine", "pool", "source", "destination"):
+            self.metrics.registry.forget(label, member.name)
+        self.metrics.registry.forget("target", label_of(member.name))
+
+    def is_idle(self, member: Member) -> bool:
+        """Return True if no leg and no transfer uses a member."""
+        if self.driver.uses(member.name):
+            return False
+        engine = self.engines.by_name.get(member.name)
+        return engine is None or (not engine.num_in_flight and not engine.legs)
+
+    def note(self, action: str, what: str, why: str) -> None:
+        """Record a change for operators."""
+        self.journal.note(Loop.MEMBERS, action, what, why=why)
+
+    def follow(self, follower: Follower) -> None:
+        """Report to the machine what engines answer, and whose blocks are of no use here."""
+
+        def changed(engine: Engine, error: Exception | None) -> None:
+            follower.well(engine.name, is_well=engine.is_ready)
+            words = str(error) if isinstance(error, OtherModelError) else ""
+            follower.judge(engine.name, Reason.OTHER_MODEL, words)
+
+        def compared(name: str, words: str) -> None:
+            engine = self.engines.by_name.get(name)
+            # A PD engine of another layout serves prompts by itself.
+            if engine is not None and engine.role is ClusterRole.PRFAAS:
+                follower.judge(name, Reason.OTHER_LAYOUT, words)
+
+        self.engines.probes.on_change = changed
+        self.layouts.on_mismatch = compared
+
+    def _join_engine(self, member: Member) -> None:
+        cluster = self.deployment.clusters[member.cluster]
+        table = cluster.engines[member.name] = engine_table(member)
+        instance = Instance(member.name, member.pool)
+        self.driver.add_engine(member.cluster, instance, table.role, time.monotonic_ns())
+        is_home = cluster.role is ClusterRole.PD
+        self.guards.add(member.name, HOME_GROUP if is_home else None)
+        self._guard_links()
+        self.engines.add(Engine.of(member.name, member.address, cluster.role, table))
+        self.events.add(member.name, table)
+
+    def _guard_links(self) -> None:
+        for ends in self.driver.links():
+            if ends not in self.guards.breakers:
+                self.guards.add(ends)

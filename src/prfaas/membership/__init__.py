@@ -1,0 +1,1 @@
+"""Sources of a site's members, and the follower that connects and disconnects them."""

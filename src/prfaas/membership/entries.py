@@ -1,0 +1,85 @@
+"""Members of a deployment file, and the tables of members that join later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prfaas.config.addresses import join_address
+from prfaas.config.clusters import ClusterRole, EngineRole, EngineTable, PoolTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.membership.members import Kind, Listed, Member, Site
+
+
+def site_of(deployment: Deployment) -> Site:
+    """What members of a deployment have to agree with."""
+    roles = {e.role for c in deployment.with_role(ClusterRole.PD) for e in c.engines.values()}
+    apart = bool(roles) and EngineRole.BOTH not in roles
+    home = ("prefill", "decode") if apart else ("both",)
+    return Site(
+        {
+            name: home if table.role is ClusterRole.PD else ("both",)
+            for name, table in deployment.clusters.items()
+        },
+        deployment.model.name,
+    )
+
+
+def entries_of(
+    deployment: Deployment, engines: Mapping[str, str], pools: Mapping[str, tuple[str, int]]
+) -> list[Listed]:
+    """Members of a deployment file.
+
+    Args:
+        deployment: The file.
+        engines: URL of engines that have none in the file.
+        pools: Address of pool nodes that have none in the file.
+
+    Raises:
+        ValueError: The address of a part is unknown.
+    """
+    found = []
+    for cluster, table in deployment.clusters.items():
+        for name, pool in table.pools.items():
+            address = join_address(pools[name]) if name in pools else pool.address
+            if address is None:
+                raise ValueError(f"clusters.{cluster}.pools.{name} has no `address`; give one")
+            found.append(Listed(Member(name, Kind.POOL, cluster, address)))
+        for name, engine in table.engines.items():
+            url = engines.get(name, engine.url)
+            if url is None:
+                raise ValueError(f"clusters.{cluster}.engines.{name} has no `url`; give one")
+            found.append(Listed(engine_member(name, cluster, url, engine)))
+    return found
+
+
+def engine_member(name: str, cluster: str, url: str, table: EngineTable) -> Member:
+    """The member of an engine's table."""
+    settings = {
+        "kv_events": table.kv_events,
+        "kv_events_replay": table.kv_events_replay,
+        "sequences_max": str(table.num_slots),
+    }
+    return Member(
+        name,
+        Kind.ENGINE,
+        cluster,
+        url.rstrip("/"),
+        table.pool,
+        table.role.value,
+        settings=tuple((key, value) for key, value in settings.items() if value is not None),
+    )
+
+
+def engine_table(member: Member) -> EngineTable:
+    """The table of an engine that joins."""
+    settings: dict[str, object] = dict(member.settings)
+    if "sequences_max" in settings:
+        settings["sequences_max"] = int(str(settings["sequences_max"]))
+    return EngineTable.model_validate(
+        {"pool": member.pool, "role": member.role, "url": member.address, **settings}
+    )
+
+
+def pool_table(member: Member) -> PoolTable:
+    """The table of a pool node that joins."""
+    return PoolTable.model_validate({"address": member.address})

@@ -1,0 +1,122 @@
+"""Follows the sources of members and keeps the connections to them up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from prfaas.core.membership.machine import Action, Join, Leave, Membership, Withhold
+from prfaas.core.membership.members import Kind, Listed, Reason, Refusal, State
+from prfaas.logs import log_event
+from prfaas.membership.port import Connections, Source
+
+DRAIN_LOOK_S = 0.2
+"""Time between two looks at members that drain."""
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Runs the membership of a site.
+
+    Args:
+        machine: Its state.
+        connections: Join and leave as it decides.
+        sources: List members.
+    """
+
+    def __init__(
+        self, machine: Membership, connections: Connections, sources: Sequence[Source]
+    ) -> None:
+        self.machine, self.sources = machine, sources
+        self._connections = connections
+        self._tasks: list[asyncio.Task[None]] = []
+        self._refused: set[tuple[str, str]] = set()
+        self._faults: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin."""
+        for source in self.sources:
+            follow = source.follow(partial(self.listed, source.name))
+            self._tasks.append(asyncio.create_task(follow))
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def listed(
+        self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()
+    ) -> None:
+        """Apply the list of a source."""
+        self._run(self.machine.listed(source, entries, time.monotonic_ns(), unread))
+        self._note_refusals()
+
+    def well(self, name: str, *, is_well: bool) -> None:
+        """A member answers, or does not."""
+        self._run(self.machine.well(name, time.monotonic_ns(), is_well=is_well))
+
+    def judge(self, name: str, reason: Reason, words: str) -> None:
+        """A member reports what contradicts the site; with "" for words it does not any more."""
+        now_ns = time.monotonic_ns()
+        if words:
+            self._run(self.machine.contradicts(Refusal(name, reason, words), now_ns))
+        else:
+            self._run(self.machine.agrees(name, now_ns, reason))
+        self._note_refusals()
+
+    def is_leaving(self, name: str) -> bool:
+        """Return True if a member drains, so that it need not answer."""
+        return self.machine.state_of(name) is State.DRAINING
+
+    def refusals(self) -> dict[str, Refusal]:
+        """Refused members by name."""
+        return {row.name: row.refusal for row in self.machine.rows() if row.refusal is not None}
+
+    def faults(self) -> dict[str, str]:
+        """Faults of sources by name."""
+        return {source.name: source.fault for source in self.sources if source.fault}
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(DRAIN_LOOK_S)
+            self.drain()
+            self._note_faults()
+
+    def drain(self) -> None:
+        """Let members that have drained leave."""
+        self._run(self.machine.drained(self._connections.is_idle, time.monotonic_ns()))
+
+    def _run(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Join(member):
+                    if self._connections.join(member):
+                        self._note("joined", member.kind, member.name, f"at {member.address}")
+                case Withhold(name, withheld):
+                    self._connections.withhold(name, withheld=withheld)
+                case Leave(member):
+                    self._connections.leave(member)
+                    self._note("left", member.kind, member.name, "not listed, and its work ended")
+
+    def _note(self, action: str, kind: Kind, name: str, why: str) -> None:
+        self._connections.note(action, f"{kind.value} {name}", why)
+
+    def _note_refusals(self) -> None:
+        now = {(name, each.words) for name, each in self.refusals().items()}
+        for name, words in sorted(now - self._refused):
+            self._connections.note("refused", f"member {name}", words)
+        self._refused = now
+
+    def _note_faults(self) -> None:
+        now = self.faults()
+        for name, fault in now.items():
+            if self._faults.get(name) != fault:
+                log_event(_log, logging.WARNING, "membership_fault", source=name, why=fault)
+        for name in self._faults.keys() - now.keys():
+            log_event(_log, logging.INFO, "membership_fault_over", source=name)
+        self._faults = now
