@@ -30,7 +30,7 @@ class Follower:
     def __init__(
         self, machine: Membership, connections: Connections, sources: Sequence[Source]
     ) -> None:
-        self.machine, self.sources = machine, sources
+        self.machine, self.sources = machine, list(sources)
         self._connections = connections
         self._tasks: list[asyncio.Task[None]] = []
         self._refused: set[tuple[str, str]] = set()
