@@ -135,7 +135,8 @@ async def test_a_prefill_site_grows_and_shrinks(world: World, identities: Path) 
         site.drop("prefill-2", "late-pool")
         await until(lambda: site.state("late-pool") is None)
     assert "late-pool" not in gateway.pools.names()
-    assert all("late-pool" not in (k.source, k.destination) for k in gateway.driver.dispatcher.links)
+    links = gateway.driver.dispatcher.links
+    assert all("late-pool" not in (link.source, link.destination) for link in links)
     assert ("late-pool", "pd-pool") not in gateway.guards.breakers
     status, _ = await world.post({"prompt": SHORT})
     assert status == 200

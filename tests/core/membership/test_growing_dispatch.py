@@ -14,12 +14,12 @@ from tests.core.dispatching import dispatcher
 
 
 def arrival(number: int) -> Arrival:
-    return Arrival(number, 50, offloadable=False)
+    return Arrival(number, 50, 0, offloadable=False)
 
 
 def test_an_instance_that_joins_gets_work_once_it_is_ready() -> None:
     made = dispatcher()
-    names = [each for each in ("home-0", "home-1") if each in made._stage_of]
+    names = ("h0", "h1")
     for name in names:
         made.set_ready(name, ready=False, now_ns=1)
     made.add("pd", Member("late", "late-pool"))
