@@ -215,7 +215,7 @@ WRONG: list[tuple[Change, str, str]] = [
         "clusters.home",
         "home-pool",
     ),
-    (lambda t: t["clusters"]["home"].update(engines={}), "clusters.home.engines", "at least 1"),
+    (lambda t: t["clusters"]["home"].update(engines={}), "file", "clusters.home.engines is empty"),
     (
         lambda t: t["clusters"]["far"]["engines"].update({"home-pool": {"pool": "far-pool"}}),
         "file",

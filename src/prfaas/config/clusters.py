@@ -202,8 +202,8 @@ class ClusterTable(Table):
 
     role: Annotated[ClusterRole, Field(strict=False)]
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
-    pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
-    engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
+    pools: dict[PartName, PoolTable] = Field(default={})
+    engines: dict[PartName, EngineTable] = Field(default={})
     timing: TimingTable | None = None
     """Makes the engines that are started here timing engines, which compute nothing."""
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, PoolTable, check_roles
+from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
 from prfaas.config.routing import RoutingTable
@@ -129,6 +130,7 @@ class Deployment(Table):
     security: SecurityTable
     tracing: TracingTable | None = None
     supervision: SupervisionTable = SupervisionTable()
+    membership: MembershipTable = MembershipTable()
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret of the salts, and generated files."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
@@ -178,6 +180,17 @@ class Deployment(Table):
     def _has_decode(self) -> Deployment:
         if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
             raise ValueError('no cluster has role = "pd": nothing could decode')
+        return self
+
+    @model_validator(mode="after")
+    def _has_parts(self) -> Deployment:
+        for name, cluster in self.clusters.items() if not self.membership.has_sources else ():
+            for kind in ("pools", "engines"):
+                if not getattr(cluster, kind):
+                    raise ValueError(
+                        f"clusters.{name}.{kind} is empty; list one at least, or name a source "
+                        "of members in [membership]"
+                    )
         return self
 
     @model_validator(mode="after")

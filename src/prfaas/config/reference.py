@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTable, TimingTable
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
+from prfaas.config.membership import KubernetesTable, MembershipTable
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
 from prfaas.config.supervision import SupervisionTable
@@ -37,6 +38,8 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[security]", SecurityTable, ()),
     ("[tracing]", TracingTable, ()),
     ("[supervision]", SupervisionTable, ()),
+    ("[membership]", MembershipTable, ("folder",)),
+    ("[membership.kubernetes]", KubernetesTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+
+from pydantic import ValidationError
 
 from prfaas.config.addresses import join_address
 from prfaas.config.clusters import ClusterRole, EngineRole, EngineTable, PoolTable
@@ -78,6 +81,21 @@ def engine_table(member: Member) -> EngineTable:
     return EngineTable.model_validate(
         {"pool": member.pool, "role": member.role, "url": member.address, **settings}
     )
+
+
+@lru_cache(maxsize=8192)
+def fault_of(member: Member) -> str:
+    """Why a member cannot be connected to; "" if it can."""
+    try:
+        if member.kind is Kind.ENGINE:
+            engine_table(member)
+        elif member.kind is Kind.POOL:
+            pool_table(member)
+        else:
+            return f"members of kind {member.kind.value} do not join while a gateway runs"
+    except ValidationError as error:
+        return "; ".join(f"{each['loc']}: {each['msg']}" for each in error.errors())
+    return ""
 
 
 def pool_table(member: Member) -> PoolTable:

@@ -11,6 +11,7 @@ from functools import partial
 from prfaas.core.membership.machine import Action, Join, Leave, Membership, Withhold
 from prfaas.core.membership.members import Kind, Listed, Reason, Refusal, State
 from prfaas.logs import log_event
+from prfaas.membership.entries import fault_of
 from prfaas.membership.port import Connections, Source
 
 DRAIN_LOOK_S = 0.2
@@ -39,8 +40,9 @@ class Follower:
     def start(self) -> None:
         """Begin."""
         for source in self.sources:
-            follow = source.follow(partial(self.listed, source.name))
-            self._tasks.append(asyncio.create_task(follow))
+            task = asyncio.create_task(source.follow(partial(self.listed, source.name)))
+            task.add_done_callback(partial(_note_end, source))
+            self._tasks.append(task)
         self._tasks.append(asyncio.create_task(self._watch()))
 
     async def close(self) -> None:
@@ -53,7 +55,10 @@ class Follower:
         self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()
     ) -> None:
         """Apply the list of a source."""
-        self._run(self.machine.listed(source, entries, time.monotonic_ns(), unread))
+        faults = {each.member.name: fault_of(each.member) for each in entries}
+        odd = [Refusal(name, Reason.INVALID, why) for name, why in faults.items() if why]
+        good = [each for each in entries if not fault_of(each.member)]
+        self._run(self.machine.listed(source, good, time.monotonic_ns(), [*unread, *odd]))
         self._note_refusals()
 
     def well(self, name: str, *, is_well: bool) -> None:
@@ -120,3 +125,9 @@ class Follower:
         for name in self._faults.keys() - now.keys():
             log_event(_log, logging.INFO, "membership_fault_over", source=name)
         self._faults = now
+
+
+def _note_end(source: Source, task: asyncio.Task[None]) -> None:
+    """A source never ends by itself: the last list stays, and operators see why."""
+    if not task.cancelled():
+        source.fault = f"it has failed, restart the gateway: {task.exception()!r}"

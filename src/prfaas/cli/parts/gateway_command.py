@@ -57,6 +57,7 @@ def gateway(
     from prfaas.gateway.engines.endpoints import Endpoints
     from prfaas.gateway.tokenization.without_torch import keep_torch_out
     from prfaas.membership.deployment_file import DeploymentFile
+    from prfaas.membership.sources import sources_of
 
     deployment = read = load_deployment(file, overlay)
     if name is not None:
@@ -81,6 +82,7 @@ def gateway(
         dict(engines),
         dict(pools),
     )
+    sources = [watched, *sources_of(deployment.membership)]
     keep_torch_out()
     run_until_stopped(
         lambda stop: serve(
@@ -88,7 +90,7 @@ def gateway(
             endpoints,
             stop,
             lambda url: click.echo(f"gateway {who} listens at {url}"),
-            [watched],
+            sources,
         )
     )
 

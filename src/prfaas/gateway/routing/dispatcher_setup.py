@@ -70,7 +70,7 @@ def make_split(deployment: Deployment, profiles: Profiles) -> Split | None:
         for cluster in deployment.with_role(ClusterRole.PD)
         for name, engine in cluster.engines.items()
     }
-    if EngineRole.BOTH in engines.values():
+    if not engines or EngineRole.BOTH in engines.values():
         return None
     routing = deployment.routing
     loop = None

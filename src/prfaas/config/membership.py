@@ -1,0 +1,42 @@
+"""The table of the sources of members that come and go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from prfaas.config.names import FilePathText, Url
+from prfaas.config.table import Table
+
+NAMESPACE = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+SELECTOR = r"^[A-Za-z0-9][A-Za-z0-9 _./,=!()-]{0,499}$"
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+class KubernetesTable(Table):
+    """`[membership.kubernetes]`: engines and pool nodes from EndpointSlices."""
+
+    selector: Annotated[str, StringConstraints(pattern=SELECTOR)] = "prfaas/kind"
+    """Label selector of the EndpointSlices, which have the labels of their Services."""
+    namespace: Annotated[str, StringConstraints(pattern=NAMESPACE)] | None = None
+    """Their namespace. If absent, the one in the service account's directory."""
+    url: Url | None = None
+    """URL of the API server. If absent, from the variables KUBERNETES_SERVICE_HOST and
+    KUBERNETES_SERVICE_PORT, as every pod has them."""
+    service_account: FilePathText = Field(default=SERVICE_ACCOUNT, validate_default=True)
+    """Directory with `token` and `ca.crt`; the token is read again for each request."""
+
+
+class MembershipTable(Table):
+    """`[membership]`: sources of engines and pool nodes in addition to the file's own."""
+
+    folder: FilePathText | None = None
+    """Directory with a file NAME.toml for each member, read again when it changes."""
+    kubernetes: KubernetesTable | None = None
+    """EndpointSlices of a Kubernetes cluster."""
+
+    @property
+    def has_sources(self) -> bool:
+        """Return True if members can come from elsewhere than the file."""
+        return self.folder is not None or self.kubernetes is not None

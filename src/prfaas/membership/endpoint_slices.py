@@ -1,0 +1,159 @@
+"""Members in Kubernetes EndpointSlices (discovery.k8s.io/v1): a translation without I/O.
+
+A Service with the label `prfaas/kind` describes engines or pool nodes of a cluster; Kubernetes
+copies its labels to its EndpointSlices:
+
+| label | value |
+|---|---|
+| `prfaas/kind` | `engine` or `pool` |
+| `prfaas/cluster` | name of the cluster in the deployment file |
+| `prfaas/name` | name of the only member; if absent, each pod's name |
+| `prfaas/pool` | pool node of engines; if absent, the one on the same node |
+| `prfaas/role`, `prfaas/model` | role and model of engines |
+
+The port `http` or `https` is an engine's, `link` a pool node's, `kv-events` and `kv-replay` those
+of the KV events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from prfaas.config.addresses import join_address
+from prfaas.config.names import PART_NAME, PATTERNS
+from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
+
+ENDPOINTS_MAX = 8192
+
+
+class _Named(msgspec.Struct):
+    name: str | None = None
+
+
+class _Conditions(msgspec.Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class _Endpoint(msgspec.Struct):
+    addresses: list[str] = []
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+    targetRef: _Named | None = None  # noqa: N815 (Kubernetes' name)
+    nodeName: str | None = None  # noqa: N815 (Kubernetes' name)
+
+
+class _Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    resourceVersion: str = ""  # noqa: N815 (Kubernetes' name)
+    labels: dict[str, str] = {}
+
+
+class EndpointSlice(msgspec.Struct):
+    """An EndpointSlice, as far as it matters here."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+def read_slice(value: Any) -> EndpointSlice:
+    """An EndpointSlice of the API.
+
+    Raises:
+        msgspec.ValidationError: It is none.
+    """
+    return msgspec.convert(value, EndpointSlice)
+
+
+def members_in(slices: Iterable[EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
+    """Members of all slices, and the endpoints that cannot be one."""
+    everything = [each for found in slices for each in _endpoints(found)]
+    pools: dict[str | None, str] = {
+        endpoint.nodeName: name
+        for found, endpoint, name in everything
+        if found.metadata.labels.get("prfaas/kind") == Kind.POOL and endpoint.nodeName
+    }
+    listed: dict[tuple[str, str], Listed] = {}
+    refused: list[Refusal] = []
+    for found, endpoint, name in everything[:ENDPOINTS_MAX]:
+        try:
+            each = _listed(found, endpoint, name, pools)
+        except ValueError as error:
+            refused.append(Refusal(name[:63], Reason.INVALID, str(error)))
+        else:
+            # While slices are rewritten, an endpoint may be in two of them.
+            listed[each.member.name, each.member.address] = each
+    if len(everything) > ENDPOINTS_MAX:
+        words = f"there are {len(everything)} endpoints, limit {ENDPOINTS_MAX}"
+        refused.append(Refusal("endpoints", Reason.TOO_MANY, words))
+    return [*listed.values()], refused
+
+
+def _endpoints(found: EndpointSlice) -> Iterator[tuple[EndpointSlice, _Endpoint, str]]:
+    for endpoint in found.endpoints or ():
+        pod = endpoint.targetRef.name if endpoint.targetRef else None
+        name = found.metadata.labels.get("prfaas/name") or pod or found.metadata.name
+        yield found, endpoint, name
+
+
+def _listed(
+    found: EndpointSlice, endpoint: _Endpoint, name: str, pools: Mapping[str | None, str]
+) -> Listed:
+    """The member of an endpoint.
+
+    Raises:
+        ValueError: It is none.
+    """
+    labels = found.metadata.labels
+    if re.match(PART_NAME, name) is None:
+        raise ValueError(f"{name[:80]!r} cannot be the name of a part, {PATTERNS[PART_NAME]}")
+    if not endpoint.addresses:
+        raise ValueError("its endpoint has no address")
+    kind, host = labels.get("prfaas/kind", ""), endpoint.addresses[0]
+    ports = {port.name: port.port for port in found.ports or () if port.port}
+    conditions = endpoint.conditions
+    # Kubernetes: an absent `ready` means true, an absent `serving` means as `ready`.
+    is_ready = conditions.ready is not False
+    is_ending = bool(conditions.terminating)
+    cluster = labels.get("prfaas/cluster", "")
+    if kind == Kind.POOL:
+        place = _place(host, ports, "link")
+        member = Member(name, Kind.POOL, cluster, place)
+    elif kind == Kind.ENGINE:
+        scheme = "https" if "https" in ports else "http"
+        events = {"kv_events": "kv-events", "kv_events_replay": "kv-replay"}
+        settings = tuple(
+            (key, f"tcp://{_place(host, ports, port)}")
+            for key, port in events.items()
+            if port in ports
+        )
+        member = Member(
+            name,
+            Kind.ENGINE,
+            cluster,
+            f"{scheme}://{_place(host, ports, scheme)}",
+            labels.get("prfaas/pool") or pools.get(endpoint.nodeName, ""),
+            labels.get("prfaas/role", "both"),
+            labels.get("prfaas/model", ""),
+            settings,
+        )
+    else:
+        raise ValueError(f"label prfaas/kind is {kind!r}, not one of engine, pool")
+    return Listed(member, is_ready=is_ready and not is_ending, is_ending=is_ending)
+
+
+def _place(host: str, ports: Mapping[str | None, int | None], name: str) -> str:
+    port = ports.get(name)
+    if port is None:
+        raise ValueError(f"its Service has no port {name!r}")
+    return join_address((host, port))
