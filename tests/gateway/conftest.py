@@ -48,10 +48,14 @@ TIMING = PoolTiming(backoff_s=0.01, backoff_max_s=0.05)
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer with a ChatML template."""
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def make_checkpoint(path: Path) -> Path:
+    """Write it to a folder, and return the folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    path = tmp_path_factory.mktemp("checkpoint")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -151,7 +155,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
 
 @asynccontextmanager
 async def running(
-    checkpoint: Path, identities: Path, state: Path, **tables: Any
+    checkpoint: Path, identities: Path, state: Path, *, poll_s: float = 0.02, **tables: Any
 ) -> AsyncIterator[World]:
     """A world in which all is well, except that the spare decode engine is down."""
     engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
@@ -168,7 +172,7 @@ async def running(
             engines={engine.name: engine.url for engine in engines},
             pools={pool.name: ("127.0.0.1", pool.port) for pool in (prfaas_pool, pd_pool)},
         ),
-        poll_s=0.02,
+        poll_s=poll_s,
         timing=TIMING,
     )
     url = await gateway.start()
