@@ -78,7 +78,7 @@ class Churn:
                 self.late.append(found[0].prefill)
             return found
 
-        driver.route = checked  # type: ignore[method-assign]
+        driver.route = checked  # type: ignore[assignment,method-assign]
 
     async def ask(self) -> None:
         """One request."""
@@ -142,8 +142,7 @@ class Churn:
     async def _hang(self, _: str) -> None:
         self.api.is_hanging = True
         await self.api.cut()
-        for _ in range(3):
-            await self.ask()
+        await asyncio.gather(*(self.ask() for _ in range(3)))
         self.api.is_hanging = False
         await self.api.cut()
 

@@ -155,7 +155,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
 
 @asynccontextmanager
 async def running(
-    checkpoint: Path, identities: Path, state: Path, *, poll_s: float = 0.02, **tables: Any
+    checkpoint: Path, identities: Path, state: Path, **tables: Any
 ) -> AsyncIterator[World]:
     """A world in which all is well, except that the spare decode engine is down."""
     engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
@@ -172,7 +172,7 @@ async def running(
             engines={engine.name: engine.url for engine in engines},
             pools={pool.name: ("127.0.0.1", pool.port) for pool in (prfaas_pool, pd_pool)},
         ),
-        poll_s=poll_s,
+        poll_s=tables.get("poll_s", 0.02),
         timing=TIMING,
     )
     url = await gateway.start()
