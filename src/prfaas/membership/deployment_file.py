@@ -45,6 +45,9 @@ class DeploymentFile:
         self._paths, self._load, self._fixed = paths, load, fixed_part(deployment)
         self._engines, self._pools, self._poll_s = engines, pools, poll_s
         self._site = site_of(deployment)
+        self._started_with = {
+            each.member.name: each.member for each in entries_of(deployment, engines, pools)
+        }
         self.fault = ""
         self.current_at_s = 0.0
 
@@ -81,7 +84,7 @@ class DeploymentFile:
                 "pools of its clusters can; restart the gateway"
             )
         found = entries_of(deployment, self._engines, self._pools)
-        _, refused = accepted(found, {}, self._site)
+        _, refused = accepted(found, self._started_with, self._site)
         if refused:
             raise ValueError("; ".join(f"{each.name}: {each.words}" for each in refused))
         return found

@@ -83,7 +83,7 @@ class MemberMetrics:
                 self._members.labels(kind.value, state.value).set(members[kind, state])
         for reason in Reason:
             self._refused.labels(reason.value).set(refused[reason])
-        now_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time() if follower.sources else 0.0
         for source in follower.sources:
             self._age.labels(source.name).set(max(0.0, now_s - source.current_at_s))
             self._fault.labels(source.name).set(bool(source.fault))

@@ -2,7 +2,7 @@
 
 Every process that crosses a site boundary has an identity: a certificate whose DNS name is the
 process's name in the deployment file, signed by the deployment's own authority. A peer is admitted
-only if the authority signed it and its name is on the list.
+only if the authority signed it and its name, or its site, is on the list.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
+from prfaas.wire.allow_list import admitted, site_uri
 
 VALID_DAYS = 90
 """Validity of an identity.
@@ -147,7 +148,7 @@ def identity_in(directory: Path, name: str) -> Identity:
 
 
 def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: frozenset[str]) -> str:
-    """Name of the peer of an established connection.
+    """Name of the peer of an established connection; `allowed` as in `wire/allow_list.py`.
 
     Raises:
         PeerError: There is no certificate, or its name is not in `allowed`.
@@ -155,11 +156,11 @@ def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: frozens
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     entries = (certificate or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
-    for name in names:
-        if name in allowed:
-            return name
+    uris = [str(entry[1]) for entry in entries if entry[0] == "URI"]
+    if (name := admitted(names, uris, allowed)) is not None:
+        return name
     raise PeerError(
-        f"the peer is {', '.join(names) or 'without a name'}, expected "
+        f"the peer is {', '.join([*names, *uris]) or 'without a name'}, expected "
         f"{' or '.join(sorted(allowed)) or 'nobody'}"
     )
 
@@ -198,7 +199,9 @@ def check_name(name: str) -> None:
         )
 
 
-def make_identity(directory: Path, name: str, addresses: list[str] | None = None) -> Identity:
+def make_identity(
+    directory: Path, name: str, addresses: list[str] | None = None, site: str = ""
+) -> Identity:
     """Create the identity of `name` with the authority in `directory`, unless it is there.
 
     Args:
@@ -206,6 +209,7 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
         name: Name in the deployment file.
         addresses: Further host names or IP addresses that the process is reached at, for servers
             whose clients check host names (vLLM behind `https`).
+        site: Its site and kind, as in "pd/pool"; "" leaves them out.
 
     Raises:
         ConfigError: The authority's files are not there, or are no PEM files of ours; no part can
@@ -213,6 +217,8 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
     """
     check_name(name)
     further = [_alt_name(address) for address in addresses or []]
+    if site:
+        further.append(x509.UniformResourceIdentifier(site_uri(site, name)))
     identity = identity_in(directory, name)
     if identity.certificate.exists() and identity.key.exists():
         return identity

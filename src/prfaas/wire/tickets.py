@@ -24,6 +24,7 @@ from prfaas.core.kv.manifest import DIGEST_BYTES
 from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
+from prfaas.wire.allow_list import admitted
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
 
@@ -199,8 +200,12 @@ class TicketOpener:
         policy = PolicyBuilder().store(self._store).time(now)
         try:
             client = policy.build_client_verifier().verify(chain[0], chain[1:])
-            names = {name.value for name in client.subjects or () if isinstance(name, x509.DNSName)}
-            if not names & self._gateways:
+            subjects = client.subjects or ()
+            names = [each.value for each in subjects if isinstance(each, x509.DNSName)]
+            uris = [
+                each.value for each in subjects if isinstance(each, x509.UniformResourceIdentifier)
+            ]
+            if admitted(names, uris, self._gateways) is None:
                 raise VerificationError(f"{sorted(names)} are not on {sorted(self._gateways)}")
             key = chain[0].public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -21,14 +21,18 @@ from prfaas.wire.reissue import names_in, reissue, renew_due
     help="Directory of the files; a missing authority is created there.",
 )
 @click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
+@click.option("--site", default="", help="Site and kind of the parts, such as pd/pool.")
 @click.option("--renew", is_flag=True, help="Renew existing identities.")
 def identity(
-    names: tuple[str, ...], directory: Path, addresses: tuple[str, ...], *, renew: bool
+    names: tuple[str, ...], directory: Path, addresses: tuple[str, ...], site: str, *, renew: bool
 ) -> None:
     """Create identities: a certificate and a key for each NAME, signed by one authority.
 
     Copy NAME.pem, NAME.key and ca.pem to the host of each part; keep ca.key on this machine.
     Existing identities and their addresses are not changed.
+
+    With --site, an allow-list can admit a part by its site instead of its name: --source and
+    --gateway of `prfaas pool` take patterns such as site/prfaas/pool/*.
 
     Identities are valid for 90 days, the authority for five years. --renew renews the identities of
     NAMES with the same addresses; without NAMES, all in the directory that end within 30 days. Run
@@ -38,10 +42,11 @@ def identity(
     Examples:
       prfaas identity gateway pd-pool prfaas-pool --directory identities
       prfaas identity prfaas-engine --address prefill.example.net --directory identities
+      prfaas identity pd-a pd-b --site pd/pool --directory identities
       prfaas identity --renew --directory identities
     """
     if renew:
-        _renew(names, directory, addresses)
+        _renew(names, directory, (*addresses, *filter(None, [site])))
         return
     if not names:
         raise click.UsageError("Missing argument 'NAMES...'.")
@@ -52,7 +57,7 @@ def identity(
         for name in names:
             before = identity_in(directory, name)
             kept = before.certificate.exists() and before.key.exists()
-            made = make_identity(directory, name, list(addresses))
+            made = make_identity(directory, name, list(addresses), site)
             click.echo(f"{made.certificate}\n{made.key}")
             if kept:
                 click.echo(
@@ -67,7 +72,9 @@ def identity(
 def _renew(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]) -> None:
     """Renew identities, and print the files that are new."""
     if addresses:
-        raise click.UsageError("--renew keeps the addresses that an identity has; leave --address.")
+        raise click.UsageError(
+            "--renew keeps the addresses that an identity has; leave --address and --site."
+        )
     for name in names:
         check_name(name)
     try:

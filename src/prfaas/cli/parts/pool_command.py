@@ -82,12 +82,17 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     type=click.Choice([choice.value for choice in LinkEncryption]),
     help="Protection of blocks on links: sealed without FILE. network does not encrypt.",
 )
-@click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    help="A pool that may push to this one, or a pattern such as site/prfaas/pool/*.",
+)
 @click.option(
     "--gateway",
     "gateways",
     multiple=True,
-    help="A gateway that may subscribe, and whose tickets are valid.",
+    help="A gateway that may subscribe, and whose tickets are valid, or a pattern.",
 )
 @click.option(
     "--tracing",
@@ -131,6 +136,7 @@ def pool(
     """
     from prfaas.config.load import load_deployment
     from prfaas.pool.node.settings import PoolSettings
+    from prfaas.wire.allow_list import check_entries
     from prfaas.wire.identity import identity_in
 
     if (disk is None) != (disk_limit is None):
@@ -163,6 +169,7 @@ def pool(
         "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,
     }
     found |= {key: value for key, value in given.items() if value is not None}
+    check_entries([*found["sources"], *found["gateways"]])
     _check(found, file)
     if file is not None:
         with contextlib.suppress(OSError):  # The pool node reports why it cannot create its socket.

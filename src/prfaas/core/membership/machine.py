@@ -116,6 +116,12 @@ class Membership:
 
     # Events
 
+    def begin(self, source: str, entries: Sequence[Listed], now_ns: int) -> None:
+        """Take over the members that a gateway is started with, connected already."""
+        self._listed[source] = entries
+        for each in entries:
+            self._joined[each.member.name] = _Joined(each.member, State.SEEN, now_ns)
+
     def listed(
         self, source: str, entries: Sequence[Listed], now_ns: int, unread: Sequence[Refusal] = ()
     ) -> list[Action]:

@@ -37,7 +37,9 @@ def accepted(
     refused: list[Refusal] = []
     for each in sorted(listed, key=rank):
         member = each.member
-        refusal = _contradiction(member, found, holders, counts, site)
+        # Parts that a gateway was started with may share an address.
+        holder = holders.get(member.address) if incumbents.get(member.name) != member else None
+        refusal = _contradiction(member, found, holder, counts, site)
         if refusal is None:
             found[member.name] = each
             holders[member.address] = member.name
@@ -50,7 +52,7 @@ def accepted(
 def _contradiction(
     member: Member,
     found: Mapping[str, Listed],
-    holders: Mapping[str, str],
+    holder: str | None,
     counts: Counter[Kind],
     site: Site,
 ) -> tuple[Reason, str] | None:
@@ -59,7 +61,7 @@ def _contradiction(
     if (known := found.get(member.name)) is not None:
         place = known.member.address
         return Reason.DUPLICATE_NAME, f"{place} has this name already; names are identities"
-    if (holder := holders.get(member.address)) is not None:
+    if holder is not None:
         return Reason.ADDRESS_TAKEN, f"{member.address} is the address of {holder}; give its own"
     if member.kind is Kind.ENGINE and (odd := _odd_engine(member, found, site)) is not None:
         return odd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -93,6 +94,8 @@ class LinkPort:
         self._busy = BusyMeter(lambda: io.thread_id)
         self._sources = sources
         self._gateways = gateways
+        self._from_sources: set[Channel] = set()
+        self._from_gateways: set[Channel] = set()
         self._inbound = inbound
         self._metrics = metrics
         self._on_subscribe = on_subscribe
@@ -159,6 +162,10 @@ class LinkPort:
 
     def _greet(self, channel: Channel) -> None:
         channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
+        for admits, channels in self._roles():
+            with contextlib.suppress(PeerError):
+                peer_name(channel.ssl_object, admits)
+                channels.add(channel)
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
@@ -195,19 +202,19 @@ class LinkPort:
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
-                self._require(channel, self._sources)
+                self._require(channel, self._from_sources)
                 self._offered(channel, message)
             case Commit():
-                self._require(channel, self._sources)
+                self._require(channel, self._from_sources)
                 self._inbound.committed(message, channel.peer)
                 self._settle(channel, message.transfer_id)
             case Refused():
-                self._require(channel, self._sources)
+                self._require(channel, self._from_sources)
                 self._on_refused(message, channel.peer)
-            case Abort() if channel.peer in self._sources:
+            case Abort() if channel in self._from_sources:
                 self._inbound.aborted_by(message, channel.peer)
             case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd():
-                self._require(channel, self._gateways)
+                self._require(channel, self._from_gateways)
                 self._of_gateway(channel, message)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
@@ -234,7 +241,7 @@ class LinkPort:
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
         """A pool has one link: a new one replaces the previous one."""
-        self._require(channel, self._sources)
+        self._require(channel, self._from_sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
         older = [other for other in self._channels if other.peer == channel.peer]
@@ -358,9 +365,13 @@ class LinkPort:
         self._decoding.end_link(peer)
         self.data.end_link(peer)
 
-    def _require(self, channel: Channel, role: frozenset[str]) -> None:
-        if channel.peer not in role:
-            known = " or ".join(sorted(role)) or "nobody"
+    def _roles(self) -> tuple[tuple[frozenset[str], set[Channel]], ...]:
+        return (self._sources, self._from_sources), (self._gateways, self._from_gateways)
+
+    def _require(self, channel: Channel, channels: set[Channel]) -> None:
+        if channel not in channels:
+            admits = next(admits for admits, others in self._roles() if others is channels)
+            known = " or ".join(sorted(admits)) or "nobody"
             raise PeerError(
                 f"{channel.peer} may not do this, {known} may; a pool that pushes is named with "
                 "--source, a gateway with --gateway"
@@ -376,7 +387,10 @@ class LinkPort:
         task.cancel()
         self._warn(f"connection of {channel.peer} closed: {reason}")
         self._on_unsubscribe(channel)
-        if channel.peer not in self._sources or self.is_connected(channel.peer):
+        is_source = channel in self._from_sources
+        self._from_sources.discard(channel)
+        self._from_gateways.discard(channel)
+        if not is_source or self.is_connected(channel.peer):
             return
         self._drop_link(channel.peer)
         if channel.broke_protocol:

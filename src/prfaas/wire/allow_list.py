@@ -1,0 +1,75 @@
+"""Allow-lists of peers: exact names, and patterns over the sites that identities name.
+
+An identity can carry its site as a URI beside its DNS name: `spiffe://prfaas/site/pd/pool/pd-a` is
+the part `pd-a`, a pool of site `pd`. The entry `site/pd/pool/*` of an allow-list admits every pool
+of that site. A part of an entry is a name, or a prefix and `*`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
+
+from prfaas.errors import ConfigError
+
+TRUST_DOMAIN = "spiffe://prfaas/"
+PATTERN = re.compile(r"site(/([a-z][a-z0-9-]{0,62}\*?|\*)){3}")
+_NAME = r"[a-z0-9-]*"
+
+
+def site_uri(site: str, name: str) -> str:
+    """The URI of a part.
+
+    Args:
+        site: Site and kind of the part, as in "pd/pool".
+        name: Its name.
+
+    Raises:
+        ConfigError: It is not SITE/KIND.
+    """
+    entry = f"site/{site}/{name}"
+    if PATTERN.fullmatch(entry) is None or "*" in entry:
+        raise ConfigError(
+            f"{site!r} is no site and kind of a part; give SITE/KIND in lower-case letters, digits "
+            "and dashes, as in pd/pool"
+        )
+    return TRUST_DOMAIN + entry
+
+
+def check_entries(entries: Iterable[str]) -> None:
+    """See that all patterns of an allow-list have the right form.
+
+    Raises:
+        ConfigError: One has not.
+    """
+    for entry in entries:
+        if "/" in entry and PATTERN.fullmatch(entry) is None:
+            raise ConfigError(
+                f"{entry!r} is neither a name nor site/SITE/KIND/NAME; each of the three can be a "
+                "prefix and *, as in site/pd/pool/*"
+            )
+
+
+def admitted(names: Sequence[str], uris: Sequence[str], allowed: Collection[str]) -> str | None:
+    """Name under which an allow-list admits a certificate; None if it does not.
+
+    Args:
+        names: DNS names of the certificate.
+        uris: URIs of the certificate. The last part of one counts only if it is also a DNS name.
+        allowed: Names and patterns.
+    """
+    for name in names:
+        if name in allowed:
+            return name
+    patterns = [_compiled(entry) for entry in allowed if "/" in entry] if uris else []
+    for uri in uris:
+        name = uri.rpartition("/")[2]
+        if name in names and any(pattern.fullmatch(uri) for pattern in patterns):
+            return name
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(entry: str) -> re.Pattern[str]:
+    return re.compile(re.escape(TRUST_DOMAIN + entry).replace(r"\*", _NAME))
