@@ -229,7 +229,9 @@ class Gateway:
             ),
             TokenApi(live, self._prompts, self._door),
             Views(live, self._door),
-            KvLookup(live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size),
+            KvLookup(
+                live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
+            ),
             self._console,
             self._control,
         )
