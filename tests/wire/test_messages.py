@@ -156,7 +156,14 @@ EVERY: list[AnyMessage] = [
         facts=[LayoutFacts(layout_id=b"L" * 32, facts=FACTS, model="org/name@0123")],
     ),
     EngineHello(
-        engine="e", layout=SPEC, row_bytes=8, num_rows=8, extents={}, facts=FACTS, model="m"
+        engine="e",
+        layout=SPEC,
+        row_bytes=8,
+        num_rows=8,
+        extents={},
+        facts=FACTS,
+        model="m",
+        runs={0: [(0, 1, 2, 3, 4, 5)]},
     ),
 ]
 

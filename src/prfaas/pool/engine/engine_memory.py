@@ -1,5 +1,9 @@
 """An engine's shared memory: rows, and the place of blocks in them.
 
+A row holds the pages of all ranks of an engine, a block the bytes of the model. Blocks are
+converted in the one copy that is made anyway: the kernel scatters the bytes of a row over a block,
+and gathers them from there.
+
 The file is read and written, never mapped: an engine that makes its file shorter, or dies while it
 makes it, would otherwise end whoever touches the pages that are gone.
 """
@@ -8,15 +12,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, Layout
+from prfaas.core.kv.canonical.copies import Run
+from prfaas.core.kv.canonical.pieces import FRAGMENTS_MAX, Piece, Pieces, pieces
 from prfaas.errors import PeerError
 from prfaas.wire.messages.engine import EngineHello
-from prfaas.wire.messages.fields import Extent
 
-Move = Callable[[int, list[memoryview], int], int]
+Move = Callable[[int, Sequence[memoryview], int], int]
 """`os.preadv` or `os.pwritev`."""
+PLACES_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+"""Buffers of one system call."""
 
 
 class EngineMemory:
@@ -37,12 +44,16 @@ class EngineMemory:
         self._num_rows = hello.num_rows
         self._lock = threading.Lock()
         self._is_closed = False
+        self._sizes = {group.index: group.block_bytes for group in self.layout.groups}
         try:
             self._check(hello, os.fstat(descriptor).st_size)
-        except (OSError, PeerError) as error:
+            self._pieces = {
+                group.index: pieces(_runs(hello, group), group.block_bytes, hello.row_bytes)
+                for group in self.layout.groups
+            }
+        except (OSError, PeerError, ValueError) as error:
             self.close()
             raise PeerError(f"shared memory cannot be used: {error}") from None
-        self._extents = {group: _merged(extents) for group, extents in hello.extents.items()}
 
     def block_bytes(self, group: int) -> int:
         """Bytes of a block of `group`.
@@ -50,9 +61,13 @@ class EngineMemory:
         Raises:
             PeerError: There is no such group.
         """
-        if group not in self._extents:
-            raise PeerError(f"cache group {group}; the engine announced {sorted(self._extents)}")
-        return sum(length for _, length in self._extents[group])
+        if group not in self._sizes:
+            raise PeerError(f"cache group {group}; the engine announced {sorted(self._sizes)}")
+        return self._sizes[group]
+
+    def pieces(self, group: int) -> Pieces:
+        """Return the copies between a row and a block of a group that was announced."""
+        return self._pieces[group]
 
     def check(self, key: BlockKey, row: int) -> None:
         """Return True if there is such a group and such a row.
@@ -70,7 +85,7 @@ class EngineMemory:
         Raises:
             PeerError: The file ends before the row does, or is closed.
         """
-        self._move(os.preadv, key, row, into)
+        self._move(os.preadv, self._pieces[key.group].reads, row, into)
 
     def write(self, key: BlockKey, row: int, data: bytes | bytearray | memoryview) -> None:
         """Copy a block into a row that was checked.
@@ -78,7 +93,7 @@ class EngineMemory:
         Raises:
             PeerError: The file cannot be written, or is closed.
         """
-        self._move(os.pwritev, key, row, memoryview(data))
+        self._move(os.pwritev, self._pieces[key.group].writes, row, memoryview(data))
 
     def close(self) -> None:
         """Close the file; waits for the row that is being copied."""
@@ -87,46 +102,62 @@ class EngineMemory:
                 self._is_closed = True
                 os.close(self._descriptor)
 
-    def _move(self, move: Move, key: BlockKey, row: int, data: memoryview) -> None:
+    def _move(self, move: Move, parts: tuple[Piece, ...], row: int, data: memoryview) -> None:
         base = row * self._row_bytes
         with self._lock:
             if self._is_closed:
                 raise PeerError("the engine is gone")
-            for offset, length in self._extents[key.group]:
-                _all(move, self._descriptor, data[:length], base + offset)
-                data = data[length:]
+            for offset, places in parts:
+                _all(move, self._descriptor, data, places, base + offset)
 
     def _check(self, hello: EngineHello, file_bytes: int) -> None:
         if hello.row_bytes * hello.num_rows > file_bytes:
             raise PeerError(f"{hello.num_rows} rows do not fit into {file_bytes} shared bytes")
         named = sorted(group.index for group in self.layout.groups)
-        if named != sorted(hello.extents):
-            raise PeerError(f"cache groups {named} with extents of {sorted(hello.extents)}")
-        for group in self.layout.groups:
-            extents = hello.extents[group.index]
-            if any(offset + length > hello.row_bytes for offset, length in extents):
-                raise PeerError(f"cache group {group.index} reaches beyond its row")
-            if sum(length for _, length in extents) != group.block_bytes:
-                raise PeerError(f"extents of cache group {group.index} are not its block size")
+        told = sorted([*hello.extents, *hello.runs])
+        if named != told:
+            raise PeerError(f"cache groups {named} with extents or runs of {told}")
+        num = sum(run[3] for runs in hello.runs.values() for run in runs)
+        if num > FRAGMENTS_MAX:
+            raise PeerError(f"{num} fragments in a row; the limit is {FRAGMENTS_MAX}")
 
 
-def _merged(extents: list[Extent]) -> list[Extent]:
-    """The same with neighbours as one: each is a system call."""
-    merged: list[Extent] = []
-    for offset, length in extents:
-        if merged and sum(merged[-1]) == offset:
-            merged[-1] = merged[-1][0], merged[-1][1] + length
-        else:
-            merged.append((offset, length))
-    return merged
+def _runs(hello: EngineHello, group: CacheGroup) -> Iterator[Run]:
+    """Copies of a group; extents are the block in its order."""
+    if group.index in hello.runs:
+        yield from (Run(*run) for run in hello.runs[group.index])
+        return
+    at = 0
+    for offset, length in hello.extents[group.index]:
+        yield Run(offset, at, length)
+        at += length
 
 
-def _all(move: Move, descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        try:
-            count = move(descriptor, [data], offset)
-        except OSError as error:
-            raise PeerError(f"shared memory cannot be used: {error}") from None
-        if not count:
-            raise PeerError(f"shared memory ends at {offset}, before its last row")
-        data, offset = data[count:], offset + count
+def _all(
+    move: Move,
+    descriptor: int,
+    data: memoryview,
+    places: tuple[tuple[int, int], ...],
+    offset: int,
+) -> None:
+    """Move neighbouring bytes of the file from or to places of a block."""
+    for begin in range(0, len(places), PLACES_MAX):
+        views = [data[at : at + size] for at, size in places[begin : begin + PLACES_MAX]]
+        while views:
+            try:
+                count = move(descriptor, views, offset)
+            except OSError as error:
+                raise PeerError(f"shared memory cannot be used: {error}") from None
+            if not count:
+                raise PeerError(f"shared memory ends at {offset}, before its last row")
+            offset += count
+            views = _rest(views, count)
+
+
+def _rest(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left after the first `count` bytes."""
+    for number, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[number + 1 :]]
+        count -= len(view)
+    return []

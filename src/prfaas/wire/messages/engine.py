@@ -13,6 +13,7 @@ from prfaas.wire.messages.fields import (
     Extent,
     Key,
     Name,
+    RunList,
     Sources,
     Text,
     TicketBytes,
@@ -24,8 +25,9 @@ from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
 
-    `extents` has the parts of a row with data for every cache group. `facts` are what
-    the layout id is a digest of; an older engine sends none.
+    `extents` has the parts of a row with data for every cache group, in the order of the block.
+    A group is in `runs` instead if ranks hold parts of its block in another order, or copies of
+    them. `facts` are what the layout id is a digest of; an older engine sends none.
     """
 
     engine: Name
@@ -35,6 +37,7 @@ class EngineHello(Message, tag="engine_hello"):
     extents: dict[int, list[Extent]]
     facts: FactMap = msgspec.field(default_factory=dict)
     model: ModelWords = ""
+    runs: dict[int, RunList] = msgspec.field(default_factory=dict)
 
 
 class Push(Message, tag="push"):

@@ -48,6 +48,11 @@ Codecs = Annotated[list[Name], msgspec.Meta(max_length=CODECS_MAX)]
 """Names of codecs (`core/codec/codecs.py`); those that are not known are ignored."""
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
+RUNS_MAX = 65_536
+"""Strided copies of one group: two parts of 512 layers at 64 ranks are as many."""
+RunSpec = tuple[Count, Count, Count, Count, Count, Count]
+"""A strided copy between a row and a block (`core/kv/canonical/copies.py`)."""
+RunList = Annotated[list[RunSpec], msgspec.Meta(max_length=RUNS_MAX)]
 
 
 def keys_of(keys: list[Key]) -> list[BlockKey]:

@@ -77,9 +77,9 @@ class Part:
 
     @property
     def words(self) -> str:
-        """Sections with their units and the bytes of a unit, in any order of the bytes."""
-        sizes = [f"{s.name} {s.units}x{self.outer * s.unit_bytes}" for s in self.sections]
-        return f"{self.name}({', '.join(sizes)})"
+        """Everything that determines the order of the bytes, such as `kv bfloat16 16(kv 2x512)`."""
+        sizes = [f"{s.name} {s.units}x{s.unit_bytes}" for s in self.sections]
+        return f"{self.name} {self.dtype} {self.outer}({', '.join(sizes)})"
 
 
 LayerParts = tuple[Part, ...]

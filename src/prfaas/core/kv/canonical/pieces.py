@@ -6,7 +6,7 @@ or come from. Where a row is laid out as the block is, a piece has one place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prfaas.core.kv.canonical.copies import Run
@@ -51,11 +51,11 @@ class _Fragment(NamedTuple):
     size: int
 
 
-def pieces(runs: Sequence[Run], block_bytes: int, row_bytes: int) -> Pieces:
+def pieces(announced: Iterable[Run], block_bytes: int, row_bytes: int) -> Pieces:
     """Return the copies of a group's block.
 
     Args:
-        runs: Any that cover the block; those that cover a part of it again are replicas.
+        announced: Any that cover the block; those that cover a part of it again are replicas.
         block_bytes: Size of the block.
         row_bytes: Size of a row.
 
@@ -63,6 +63,7 @@ def pieces(runs: Sequence[Run], block_bytes: int, row_bytes: int) -> Pieces:
         ValueError: The runs are more than FRAGMENTS_MAX fragments, reach beyond the row or the
             block, leave a part of the block out, or overlap without being replicas.
     """
+    runs = list(announced)
     num = sum(run.fragments for run in runs)
     if num > FRAGMENTS_MAX:
         raise ValueError(f"{num} fragments; the limit is {FRAGMENTS_MAX}")
