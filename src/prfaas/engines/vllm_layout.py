@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +28,20 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.canonical.copies import Run
+from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
 from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.kv.planes import Plane, Planes, merged
-from prfaas.engines.identity.vllm_facts import vllm_facts
+from prfaas.engines.canonical.vllm_parts import CannotConvertError
+from prfaas.engines.canonical.vllm_rows import (
+    canonical_layers,
+    canonical_runs,
+    data_bytes,
+    extents_of,
+    layer_specs,
+    row_pages_of,
+)
+from prfaas.engines.identity.vllm_facts import BLOCKS_CANONICAL, vllm_facts
 from prfaas.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -44,7 +55,9 @@ class RowLayout:
 
     Attributes:
         layout: The layout.
-        extents: Offset and length, bytes, of the parts that carry data, by group.
+        extents: Offset and length, bytes, of the parts that carry data, by group, in the order of
+            the block; empty if `runs` has them.
+        runs: Copies between a row and a canonical block, by group, if ranks hold its parts.
         facts: Facts of the layout id.
         model: The model for people: a name, and its commit if it has one.
     """
@@ -53,6 +66,7 @@ class RowLayout:
     extents: dict[int, list[tuple[int, int]]]
     facts: dict[str, str] = field(default_factory=dict)
     model: str = ""
+    runs: dict[int, list[Run]] = field(default_factory=dict)
 
 
 def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayout:
@@ -70,9 +84,15 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
             f"start it with --prefix-caching-hash-algo {HASH_ALGORITHM}"
         )
     config = build_offloading_config(vllm_config, kv_cache_config)
-    extents = _extents(config, kv_cache_config)
+    row_pages = row_pages_of(config, kv_cache_config)
+    extents = extents_of(config, row_pages)
+    try:
+        layers = canonical_layers(vllm_config, kv_cache_config, config, row_pages)
+        blocks = BLOCKS_CANONICAL
+    except CannotConvertError as error:
+        layers, blocks = {}, f"of {config.parallel.world_size} ranks: {error}"
     groups = tuple(
-        _group(config, kv_cache_config, group.group_id, group.tokens_per_block, extents)
+        _group(config, kv_cache_config, group.group_id, group.tokens_per_block, extents, layers)
         for group in config.groups
     )
     keep_block_size(vllm_config.cache_config, groups)
@@ -82,10 +102,24 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         groups,
     )
-    facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents)
+    facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents, blocks, layers)
     layout = replace(unnamed, layout_id=facts_id(facts))
-    log.info("KV layout %s: model %s, %d facts", layout.layout_id.hex()[:12], model, len(facts))
-    return RowLayout(layout, extents, facts, model)
+    _log_layout(layout, model, blocks, config.parallel.world_size)
+    if row_pages is None or not layers or config.parallel.world_size == 1:
+        return RowLayout(layout, extents, facts, model)
+    runs = {
+        group: canonical_runs(config, parts, row_pages[group]) for group, parts in layers.items()
+    }
+    return RowLayout(layout, {}, facts, model, runs)
+
+
+def _log_layout(layout: Layout, model: str, blocks: str, num_ranks: int) -> None:
+    short = layout.layout_id.hex()[:12]
+    log.info("KV layout %s: model %s, %d ranks, blocks %s", short, model, num_ranks, blocks)
+    if blocks != BLOCKS_CANONICAL:
+        log.warning(
+            "blocks are shared only with engines of the same ranks, for they are %s", blocks
+        )
 
 
 def keep_block_size(cache_config: Any, groups: tuple[CacheGroup, ...]) -> None:
@@ -126,24 +160,29 @@ def _group(
     group_id: int,
     tokens_per_block: int,
     extents: dict[int, list[tuple[int, int]]],
+    layers: Mapping[int, list[LayerParts]],
 ) -> CacheGroup:
     spec = kv_cache_config.kv_cache_groups[group_id].kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
     kind, window = _kind(spec)
-    block_bytes = sum(length for _, length in extents[group_id])
+    if group_id in layers:
+        num_bytes, planes = block_bytes(layers[group_id]), block_planes(layers[group_id])
+    else:
+        num_bytes = sum(length for _, length in extents[group_id])
+        planes = _block_planes(config, kv_cache_config, group_id, num_bytes)
     return CacheGroup(
         index=group_id,
         kind=kind,
         tokens_per_block=tokens_per_block * config.cache.blocks_per_chunk,
-        block_bytes=block_bytes,
+        block_bytes=num_bytes,
         window_tokens=window,
-        planes=_block_planes(config, kv_cache_config, group_id, block_bytes),
+        planes=planes,
     )
 
 
 def _block_planes(
-    config: Any, kv_cache_config: KVCacheConfig, group_id: int, block_bytes: int
+    config: Any, kv_cache_config: KVCacheConfig, group_id: int, num_bytes: int
 ) -> Planes:
     """Return the dtype planes of a group's blocks, in the order of its extents.
 
@@ -153,28 +192,19 @@ def _block_planes(
     planes = merged(
         plane
         for _ in range(num_copies)
-        for spec in _layer_specs(kv_cache_config, group_id)
+        for spec in layer_specs(kv_cache_config, group_id)
         for _ in range(config.cache.blocks_per_chunk)
         for plane in _spec_planes(spec)
     )
-    if sum(plane.num_bytes for plane in planes) == block_bytes:
+    if sum(plane.num_bytes for plane in planes) == num_bytes:
         return planes
     every = {
         plane.dtype
         for group in get_offloading_group_ids(kv_cache_config)
-        for spec in _layer_specs(kv_cache_config, group)
+        for spec in layer_specs(kv_cache_config, group)
         for plane in _spec_planes(spec)
     }
-    return (Plane(every.pop(), block_bytes),) if len(every) == 1 else ()
-
-
-def _layer_specs(kv_cache_config: KVCacheConfig, group_id: int) -> list[Any]:
-    """Return the spec of every layer of a group."""
-    group = kv_cache_config.kv_cache_groups[group_id]
-    spec = group.kv_cache_spec
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return [spec.kv_cache_specs[layer] for layer in group.layer_names]
-    return [spec] * len(group.layer_names)
+    return (Plane(every.pop(), num_bytes),) if len(every) == 1 else ()
 
 
 def _spec_planes(spec: Any) -> list[Plane]:
@@ -184,7 +214,7 @@ def _spec_planes(spec: Any) -> list[Plane]:
             Plane(_dtype_name(dtype), math.prod(shape) * dtype.itemsize)
             for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
         ]
-    return [Plane(_dtype_name(spec.dtype), _data_bytes(spec))]
+    return [Plane(_dtype_name(spec.dtype), data_bytes(spec))]
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -204,61 +234,3 @@ def _kind(spec: Any) -> tuple[GroupKind, int]:
         f"cache group of kind {type(spec).__name__}: prfaas knows full, MLA, sliding-window, "
         "chunked-local attention and linear state"
     )
-
-
-def _extents(config: Any, kv_cache_config: KVCacheConfig) -> dict[int, list[tuple[int, int]]]:
-    """Parts of a row that carry data: pages without their padding, for every rank.
-
-    vLLM's worker lays the pages of a row out in the order in which its cache groups first name a
-    tensor. Where that order cannot be told from here, the whole row counts as data.
-    """
-    per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
-    group_ids = get_offloading_group_ids(kv_cache_config)
-    pages = _pages(kv_cache_config, group_ids)
-    page_total = sum({tensor: page for _, tensor, page, _ in pages}.values())
-    num_copies = 1 if config.replicated_layout else config.parallel.world_size
-    if config.canonical_layout or page_total != config.worker_kv_bytes_per_block:
-        return {group: [(0, per_rank * num_copies)] for group in group_ids}
-    offsets: dict[int, int] = {}
-    at = 0
-    for _, tensor, page, _ in pages:
-        if tensor not in offsets:
-            offsets[tensor] = at
-            at += page * config.cache.blocks_per_chunk
-    return {
-        group: [
-            (rank * per_rank + offsets[tensor] + block * page, data)
-            for rank in range(num_copies)
-            for owner, tensor, page, data in pages
-            if owner == group
-            for block in range(config.cache.blocks_per_chunk)
-        ]
-        for group in group_ids
-    }
-
-
-def _pages(
-    kv_cache_config: KVCacheConfig, group_ids: tuple[int, ...]
-) -> list[tuple[int, int, int, int]]:
-    """Group, address, page bytes and data bytes of every layer, in the worker's order.
-
-    Layers of different groups at the same address share a tensor.
-    """
-    tensor_of = {
-        layer: tensor.offset + number * tensor.layer_stride
-        for tensor in kv_cache_config.kv_cache_tensors
-        for number, layer in enumerate(tensor.layers)
-    }
-    pages: list[tuple[int, int, int, int]] = []
-    for group_id in group_ids:
-        layers = kv_cache_config.kv_cache_groups[group_id].layer_names
-        specs = _layer_specs(kv_cache_config, group_id)
-        for layer, spec in zip(layers, specs, strict=True):
-            pages.append((group_id, tensor_of[layer], spec.page_size_bytes, _data_bytes(spec)))
-    return pages
-
-
-def _data_bytes(spec: Any) -> int:
-    if isinstance(spec, MambaSpec):
-        return int(replace(spec, page_size_padded=None).page_size_bytes)
-    return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))

@@ -102,6 +102,7 @@ class PrfaasTier(SecondaryTierManager):
             extents=row_layout.extents,
             facts=row_layout.facts,
             model=row_layout.model,
+            runs={group: [*runs] for group, runs in row_layout.runs.items()},
         )
         self._client = PoolClient(
             Path(pool),

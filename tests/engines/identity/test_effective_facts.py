@@ -29,6 +29,7 @@ YARN = {
         "rope_theta": 10000.0,
     }
 }
+
 SHOWN = 3
 """Differences that are written out wherever one looks."""
 STATE = ["--mamba-ssm-cache-dtype"]
@@ -46,7 +47,7 @@ ALTERED: dict[str, tuple[list[str], str]] = {
     "block size": (["--block-size", "512"], "group.0.block_size"),
     "guessing, which widens a hybrid's state": (
         ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
-        "group.0.shapes",
+        "group.0.parts",
     ),
     "weights by chance": (["--load-format", "dummy"], "load_config.load_format"),
 }
@@ -120,7 +121,9 @@ def test_recurrent_state_of_one_size_and_two_types_is_two_layouts(
     """Nothing else differs: before dtypes counted, such engines had one id and shared blocks."""
     one, other = (described[f"state in {dtype}"]["facts"] for dtype in ("float16", "bfloat16"))
     found = differences(one, other)
-    assert [each.fact for each in found] == [f"group.{number}.dtypes" for number in range(3)]
+    assert [each.fact for each in found] == [
+        f"group.{number}.{field}" for number in range(3) for field in ("dtypes", "parts")
+    ]
 
 
 @pytest.mark.parametrize("name", ["base", "state in float16", "NHD"])
@@ -140,7 +143,7 @@ def test_blocks_have_planes_of_the_types_of_their_layers(
 
 
 def test_the_physical_layout_of_the_cache_counts(described: dict[str, Any]) -> None:
-    assert what_differs(described, "NHD") == ["cache_config.kv_cache_layout"]
+    assert what_differs(described, "NHD") == ["cache_config.kv_cache_layout", "group.3.parts"]
     assert described["base"]["facts"]["cache_config.kv_cache_layout"] == "LBHNC"
     assert described["NHD"]["facts"]["cache_config.kv_cache_layout"] == "LBNHC"
 

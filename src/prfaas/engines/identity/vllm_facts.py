@@ -7,10 +7,11 @@ Effective is what vLLM runs with: the model's configuration after `--hf-override
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.core.kv.layout_facts import FACTS_MAX
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
@@ -18,10 +19,22 @@ from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
 from prfaas.errors import ConfigError
 
-RULES = "2"
+RULES = "3"
 """Version of the rules for facts; ids of other versions never match."""
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
+BLOCKS_CANONICAL = "canonical 1"
+"""Blocks in the order of `core/kv/canonical/parts.py`, and the version of that order."""
+OF_RANKS = frozenset(
+    {
+        "parallel_config.tensor_parallel_size",
+        "parallel_config.world_size",
+        "kv_tp_replicas",
+    }
+)
+"""Facts of rows that canonical blocks do not depend on."""
+_OF_RANK_SHAPES = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "shapes"})
+"""Fields of a cache group with the shapes of one rank; `parts` has those of the model."""
 _COMMON_LOADERS = frozenset({"auto", "hf", "safetensors", "mistral", "dummy", "instanttensor"})
 _CAUSES = frozenset({"spec", "dtype", "dtypes", "kv_quant_mode", "shapes"})
 """Fields of a cache group that others follow from."""
@@ -36,6 +49,8 @@ def vllm_facts(
     kv_cache_config: Any,
     layout: Layout,
     extents: Extents,
+    blocks: str,
+    layers: Mapping[int, Sequence[LayerParts]],
     digests: FileDigests | None = None,
 ) -> tuple[dict[str, str], str]:
     """Return the facts of an engine, the most telling first, and its model in words.
@@ -45,6 +60,8 @@ def vllm_facts(
         kv_cache_config: Its cache groups (`KVCacheConfig`).
         layout: The cache groups as they are announced; its id is not read.
         extents: Offset and length, bytes, of a row's parts, by group.
+        blocks: BLOCKS_CANONICAL, or why blocks are those of the engine's ranks.
+        layers: Parts of the layers of canonical blocks, by group; empty if they are of ranks.
         digests: Digests of files; None takes those that are kept for this user.
 
     Raises:
@@ -54,12 +71,15 @@ def vllm_facts(
     digests = FileDigests() if digests is None else digests
     model, words = _model(vllm_config, digests)
     # Causes come before what follows from them: the first facts that differ are shown.
-    facts = model | _fields(vllm_config) | _caches(vllm_config)
+    facts = model | {"blocks": words_of(blocks)} | _fields(vllm_config) | _caches(vllm_config)
     facts |= _config("config", vllm_config.model_config.hf_config)
     facts |= _draft(vllm_config, digests)
-    facts |= _groups(kv_cache_config, layout)
+    facts |= _groups(kv_cache_config, layout, layers)
     facts |= _engine(vllm_config, kv_cache_config)
-    facts["rows"] = digest(sorted(extents.items()))
+    if layers:
+        facts = {name: value for name, value in facts.items() if name not in OF_RANKS}
+    else:
+        facts["rows"] = digest(sorted(extents.items()))
     if len(facts) > FACTS_MAX:
         names = list(facts)[FACTS_MAX - 1 :]
         rest = digest({name: facts.pop(name) for name in names})
@@ -203,13 +223,21 @@ def _plain(hf_config: Any) -> dict[str, Any]:
 # --- the cache ---
 
 
-def _groups(kv_cache_config: Any, layout: Layout) -> dict[str, str]:
+def _groups(
+    kv_cache_config: Any, layout: Layout, layers: Mapping[int, Sequence[LayerParts]]
+) -> dict[str, str]:
     facts: dict[str, str] = {}
     for group in layout.groups:
         found, at = kv_cache_config.kv_cache_groups[group.index], f"group.{group.index}"
         specs = getattr(found.kv_cache_spec, "kv_cache_specs", None)
         specs = {"": found.kv_cache_spec} if specs is None else specs
-        facts |= {f"{at}.{name}": value for name, value in _merged(specs.items())}
+        facts |= {
+            f"{at}.{name}": value
+            for name, value in _merged(specs.items())
+            if group.index not in layers or name not in _OF_RANK_SHAPES
+        }
+        if group.index in layers:
+            facts[f"{at}.parts"] = _parts(layers[group.index])
     facts |= {
         "hash_seed": text_of(layout.hash_seed),
         "num_groups": text_of(len(layout.groups)),
@@ -225,6 +253,12 @@ def _groups(kv_cache_config: Any, layout: Layout) -> dict[str, str]:
             f"{at}.layers": f"{len(found.layer_names)} {digest(list(found.layer_names))}",
         }
     return facts
+
+
+def _parts(layers: Sequence[LayerParts]) -> str:
+    """The parts of the layers of a group: in words where they agree, or a digest over all."""
+    words = [", ".join(part.words for part in layer) for layer in layers]
+    return text_of(words[0]) if len(set(words)) == 1 else digest(words)
 
 
 def _merged(specs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:

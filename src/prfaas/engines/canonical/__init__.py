@@ -1,0 +1,1 @@
+"""Rows of an engine as copies between ranks and canonical blocks."""

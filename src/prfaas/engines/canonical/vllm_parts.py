@@ -1,0 +1,222 @@
+"""The parts of a layer of vLLM's cache, from what one rank announces of it.
+
+A rank knows its own shapes only. The shapes of the model follow from the number of ranks where vLLM
+divides heads or channels evenly; where it may not have, the layer is refused, and the engine's
+blocks stay those of its ranks.
+
+Sources, vLLM 0.32: `v1/kv_cache_interface.py`, `mamba/mamba_utils.py` (shapes of states),
+`mamba/gdn/qwen_gdn_linear_attn.py` (q, k, v), `mamba/mamba_mixer2.py` (x, B, C),
+`offloading/canonical_mapping.py` (order of heads and tokens in a page).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas.core.kv.canonical.parts import LayerParts, Part, Section
+from prfaas.core.kv.canonical.shards import divides
+
+
+class CannotConvertError(ValueError):
+    """A layer whose bytes cannot be told apart from those of its rank; its text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the ranks of an engine divide its model.
+
+    Attributes:
+        tp_size: Ranks of tensor parallelism.
+        kv_heads: KV heads of the whole model.
+        cache_layout: Physical order of the cache, such as `LBNHC`; None if vLLM has none.
+        state_groups: Groups of Mamba-2's B and C in the whole model; None if it has none.
+    """
+
+    tp_size: int
+    kv_heads: int
+    cache_layout: str | None
+    state_groups: int | None = None
+
+
+def layer_parts(spec: Any, division: Division) -> LayerParts:
+    """Return the parts of a layer.
+
+    Args:
+        spec: vLLM's description of the layer at one rank (`KVCacheSpec`).
+        division: The ranks.
+
+    Raises:
+        CannotConvertError: The layer's kind or shape is not known well enough.
+    """
+    if hasattr(spec, "shapes"):
+        return _state(spec, division)
+    if not hasattr(spec, "head_size"):
+        raise CannotConvertError(f"layers of kind {type(spec).__name__} are not known")
+    if "MLA" in type(spec).__name__:
+        return _latent(spec, division)
+    return _attention(spec, division)
+
+
+# --- attention ---
+
+
+def _latent(spec: Any, division: Division) -> LayerParts:
+    """Every rank holds the whole latent."""
+    if spec.max_tp_shards != 1 and division.tp_size > 1 and spec.num_kv_heads != 1:
+        raise CannotConvertError("a latent that ranks divide")
+    num_bytes = int(spec.unpadded_page_size_bytes)
+    return (Part("latent", _name(spec.dtype), 1, (Section("latent", 1, num_bytes),)),)
+
+
+def _attention(spec: Any, division: Division) -> LayerParts:
+    heads = _total_heads(spec.num_kv_heads, division)
+    cell = (spec.head_size + spec.head_size_v) * spec.dtype.itemsize
+    plain = spec.num_kv_heads * spec.block_size * cell
+    if spec.tokens_per_state != 1 or plain != spec.unpadded_page_size_bytes:
+        raise CannotConvertError(
+            f"pages of {spec.unpadded_page_size_bytes} bytes hold more than keys and values of "
+            f"{spec.num_kv_heads} heads and {spec.block_size} tokens, {plain} bytes"
+        )
+    if division.cache_layout == "LBNHC":
+        outer, unit = spec.block_size, cell
+    elif division.cache_layout == "LBHNC":
+        outer, unit = 1, spec.block_size * cell
+    else:
+        raise CannotConvertError(
+            f"the order of the cache is {division.cache_layout}; heads can be told apart in "
+            "LBNHC and LBHNC (VLLM_KV_CACHE_LAYOUT)"
+        )
+    return (Part("kv", _name(spec.dtype), outer, (Section("kv", heads, unit),)),)
+
+
+def _total_heads(of_rank: int, division: Division) -> int:
+    if division.tp_size == 1:
+        return of_rank
+    total = division.kv_heads
+    if divides(total, division.tp_size) and of_rank == max(1, total // division.tp_size):
+        return total
+    raise CannotConvertError(
+        f"a layer has {of_rank} KV heads at each of {division.tp_size} ranks, the model {total}"
+    )
+
+
+# --- linear state ---
+
+
+def _state(spec: Any, division: Division) -> LayerParts:
+    if spec.tp_replicated:
+        shapes = zip(spec.shapes, spec.dtypes, strict=True)
+        return tuple(
+            Part(f"state{number}", _name(dtype), 1, (Section("whole", 1, _size(shape, dtype)),))
+            for number, (shape, dtype) in enumerate(shapes)
+        )
+    kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
+    known = _STATES.get(kind)
+    if known is None:
+        raise CannotConvertError(f"states of kind {kind} are not known")
+    num_shapes, parts = known
+    if len(spec.shapes) != num_shapes:
+        raise CannotConvertError(f"states of kind {kind} with {len(spec.shapes)} tensors")
+    return parts(spec, division)
+
+
+def _delta_net(spec: Any, division: Division) -> LayerParts:
+    """Gated delta net and KDA: q, k and v side by side; heads of keys and of values."""
+    heads, value_size, key_size = spec.shapes[1]
+    channels = _channels(spec)
+    keys, rest = divmod(channels - heads * value_size, 2 * key_size)
+    if rest or keys < 1:
+        raise CannotConvertError(f"{channels} channels are not q, k and v of {heads} heads")
+    width = spec.dtypes[0].itemsize
+    sizes = [("q", keys, key_size), ("k", keys, key_size), ("v", heads, value_size)]
+    sections = [Section(name, n * division.tp_size, size * width) for name, n, size in sizes]
+    return _convolution(spec, sections), _heads(spec, 1, division)
+
+
+def _mamba2(spec: Any, division: Division) -> LayerParts:
+    """x by heads; B and C by groups, of which a single one is copied to all ranks."""
+    heads, head_size, state_size = spec.shapes[1]
+    channels = _channels(spec)
+    groups, rest = divmod(channels - heads * head_size, 2 * state_size)
+    if rest or groups < 1:
+        raise CannotConvertError(f"{channels} channels are not x, B and C of {heads} heads")
+    total = _total_groups(groups, division)
+    width = spec.dtypes[0].itemsize
+    sections = [
+        Section("x", heads * division.tp_size, head_size * width),
+        Section("B", total, state_size * width),
+        Section("C", total, state_size * width),
+    ]
+    return _convolution(spec, sections), _heads(spec, 1, division)
+
+
+def _total_groups(of_rank: int, division: Division) -> int:
+    total, ranks = division.state_groups, division.tp_size
+    if ranks == 1:
+        return of_rank
+    if total == of_rank == 1 or total == of_rank * ranks:
+        return total
+    raise CannotConvertError(
+        f"B and C have {of_rank} groups at each of {ranks} ranks, the model "
+        f"{'an unknown number' if total is None else total}"
+    )
+
+
+def _short_convolution(spec: Any, division: Division) -> LayerParts:
+    width = spec.dtypes[0].itemsize
+    sections = [Section("x", _channels(spec) * division.tp_size, width)]
+    return (_convolution(spec, sections),)
+
+
+def _mamba1(spec: Any, division: Division) -> LayerParts:
+    return *_short_convolution(spec, division), _heads(spec, 1, division)
+
+
+def _linear(spec: Any, division: Division) -> LayerParts:
+    return (_heads(spec, 0, division),)
+
+
+_STATES: Mapping[str, tuple[int, Callable[[Any, Division], LayerParts]]] = {
+    "GDN_ATTN": (2, _delta_net),
+    "MAMBA2": (2, _mamba2),
+    "MAMBA1": (2, _mamba1),
+    "SHORT_CONV": (1, _short_convolution),
+    "LINEAR": (1, _linear),
+}
+"""By vLLM's name of the backend: number of tensors, and their parts."""
+
+
+def _channels(spec: Any) -> int:
+    return int(max(spec.shapes[0]))
+
+
+def _convolution(spec: Any, sections: list[Section]) -> Part:
+    """Kept steps, each with all channels; or channels, each with all steps.
+
+    A convolution keeps a few steps, and has more channels than that.
+    """
+    steps = int(min(spec.shapes[0]))
+    if spec.shapes[0][0] != steps:
+        sections = [Section(name, units, size * steps) for name, units, size in sections]
+        steps = 1
+    return Part("conv", _name(spec.dtypes[0]), steps, tuple(sections))
+
+
+def _heads(spec: Any, number: int, division: Division) -> Part:
+    """A tensor whose first axis is divided."""
+    (units, *shape), dtype = spec.shapes[number], spec.dtypes[number]
+    section = Section("state", units * division.tp_size, _size(shape, dtype))
+    return Part("state", _name(dtype), 1, (section,))
+
+
+def _size(shape: Any, dtype: Any) -> int:
+    num_bytes = int(dtype.itemsize)
+    for length in shape:
+        num_bytes *= length
+    return num_bytes
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,171 @@
+"""Rows of vLLM's host memory: the pages of all ranks, and the copies to canonical blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
+
+from prfaas.core.kv.canonical.copies import RankPages, Run, page_bytes, row_runs
+from prfaas.core.kv.canonical.parts import LayerParts
+from prfaas.engines.canonical.vllm_parts import CannotConvertError, Division, layer_parts
+from prfaas.errors import ConfigError
+
+SETTING = "PRFAAS_BLOCKS"
+"""Environment variable: `canonical`, or `ranks`, the default with several ranks."""
+RowPages = Mapping[int, Sequence[tuple[int, int]]]
+"""By group: offset within the row of one rank, and data bytes, of every page."""
+
+
+def row_pages_of(config: Any, kv_cache_config: KVCacheConfig) -> RowPages | None:
+    """Pages of one rank in a row, by group; None if their places cannot be told.
+
+    vLLM's worker lays the pages of a row out in the order in which its cache groups first name a
+    tensor.
+    """
+    group_ids = get_offloading_group_ids(kv_cache_config)
+    pages = _pages(kv_cache_config, group_ids)
+    page_total = sum({tensor: page for _, tensor, page, _ in pages}.values())
+    if config.canonical_layout or page_total != config.worker_kv_bytes_per_block:
+        return None
+    num_blocks = config.cache.blocks_per_chunk
+    offsets: dict[int, int] = {}
+    at = 0
+    for _, tensor, page, _ in pages:
+        if tensor not in offsets:
+            offsets[tensor] = at
+            at += page * num_blocks
+    return {
+        group: [
+            (offsets[tensor] + block * page, data)
+            for owner, tensor, page, data in pages
+            if owner == group
+            for block in range(num_blocks)
+        ]
+        for group in group_ids
+    }
+
+
+def extents_of(config: Any, row_pages: RowPages | None) -> dict[int, list[tuple[int, int]]]:
+    """Parts of a row that carry data: pages without their padding, for every rank.
+
+    Where their places cannot be told, the whole row counts as data.
+    """
+    per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
+    num_copies = 1 if config.replicated_layout else config.parallel.world_size
+    if row_pages is None:
+        return {group.group_id: [(0, per_rank * num_copies)] for group in config.groups}
+    return {
+        group: [(rank * per_rank + at, data) for rank in range(num_copies) for at, data in pages]
+        for group, pages in row_pages.items()
+    }
+
+
+def _pages(
+    kv_cache_config: KVCacheConfig, group_ids: tuple[int, ...]
+) -> list[tuple[int, int, int, int]]:
+    """Group, address, page bytes and data bytes of every layer, in the worker's order.
+
+    Layers of different groups at the same address share a tensor.
+    """
+    tensor_of = {
+        layer: tensor.offset + number * tensor.layer_stride
+        for tensor in kv_cache_config.kv_cache_tensors
+        for number, layer in enumerate(tensor.layers)
+    }
+    pages: list[tuple[int, int, int, int]] = []
+    for group_id in group_ids:
+        layers = kv_cache_config.kv_cache_groups[group_id].layer_names
+        specs = layer_specs(kv_cache_config, group_id)
+        for layer, spec in zip(layers, specs, strict=True):
+            pages.append((group_id, tensor_of[layer], spec.page_size_bytes, data_bytes(spec)))
+    return pages
+
+
+def data_bytes(spec: Any) -> int:
+    """Return the size of a layer's page, padding left out."""
+    if isinstance(spec, MambaSpec):
+        return int(replace(spec, page_size_padded=None).page_size_bytes)
+    return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
+
+
+def layer_specs(kv_cache_config: KVCacheConfig, group_id: int) -> list[Any]:
+    """Return the spec of every layer of a group."""
+    group = kv_cache_config.kv_cache_groups[group_id]
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return [spec.kv_cache_specs[layer] for layer in group.layer_names]
+    return [spec] * len(group.layer_names)
+
+
+def canonical_layers(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    config: Any,
+    row_pages: RowPages | None,
+) -> dict[int, list[LayerParts]]:
+    """Return the parts of all pages of a block, by group.
+
+    Raises:
+        CannotConvertError: The blocks of these ranks cannot be converted, or must not be.
+        ConfigError: The setting has another value than the two that there are.
+    """
+    parallel = config.parallel
+    if not is_wanted(parallel.world_size):
+        raise CannotConvertError(f"{SETTING}=canonical is not in the environment")
+    if row_pages is None:
+        raise CannotConvertError("the places of pages in a row are not known")
+    if parallel.world_size != parallel.tp_size:
+        raise CannotConvertError(
+            f"{parallel.world_size} ranks with a tensor-parallel size of {parallel.tp_size}"
+        )
+    if max(parallel.pcp_size, parallel.dcp_size) > 1:
+        raise CannotConvertError("context parallelism divides the tokens of a block")
+    division = Division(
+        parallel.tp_size,
+        vllm_config.model_config.get_total_num_kv_heads(),
+        config.kv_cache_layout,
+        _state_groups(vllm_config.model_config.hf_text_config),
+    )
+    found: dict[int, list[LayerParts]] = {}
+    for group, pages in row_pages.items():
+        parts = [layer_parts(spec, division) for spec in layer_specs(kv_cache_config, group)]
+        found[group] = [each for each in parts for _ in range(config.cache.blocks_per_chunk)]
+        for layer, (_, num_bytes) in zip(found[group], pages, strict=True):
+            if page_bytes(layer, parallel.tp_size) != num_bytes:
+                raise CannotConvertError(
+                    f"a page of {num_bytes} bytes is not "
+                    f"{', '.join(part.words for part in layer)} at {parallel.tp_size} ranks"
+                )
+    return found
+
+
+def is_wanted(num_ranks: int) -> bool:
+    """Return True if blocks are to be canonical; those of one rank are so in any case."""
+    value = os.environ.get(SETTING, "canonical" if num_ranks == 1 else "ranks")
+    if value not in ("canonical", "ranks"):
+        raise ConfigError(f'{SETTING} is {value!r}; it has to be "canonical" or "ranks"')
+    return value == "canonical"
+
+
+def _state_groups(hf_config: Any) -> int | None:
+    names = ("n_groups", "mamba_n_groups")
+    return next((int(n) for name in names if (n := getattr(hf_config, name, None))), None)
+
+
+def canonical_runs(
+    config: Any, layers: list[LayerParts], pages: Sequence[tuple[int, int]]
+) -> list[Run]:
+    """Return the copies between a row of all ranks and a block."""
+    per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
+    tp_size = config.parallel.tp_size
+    ranks = [
+        RankPages(rank, tp_size, {n: rank * per_rank + at for n, (at, _) in enumerate(pages)})
+        for rank in range(1 if config.replicated_layout else tp_size)
+    ]
+    return row_runs(layers, ranks)
