@@ -39,6 +39,11 @@ def test_the_example_has_no_doubts(prfaas: Prfaas, laptop: Path) -> None:
         ),
         ('"--block-size", "384"', '"-tp", "2", "--block_size=384"', "--tensor-parallel-size: 2 at"),
         (
+            '"--block-size", "384"',
+            '"-tp", "2", "--block_size=384"',
+            "PRFAAS_BLOCKS: ranks at prfaas-engine, canonical at pd-engine",
+        ),
+        (
             '"--mamba-ssm-cache-dtype", "float32"',
             '"--mamba-ssm-cache-dtype", "float16"',
             "--mamba-ssm-cache-dtype: float16 at prfaas-engine, float32 at pd-engine",
@@ -57,6 +62,21 @@ def test_clusters_that_were_told_different_things_are_refused(
     line = one_line(prfaas("check", laptop))
     assert words in line
     assert "nothing would be offloaded between them (layout_mismatch)" in line
+
+
+def test_tensor_parallel_sizes_may_differ_where_blocks_are_canonical(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    told_apart(laptop, '"--block-size", "384"', '"-tp", "2", "--block_size=384"')
+    environment = '[clusters.prfaas.engines.prfaas-engine.env]\nPRFAAS_BLOCKS = "canonical"\n'
+    laptop.write_text(f"{laptop.read_text()}\n{environment}")
+    code, output, _ = prfaas("check", laptop)
+    words = " ".join(output.split())
+    assert code == 0
+    assert "--tensor-parallel-size: 2 at prfaas-engine, not given at pd-engine" in words or (
+        "--tensor-parallel-size: 2 at prfaas-engine, 1 at pd-engine" in words
+    )
+    assert "pool nodes convert blocks between them" in words
 
 
 def test_weights_of_different_types_are_refused(prfaas: Prfaas, laptop: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prfaas.cli.preflight.engine_args import vllm_engines
@@ -13,6 +13,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import HASH_SEED, runs_on_cpu
 from prfaas.errors import ConfigError
 
+_RANKS, _BLOCKS = "--tensor-parallel-size", "PRFAAS_BLOCKS"
 _DEFAULTS = {
     "--revision": "",
     "--tokenizer": "",
@@ -38,6 +39,7 @@ _DEFAULTS = {
     "--language-model-only": "no",
     "--mm-processor-kwargs": "",
     "--speculative-config": "",
+    _BLOCKS: "",
     "VLLM_KV_CACHE_LAYOUT": "",
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "",
     "VLLM_MLA_DISABLE": "",
@@ -55,15 +57,17 @@ class Disagreement(NamedTuple):
     Attributes:
         setting: Its name.
         values: By engine; "" is not given.
+        is_converted: Pool nodes convert blocks between engines with these values.
     """
 
     setting: str
     values: Mapping[str, str]
+    is_converted: bool = False
 
     @property
     def is_certain(self) -> bool:
         """Return True if two engines have values that cannot resolve to the same."""
-        return len(set(self.values.values()) - _UNSURE) > 1
+        return not self.is_converted and len(set(self.values.values()) - _UNSURE) > 1
 
     @property
     def words(self) -> str:
@@ -79,11 +83,21 @@ def disagreements(deployment: Deployment) -> list[Disagreement]:
         for _, name, engine in vllm_engines(deployment)
     }
     names = dict.fromkeys(name for settings in engines.values() for name in settings)
+    converts = _convert(engines.values())
     found = (
-        Disagreement(name, {e: s.get(name, _default(name)) for e, s in engines.items()})
+        Disagreement(
+            name,
+            {e: s.get(name, _default(name)) for e, s in engines.items()},
+            is_converted=name == _RANKS and converts,
+        )
         for name in names
     )
     return [each for each in found if len(set(each.values.values())) > 1]
+
+
+def _convert(engines: Iterable[Mapping[str, str]]) -> bool:
+    """Return True if the blocks of all engines are canonical."""
+    return all(each[_BLOCKS] == "canonical" for each in engines)
 
 
 def check_agreement(deployment: Deployment) -> None:
@@ -103,7 +117,12 @@ def check_agreement(deployment: Deployment) -> None:
 def uncertain(deployment: Deployment) -> Iterator[str]:
     """Yield a line for every setting that one engine has and another may resolve to the same."""
     for each in disagreements(deployment):
-        if not each.is_certain:
+        if each.is_converted:
+            yield (
+                f"{each.words}: pool nodes convert blocks between them; an engine whose blocks "
+                "cannot be converted logs the reason, and nothing is offloaded (layout_mismatch)"
+            )
+        elif not each.is_certain:
             yield f"{each.words}: if the values differ, nothing is offloaded"
 
 
@@ -125,6 +144,8 @@ def _settings(model: str, engine: EngineTable) -> dict[str, str]:
         name = each.name.partition(".")[0]
         if name == "--model" or name in _DEFAULTS:
             settings |= _leaves(each.name, each.value)
+    # As `engines/canonical/vllm_rows.py` has it: the blocks of one rank are canonical.
+    settings[_BLOCKS] = "canonical" if settings.get(_RANKS, "1") == "1" else "ranks"
     return settings | {name: engine.env[name] for name in _DEFAULTS if name in engine.env}
 
 
