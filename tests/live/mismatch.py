@@ -102,11 +102,6 @@ CASES = {
     "weights in float16": Case("model_config.dtype", args=("--dtype", "float16")),
     "KV cache in fp8": Case("cache_config.cache_dtype", args=("--kv-cache-dtype", "fp8")),
     "block size": Case("group.0.block_size", args=("--block-size", "768")),
-    "tensor-parallel size": Case(
-        "parallel_config.tensor_parallel_size",
-        args=("--tensor-parallel-size", "2"),
-        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-    ),
     "one bit of the weights": Case("model.weights", change=_flip("model.safetensors")),
     "chat template": Case("model.chat_template", change=_append("chat_template.jinja", "\n")),
     "tokenizer": Case("model.tokenizer", change=_append("tokenizer.json", "\n")),
@@ -114,7 +109,7 @@ CASES = {
         "load_config.load_format", args=("--load-format", "dummy")
     ),
     "speculative decoding": Case(
-        "group.0.shapes",
+        "group.0.parts",
         args=("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
     ),
 }
