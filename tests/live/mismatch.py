@@ -102,6 +102,11 @@ CASES = {
     "weights in float16": Case("model_config.dtype", args=("--dtype", "float16")),
     "KV cache in fp8": Case("cache_config.cache_dtype", args=("--kv-cache-dtype", "fp8")),
     "block size": Case("group.0.block_size", args=("--block-size", "768")),
+    "tensor-parallel size": Case(
+        "blocks",
+        args=("--tensor-parallel-size", "2"),
+        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    ),
     "one bit of the weights": Case("model.weights", change=_flip("model.safetensors")),
     "chat template": Case("model.chat_template", change=_append("chat_template.jinja", "\n")),
     "tokenizer": Case("model.tokenizer", change=_append("tokenizer.json", "\n")),
