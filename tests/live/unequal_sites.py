@@ -4,7 +4,7 @@
 
 Two vLLM engines on the CPU, two pool nodes and a gateway. Each prompt goes through the gateway, and
 to the decode engine alone. Prints a row for each prompt; exit code 1 if one was not prefilled
-remotely, shipped other bytes than the planner says, or gave another token, or a logarithm of a
+remotely, was not loaded by the decode engine, or gave another token, or a logarithm of a
 probability that differs by more than LOGPROB_MAX. Ranks add in another order, so the last bits of
 KV cache differ between sizes; in float32 that is far below what changes a token.
 """
@@ -20,12 +20,14 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.deploy.topology import parts
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import kv_bytes
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
+from tests.live.conftest import Live
 from tests.live.first_requests import until_linked
 from tests.live.model_kinds import ALL_KINDS, KINDS, STATE_KIND, make_kind
+from tests.live.relay import Relay
 
 ANSWER_TOKENS, LOGPROB_MAX = 64, 1e-2
 UNEQUAL = (next(iter(KINDS)), STATE_KIND)
@@ -59,16 +61,20 @@ async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, object]) ->
         return answer["choices"][0], reply.headers.get("X-Request-Id", "")
 
 
+async def loaded(live: Live) -> float:
+    """Blocks that the decode engine has loaded from its pool node."""
+    return await live.metric(live.pool_admin("pd-pool"), "prfaas_pool_blocks_loaded_total")
+
+
 def _numbers(choice: Any) -> list[float]:
     return [float(number) for number in choice["logprobs"]["token_logprobs"]]
 
 
-async def try_prompts(
-    kind: str, lengths: list[int], topology: Topology, http: aiohttp.ClientSession
-) -> bool:
+async def try_prompts(kind: str, lengths: list[int], dtype: str, live: Live) -> bool:
     """Send the prompts; True if every one is as it has to be."""
+    topology, http = live.topology, live.http
     config = json.loads((Path(topology.deployment.model.path) / "config.json").read_text())
-    geometry = geometry_from_config(config, state_dtype="float32")
+    geometry = geometry_from_config(config, kv_dtype=dtype, state_dtype="float32")
     text, is_good = (ROOT / "LICENSE").read_text(), True
     for number, length in enumerate(lengths):
         body: dict[str, object] = {
@@ -78,7 +84,9 @@ async def try_prompts(
             "temperature": 0,
             "logprobs": 1,
         }
+        before = await loaded(live)
         choice, request_id = await ask(http, topology.gateway_url, body)
+        num_loaded = await loaded(live) - before
         alone, _ = await ask(
             http, topology.engines["pd-engine"], body | {"cache_salt": f"alone {number}"}
         )
@@ -91,10 +99,15 @@ async def try_prompts(
         planned = kv_bytes(geometry, length)
         print(
             f"| {kind} | {length} | {path} | {record['kv_bytes']:,} | {planned:,} | "
-            f"{num_same} of {ANSWER_TOKENS} | {apart:.1e} |",
+            f"{num_loaded:.0f} | {num_same} of {ANSWER_TOKENS} | {apart:.1e} |",
             flush=True,
         )
-        is_good &= path == "remote" and num_same == ANSWER_TOKENS and apart <= LOGPROB_MAX
+        is_good &= (
+            path == "remote"
+            and num_loaded > 0
+            and num_same == ANSWER_TOKENS
+            and apart <= LOGPROB_MAX
+        )
     return is_good
 
 
@@ -108,9 +121,12 @@ async def run(kind: str, options: argparse.Namespace) -> bool:
         stages = parts(topology)
         for part in (part for stage in stages for part in stage):
             part.whole_url, part.warm_up = "", None
-        async with started(stages), aiohttp.ClientSession() as http:
+        relay = Relay(topology.pools["pd-pool"])
+        async with started(stages) as supervisor, aiohttp.ClientSession() as http:
             await until_linked(http, topology.gateway_url)
-            return await try_prompts(kind, lengths, topology, http)
+            return await try_prompts(
+                kind, lengths, options.dtype, Live(topology, supervisor, relay, http)
+            )
 
 
 def _numbers_of(text: str) -> list[int]:
@@ -120,9 +136,9 @@ def _numbers_of(text: str) -> list[int]:
 async def main(options: argparse.Namespace) -> bool:
     """Run the kinds; False if one of them is not as it has to be."""
     print(
-        "| kind | prompt tokens | path | shipped, B | planner, B | same tokens | logprobs apart |"
+        "| kind | tokens | path | shipped, B | planner, B | loaded | same tokens | logprobs apart |"
     )
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     results = [await run(kind, options) for kind in options.kinds or list(UNEQUAL)]
     return all(results)
 
