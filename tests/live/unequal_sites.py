@@ -6,8 +6,8 @@ Two vLLM engines on the CPU, two pool nodes and a gateway. Each prompt goes thro
 to the decode engine alone. Prints a row for each prompt; exit code 1 if one was not prefilled
 remotely, was not loaded by the decode engine, or gave another token, or a logarithm of a
 probability that differs by more than LOGPROB_MAX. Ranks add in another order, so the last bits of
-KV cache differ between sizes; in float32 that is far below what changes a token. vLLM computes gated
-delta nets on the CPU in bfloat16 alone (`--dtype bfloat16`).
+KV cache differ between sizes; in float32 that is far below what changes a token. vLLM computes
+gated delta nets on the CPU in bfloat16 alone (`--dtype bfloat16`).
 """
 
 from __future__ import annotations
