@@ -55,7 +55,7 @@ class PoolTable(Table):
     """Lossless coding of blocks on its links: "auto" codes where that raises the rate of a link,
     "always" codes all that shrinks, "raw" neither codes nor accepts coded blocks. Both ends of a
     link have to allow it."""
-    link_encryption: Annotated[LinkEncryption, Field(strict=False)] = LinkEncryption.SEALED
+    link_encryption: Annotated[LinkEncryption, Field(strict=False)] = LinkEncryption.TLS
     """Protection of blocks on its links: "sealed" is AES-256-GCM with keys from the TLS connection
     for messages, "tls" is TLS 1.3. "network" authenticates blocks but does **not encrypt** them:
     only where the network between the sites does. A link uses "network" if both ends have it, "tls"

@@ -80,7 +80,7 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 @click.option(
     "--link-encryption",
     type=click.Choice([choice.value for choice in LinkEncryption]),
-    help="Protection of blocks on links: sealed without FILE. network does not encrypt.",
+    help="Protection of blocks on links: tls without FILE. network does not encrypt.",
 )
 @click.option(
     "--source",
@@ -148,6 +148,7 @@ def pool(
     if file is None:
         found: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "admin": ADMIN, "peers": {}}
         found |= {"link_budgets": {}, "link_connections": {}, "link_codec": LinkCodec.AUTO}
+        found |= {"link_encryption": LinkEncryption.TLS}
         found |= {"sources": frozenset(), "gateways": frozenset()}
     else:
         found = settings_in(load_deployment(file, overlay), name, file)
