@@ -48,7 +48,7 @@ class End:
 
     async def hear(self) -> Any:
         assert self.process.stdout is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(150):
             line = await self.process.stdout.readline()
         if not line:
             raise SystemExit("an end of the link has died; its error is above")
