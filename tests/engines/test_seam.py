@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -114,6 +114,8 @@ def stream(
     breaks=st.lists(st.integers(0, 12), max_size=2),
     step=st.integers(1, 3),
 )
+@example(TOKENIZERS[0], "<", "<👋", ["<👋", "👋"], [1], 1)
+@example(TOKENIZERS[0], "<", "<👋", ["👋", "<👋"], [1], 1)
 def test_a_broken_stream_reads_like_a_whole_one(
     detokenizer: Any,
     tokenizer: Any,

@@ -135,7 +135,9 @@ class Answer:
     def _watch(self, choice: JsonObject) -> None:
         """Hold back what a stop string from before the seam may still make disappear."""
         self._waiting += choice.get("text") or ""
-        found = self._found()
+        # The engine cuts off the stop string that it found, which may end another one.
+        stopped_by = choice.get("stop_reason")
+        found = self._found(stopped_by if isinstance(stopped_by, str) else "")
         if found is not None:
             start, stop = found
             self.stop_end = sum(map(len, self._sent)) + start + len(stop)
@@ -151,12 +153,15 @@ class Answer:
             return
         self._waiting, self._old_chars = "", 0
 
-    def _found(self) -> tuple[int, str] | None:
-        """The stop string that ends first among those that begin before the seam."""
-        starts = [(self._waiting.find(stop), stop) for stop in self._stops]
-        ends = [
-            (start + len(stop), start, stop)
-            for start, stop in starts
-            if 0 <= start < self._old_chars
-        ]
-        return min(ends)[1:] if ends else None
+    def _found(self, stopped_by: str = "") -> tuple[int, str] | None:
+        """Start and text of the stop string that ends first, if it begins before the seam; of those
+        that end together it is the first of the request's, as in vLLM.
+
+        Args:
+            stopped_by: The stop string that the engine found and cut off.
+        """
+        text = self._waiting + stopped_by
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        found = [(start, stop) for start, stop in starts if start >= 0]
+        first = min(found, key=lambda each: each[0] + len(each[1]), default=None)
+        return first if first is not None and first[0] < self._old_chars else None
