@@ -1,10 +1,11 @@
 """Who decodes: the fewest requests first, and somebody else than the one that failed."""
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
+from prfaas.core.dispatch.types import Member
 
 
 def test_one_that_was_tried_is_passed_over_and_not_forgotten() -> None:
-    book = DecodeBook(["a", "b"])
+    book = DecodeBook([Member("a", "pool"), Member("b", "pool")])
     assert book.choose(avoid="a") == "b"
     assert book.choose() == "a"
     assert book.choose(avoid="a") == "b"

@@ -78,10 +78,6 @@ SENSE: list[tuple[Object, str]] = [
         'hosts[].engines[].role: all are "prefill"',
     ),
     (hosts(host("pd-a", "n", A | {"role": "prefill"}, B)), 'role: some are "both"'),
-    (
-        hosts(host("p", "n", A | {"role": "prefill"}), host("q", "m", B | {"role": "decode"})),
-        "hosts: there are 2, and engines with a role hand blocks over within one pool node",
-    ),
     ({"gateway": {"salt": {"existingSecret": ""}}}, "gateway.salt.existingSecret: missing"),
     ({"gateway": {"pdb": {"minAvailable": 2}}}, "gateway.pdb.minAvailable: 2 of 2 replicas"),
     ({"gateway": {"route": {"kind": "HTTPRoute"}}}, "gateway.route.parentRefs: missing"),

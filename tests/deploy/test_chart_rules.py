@@ -167,6 +167,9 @@ def who(peer: Object) -> str:
     if "ipBlock" in peer:
         return "site.peers[].cidrs"
     labels = peer["podSelector"]["matchLabels"]
+    if "matchExpressions" in peer["podSelector"]:
+        (matched,) = peer["podSelector"]["matchExpressions"]
+        return str(matched["key"]).rpartition("/")[2]
     known = {"prometheus": "networkPolicy.monitoring", "client": "networkPolicy.clients"}
     component = labels.get("app.kubernetes.io/component", "")
     return known.get(labels.get("who", ""), "helm test" if component == "test" else component)
@@ -373,3 +376,22 @@ def test_the_charts_version_is_the_projects() -> None:
     chart = (CHART / "Chart.yaml").read_text()
     assert f'appVersion: "{project}"' in chart
     assert f"version: {project}\n" in chart
+
+
+def test_pool_nodes_of_a_pd_site_exchange_blocks_with_each_other() -> None:
+    hosts: list[Object] = [
+        {"name": "pd-a", "node": "n", "engines": [{"name": "e-a", "role": "prefill"}]},
+        {"name": "pd-b", "node": "m", "engines": [{"name": "e-b", "role": "decode"}]},
+    ]
+    objects = rendered("pd", {"hosts": hosts})
+    (own, other) = (
+        container["args"]
+        for _, template in pod_templates(objects)
+        for container in template["spec"]["containers"]
+        if container["name"] == "pool"
+    )
+    for args, peer in ((own, "pd-b"), (other, "pd-a")):
+        assert f"--source={peer}" in args
+        (dialled,) = (arg for arg in args if arg.startswith("--peer="))
+        assert dialled.startswith(f"--peer={peer}=")
+        assert dialled.endswith(":7100")

@@ -61,7 +61,8 @@ class PoolTable(Table):
     only where the network between the sites does. A link uses "network" if both ends have it, "tls"
     if one end has it, else "sealed"."""
     links: dict[PartName, LinkTable] = Field(default={})
-    """Settings of links to its destination pool nodes."""
+    """Settings of links to its destination pool nodes: those of PD clusters, or, in a PD cluster,
+    those of its other hosts."""
 
     _sizes = field_validator("memory", "disk_limit")(holds_a_block)
 
@@ -98,8 +99,8 @@ class EngineTable(Table):
     """The pool node on its host."""
     role: Annotated[EngineRole, Field(strict=False)] = EngineRole.BOTH
     """In a PD cluster: "prefill" computes local prompts, "decode" decodes, "both" does both for the
-    same request. Either all PD engines are "both", or none is; then they share one pool node. With
-    `routing.reroling` it is the initial role."""
+    same request. Either all PD engines are "both", or none is; then they are of one cluster, on any
+    of its hosts. With `routing.reroling` it is the initial role."""
     listen: HostPort | None = None
     """Address, if `prfaas up` starts it."""
     url: Url | None = None
@@ -223,12 +224,12 @@ def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool)
         ValueError: They do not.
     """
     roles: dict[str, EngineRole] = {}
-    pools: set[str] = set()
+    sites: set[str] = set()
     for cluster, table in clusters:
         for name, engine in table.engines.items():
             if table.role is ClusterRole.PD:
                 roles[name] = engine.role
-                pools.add(engine.pool)
+                sites.add(cluster)
             elif engine.role is not EngineRole.BOTH:
                 raise ValueError(f"engine {name}: only PD engines have a role; {cluster} is PrfaaS")
     given = set(roles.values())
@@ -242,9 +243,9 @@ def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool)
             'PD engines either all have role "both", or some "prefill" and the others "decode"; '
             f"they are {shown}"
         )
-    if len(pools) > 1:
-        shown = ", ".join(sorted(pools))
+    if len(sites) > 1:
+        shown = ", ".join(sorted(sites))
         raise ValueError(
-            "PD engines with a role hand blocks over within a pool node; give them one, they have "
-            f"{shown}"
+            "PD engines with a role hand blocks over within a cluster; put them into one, they are "
+            f"in {shown}"
         )

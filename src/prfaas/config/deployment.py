@@ -7,6 +7,7 @@ which it is reached. `prfaas gateway` and `prfaas pool` run one part of the same
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated
 
@@ -154,16 +155,12 @@ class Deployment(Table):
 
     @model_validator(mode="after")
     def _links_exist(self) -> Deployment:
-        targets = [name for cluster in self.with_role(ClusterRole.PD) for name in cluster.pools]
-        for cluster in self.clusters.values():
-            peers = targets if cluster.role is ClusterRole.PRFAAS else []
-            for name, pool in cluster.pools.items():
-                for peer in pool.links:
-                    if peer not in peers:
-                        known = ", ".join(peers) or "nobody"
-                        raise ValueError(
-                            f"pool {name} has no link to {peer!r}; it pushes to {known}"
-                        )
+        for name, pool in self.pools.items():
+            peers = self.destinations(name)
+            for peer in pool.links:
+                if peer not in peers:
+                    known = ", ".join(peers) or "nobody"
+                    raise ValueError(f"pool {name} has no link to {peer!r}; it pushes to {known}")
         return self
 
     @model_validator(mode="after")
@@ -235,6 +232,20 @@ class Deployment(Table):
         """Pool nodes of all clusters by name."""
         clusters = self.clusters.values()
         return {name: pool for cluster in clusters for name, pool in cluster.pools.items()}
+
+    @property
+    def links(self) -> list[tuple[str, str]]:
+        """Links between pool nodes, as source and destination: from each PrfaaS pool node to each
+        of a PD cluster, and between those of one PD cluster in both directions."""
+        home = self.with_role(ClusterRole.PD)
+        targets = [name for cluster in home for name in cluster.pools]
+        far = [name for cluster in self.with_role(ClusterRole.PRFAAS) for name in cluster.pools]
+        between = [(source, target) for source in far for target in targets]
+        return between + [pair for cluster in home for pair in permutations(cluster.pools, 2)]
+
+    def destinations(self, pool: str) -> list[str]:
+        """Pool nodes to which a pool node keeps a link."""
+        return [target for source, target in self.links if source == pool]
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""

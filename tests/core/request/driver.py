@@ -123,7 +123,7 @@ def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) 
     source = "far" if path is Path.REMOTE or pulls else ""
     facts = RoutingFacts(8000, pd_hit_tokens=1000, prfaas_hit_tokens=5000 if pulls else 0)
     hit_tokens = 5000 if pulls else 1000
-    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100)
+    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100, "pd", 1000)
 
 
 class Driver:

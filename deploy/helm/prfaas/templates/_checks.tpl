@@ -24,7 +24,6 @@
 {{- end -}}
 {{- if not (has "both" $roles) -}}
   {{- if ne (len (uniq $roles)) 2 }}{{ fail (printf "hosts[].engines[].role: all are %q; prefill and decode need each other" (first $roles)) }}{{ end -}}
-  {{- if gt (len $values.hosts) 1 }}{{ fail (printf "hosts: there are %d, and engines with a role hand blocks over within one pool node; list one host, or leave roles out" (len $values.hosts)) }}{{ end -}}
 {{- else if gt (len (uniq $roles)) 1 }}{{ fail "hosts[].engines[].role: some are \"both\"; give all engines a role, or none" }}{{ end -}}
 {{- $withCa := 0 -}}
 {{- range $index, $peer := $values.site.peers -}}

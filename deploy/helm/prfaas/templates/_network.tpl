@@ -9,6 +9,14 @@
       app.kubernetes.io/component: gateway
 {{- end }}
 
+{{- define "prfaas.from.pools" -}}
+- podSelector:
+    matchLabels:
+      {{- include "prfaas.selector" . | nindent 6 }}
+    matchExpressions:
+      - {key: prfaas/pool, operator: Exists}
+{{- end }}
+
 {{- define "prfaas.from.peers" -}}
 {{- range .Values.site.peers }}
 {{- range .cidrs }}

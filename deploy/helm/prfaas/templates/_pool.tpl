@@ -13,6 +13,14 @@
 - --identities=/etc/prfaas/identity
 {{- if eq $values.site.role "pd" }}
 - --gateway={{ $values.gateway.name }}
+{{- $root := .root }}
+{{- $name := .host.name }}
+{{- range $values.hosts }}
+{{- if ne .name $name }}
+- --source={{ .name }}
+- --peer={{ .name }}={{ include "prfaas.address" (dict "root" $root "part" .name "port" $values.pool.port) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- range $peer := $values.site.peers }}
 {{- range .gateways }}

@@ -17,7 +17,7 @@ from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.host.free_ports import free_ports
 from prfaas.cli.host.processes import STOP_S, Part
 from prfaas.config.addresses import join_address, split_address
-from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
     Command,
@@ -237,9 +237,8 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     if topology.overlay is not None:
         args += ["--with", str(topology.overlay)]
     args += ["--listen", join_address(topology.pools[name]), "--admin", admin]
-    if cluster.role is ClusterRole.PRFAAS:
-        for peer in (name for each in deployment.with_role(ClusterRole.PD) for name in each.pools):
-            args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
+    for peer in deployment.destinations(name):
+        args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
     return Part(
         name=name,
         kind="pool node",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.config.addresses import split_address
-from prfaas.config.clusters import ClusterRole, PoolTable
+from prfaas.config.clusters import PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.pool.receive.receive_limits import ReceiveLimits
@@ -30,9 +30,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         known = ", ".join(deployment.pools)
         raise ConfigError(f"--name {name} is no pool node of {file}, which has {known}")
     table = cluster.pools[name]
-    pushes = cluster.role is ClusterRole.PRFAAS
-    others = deployment.with_role(ClusterRole.PD if pushes else ClusterRole.PRFAAS)
-    far = {name: pool for other in others for name, pool in other.pools.items()}
+    pools, sources = deployment.pools, [a for a, b in deployment.links if b == name]
     links = table.links.items()
     found: dict[str, Any] = {
         "memory_bytes": table.memory,
@@ -41,8 +39,8 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "socket_path": deployment.pool_socket(name),
         "admin": split_address(table.admin) if table.admin else ADMIN,
         "identity": identity_in(deployment.security.identities, name),
-        "peers": _addresses(far) if pushes else {},
-        "sources": frozenset() if pushes else frozenset(far),
+        "peers": _addresses({peer: pools[peer] for peer in deployment.destinations(name)}),
+        "sources": frozenset(sources),
         "gateways": frozenset(deployment.gateways),
         "link_budgets": {peer: link.budget for peer, link in links if link.budget},
         "link_connections": {peer: link.connections for peer, link in links if link.connections},

@@ -27,17 +27,21 @@ class EvictionPolicy(Protocol[K]):
 
 
 class LeasedLast(EvictionPolicy[K]):
-    """Leased blocks are evicted last, the others in another policy's order.
+    """Leased blocks are evicted last and copies first, the others in another policy's order.
 
     A lease ends when its key is used, released, or its time is over. It is no pin: when all that is
-    left is leased, that goes, too.
+    left is leased, that goes, too. A copy is a block that was fetched from another host of the
+    site, which still has it.
 
     Args:
-        rest: Orders what is not leased.
+        rest: Orders what is neither leased nor a copy.
     """
 
     def __init__(self, rest: EvictionPolicy[K]) -> None:
         self._rest = rest
+        self._copies = LeastRecentlyUsed[K]()
+        self._are_copies: set[K] = set()
+        """Copies, leased ones included."""
         self._leases: OrderedDict[K, tuple[int, int]] = OrderedDict()
         """End and bytes of each lease, in order of creation."""
         self.num_bytes = 0
@@ -47,47 +51,55 @@ class LeasedLast(EvictionPolicy[K]):
         return len(self._leases)
 
     def added(self, key: K) -> None:
-        """It is not leased."""
+        """It is neither leased nor a copy."""
         self._rest.added(key)
 
     def used(self, key: K) -> None:
         """End a lease after its load."""
         if self._end(key):
-            self._rest.added(key)
+            self._unleased(key).added(key)
         else:
-            self._rest.used(key)
+            self._unleased(key).used(key)
 
     def removed(self, key: K) -> None:
         """Forget it."""
         if not self._end(key):
-            self._rest.removed(key)
+            self._unleased(key).removed(key)
+        self._are_copies.discard(key)
 
     def order(self) -> Iterator[K]:
         """First what no request waits for."""
-        yield from self._rest.order()
+        yield from self.unleased()
         yield from self._leases
 
     def unleased(self) -> Iterator[K]:
         """Blocks without lease, in order of eviction."""
-        return self._rest.order()
+        yield from self._copies.order()
+        yield from self._rest.order()
 
-    def lease(self, key: K, until_ns: int, num_bytes: int) -> None:
-        """Lease a block of this size."""
+    def lease(self, key: K, until_ns: int, num_bytes: int, *, is_copy: bool = False) -> None:
+        """Lease a block of this size; a copy remains one."""
         if key not in self._leases:
-            self._rest.removed(key)
+            self._unleased(key).removed(key)
             self.num_bytes += num_bytes
+        if is_copy:
+            self._are_copies.add(key)
         known_until_ns, num_bytes = self._leases.get(key, (0, num_bytes))
         self._leases[key] = max(until_ns, known_until_ns), num_bytes
 
     def release(self, key: K) -> None:
         """End a lease; no effect if it is not leased."""
         if self._end(key):
-            self._rest.added(key)
+            self._unleased(key).added(key)
 
     def expire(self, now_ns: int) -> None:
         """End the leases whose time is over."""
         for key in [key for key, (until_ns, _) in self._leases.items() if until_ns <= now_ns]:
             self.release(key)
+
+    def _unleased(self, key: K) -> EvictionPolicy[K]:
+        """The order that a block without lease is in."""
+        return self._copies if key in self._are_copies else self._rest
 
     def _end(self, key: K) -> bool:
         """End a lease, if there is one."""

@@ -11,8 +11,10 @@ requests that were routed ten seconds ago.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from prfaas.core.dispatch.types import Member
 from prfaas.units import NS_PER_S
 
 QUEUED_NS = NS_PER_S // 5
@@ -27,40 +29,55 @@ delay that only looks like a queue, such as loading blocks, cannot become a long
 class DecodeBook:
     """Spreads requests over instances by how many each has: counts, and the least of them.
 
-    Choosing takes O(log instances).
+    Choosing takes O(log instances), and O(pools) if the pool is left open.
 
     Args:
-        names: The instances.
+        members: The instances.
     """
 
-    def __init__(self, names: list[str]) -> None:
-        self._counts = dict.fromkeys(names, 0)
-        self._ready = dict.fromkeys(names, True)
-        self._heap = [(0, name) for name in names]
-        heapify(self._heap)
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._pool_of = {member.name: member.pool for member in members}
+        self._counts = dict.fromkeys(self._pool_of, 0)
+        self._ready = dict.fromkeys(self._pool_of, True)
+        self._heaps: dict[str, list[tuple[int, str]]] = {}
+        for member in members:
+            self._heaps.setdefault(member.pool, []).append((0, member.name))
+        for heap in self._heaps.values():
+            heapify(heap)
 
-    def add(self, name: str) -> None:
+    def add(self, member: Member) -> None:
         """Add an instance, which is not ready."""
-        self._counts[name], self._ready[name] = 0, False
+        self._pool_of[member.name] = member.pool
+        self._counts[member.name], self._ready[member.name] = 0, False
+        self._heaps.setdefault(member.pool, [])
 
     def remove(self, name: str) -> None:
         """Forget an instance that has no requests."""
+        pool = self._pool_of.pop(name)
         del self._counts[name], self._ready[name]
+        if pool not in self._pool_of.values():
+            del self._heaps[pool]
 
-    def choose(self, avoid: str = "") -> str | None:
-        """The ready instance with the fewest requests gets one more; None without any."""
-        passed, chosen = False, None
-        while self._heap and chosen is None:
-            count, name = heappop(self._heap)
-            if name == avoid:
-                passed = True
-            elif self._ready.get(name) and count == self._counts[name]:
-                chosen = name
-        if passed:
-            self._change(avoid, 0)
-        if chosen is not None:
-            self._change(chosen, 1)
-        return chosen
+    def choose(self, avoid: str = "", pool: str = "") -> str | None:
+        """The ready instance with the fewest requests gets one more; None without any.
+
+        Args:
+            avoid: Instance that was tried already.
+            pool: Others are only asked if no instance of this pool is ready; "" leaves it open.
+        """
+        first = self._first(pool, avoid) if pool in self._heaps else None
+        if first is None:
+            found = (self._first(other, avoid) for other in self._heaps)
+            first = min((each for each in found if each is not None), default=None)
+        if first is None:
+            return None
+        self._change(first[1], 1)
+        return first[1]
+
+    def least(self, avoid: str = "") -> dict[str, int]:
+        """Requests of the least loaded instance of each pool that has a ready one."""
+        found = {pool: self._first(pool, avoid) for pool in self._heaps}
+        return {pool: first[0] for pool, first in found.items() if first is not None}
 
     def leave(self, name: str) -> None:
         """An instance has one request less."""
@@ -76,9 +93,24 @@ class DecodeBook:
         """Requests assigned and not left."""
         return sum(self._counts.values())
 
+    def _first(self, pool: str, avoid: str) -> tuple[int, str] | None:
+        """Count and name of the least loaded ready instance of a pool; None without any."""
+        heap, passed, found = self._heaps[pool], False, None
+        while heap and found is None:
+            count, name = heap[0]
+            is_ready = self._ready.get(name) and self._pool_of[name] == pool
+            if name != avoid and is_ready and count == self._counts[name]:
+                found = heap[0]
+            else:
+                passed = passed or name == avoid
+                heappop(heap)
+        if passed and self._pool_of.get(avoid) == pool:
+            self._change(avoid, 0)
+        return found
+
     def _change(self, name: str, by: int) -> None:
         self._counts[name] += by
-        heappush(self._heap, (self._counts[name], name))
+        heappush(self._heaps[self._pool_of[name]], (self._counts[name], name))
 
 
 class DecodeFlow:

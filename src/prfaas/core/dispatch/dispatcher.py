@@ -77,7 +77,7 @@ class Dispatcher:
             decode: Its name as one that decodes, where PD instances have roles.
         """
         self._routes.add(cluster, member)
-        self.requests.add(member.name, decode)
+        self.requests.add(member, decode)
 
     def remove(self, name: str, now_ns: int, decode: str = "") -> None:
         """Forget an instance; `decode` as in `add`.
@@ -94,6 +94,7 @@ class Dispatcher:
         """Forget a pool and its links; no open request uses it."""
         self.links.forget(pool)
         self._routes.rooms.forget(pool)
+        self._routes.hosts.remove(pool)
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance became healthy, with an empty queue, or stopped being so."""

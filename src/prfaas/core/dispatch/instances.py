@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Pick, Weights, is_ideal, pick
 from prfaas.core.dispatch.types import Arrival, Member
@@ -89,13 +90,20 @@ class Stage:
         """An instance has one request less to decode."""
         self._num_open[name] -= 1
 
-    def pick(self, arrival: Arrival, now_ns: int, reach: Reach | None = None) -> Pick:
+    def pick(
+        self,
+        arrival: Arrival,
+        now_ns: int,
+        reach: Reach | None = None,
+        fetch: FetchTo | None = None,
+    ) -> Pick:
         """Candidates for a prompt.
 
         Args:
             arrival: The request.
             now_ns: Time.
             reach: From an instance to where its blocks are wanted; None when they stay.
+            fetch: What an instance's host can fetch from another one; None if nothing.
         """
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for pool in self.pools:
@@ -109,11 +117,11 @@ class Stage:
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
-            candidate = self._candidate(arrival, *first, reach)
+            candidate = self._candidate(arrival, *first, reach, fetch)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
         return pick(
-            self._candidates(arrival, now_ns, reach),
+            self._candidates(arrival, now_ns, reach, fetch),
             num_tokens,
             hit_tokens_max=most,
             weights=self.weights,
@@ -142,30 +150,42 @@ class Stage:
         wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
         device = hits.get(name, 0)
         hit = max(hits.get(like.pool, 0), device)
+        if chosen.pulled_from:
+            hit = max(hit, chosen.hit_tokens)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
     def _candidate(
-        self, arrival: Arrival, name: str, wait_ns: int | None, reach: Reach | None
+        self,
+        arrival: Arrival,
+        name: str,
+        wait_ns: int | None,
+        reach: Reach | None,
+        fetch: FetchTo | None,
     ) -> Candidate:
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
         agree, link_up = (True, True) if reach is None else reach(instance)
+        hit, source = held if held > device else device, ""
+        if fetch is not None and (found := fetch(pool, hit, wait_ns)) is not None:
+            source, hit, arrival_ns = found
+            wait_ns = arrival_ns if wait_ns is None else max(wait_ns, arrival_ns)
         return Candidate(
             name,
             name != arrival.avoid,
             wait_ns,
-            held if held > device else device,
+            hit,
             hints.get(pool, 0) if hints else 0,
             self._num_open[name],
             instance.num_tokens_max,
             agree,
             link_up,
             device,
+            source,
         )
 
     def _candidates(
-        self, arrival: Arrival, now_ns: int, reach: Reach | None
+        self, arrival: Arrival, now_ns: int, reach: Reach | None, fetch: FetchTo | None
     ) -> Iterator[Candidate]:
         hits = arrival.hits
         least_open: dict[tuple[str, bytes | None, int, int], int] = {}
@@ -175,6 +195,6 @@ class Stage:
             kind = instance.pool, instance.layout_id, instance.num_tokens_max, hits.get(name, 0)
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
-            yield self._candidate(arrival, name, wait_ns, reach)
+            yield self._candidate(arrival, name, wait_ns, reach, fetch)
             if name != arrival.avoid and wait_ns is not None:
                 least_open[kind] = decodes

@@ -12,6 +12,9 @@ from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, Threshol
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import PathSignals
 
+SITE_BITS_PER_S = 10e9
+"""Rate of a link between two hosts of the PD cluster, until one is measured."""
+
 
 class Link:
     """One direction between two pools.
@@ -20,7 +23,8 @@ class Link:
         source: Pool that ships.
         destination: Pool that receives.
         settings: How requests are routed.
-        cluster: The PrfaaS cluster at one end; None is unknown.
+        cluster: The PrfaaS cluster at one end; None is unknown, or no end is in one.
+        expected_bits_per_s: Its rate without such a cluster, until one is measured; 0 is unknown.
     """
 
     def __init__(
@@ -29,10 +33,11 @@ class Link:
         destination: str,
         settings: DispatchSettings,
         cluster: RemoteCluster | None = None,
+        expected_bits_per_s: float = 0.0,
     ) -> None:
         self.source, self.destination = source, destination
         self.up = False
-        expected_bits_per_s, price_per_tb = 0.0, 0.0
+        price_per_tb = 0.0
         if cluster is not None:
             expected_bits_per_s, price_per_tb = cluster.link_bits_per_s, cluster.price_per_tb
         self.book = LinkBook(settings.stale_after_ns, expected_bits_per_s)
@@ -91,14 +96,16 @@ class Links:
     Args:
         settings: How requests are routed.
         clusters: PrfaaS clusters by pool.
+        site: Pools of the PD cluster.
     """
 
     def __init__(
         self,
         settings: DispatchSettings,
         clusters: Mapping[str, RemoteCluster] = MappingProxyType({}),
+        site: Collection[str] = (),
     ) -> None:
-        self._settings, self._clusters = settings, dict(clusters)
+        self._settings, self._clusters, self._site = settings, dict(clusters), set(site)
         self._links: dict[tuple[str, str], Link] = {}
 
     def between(self, source: str, destination: str) -> Link:
@@ -107,27 +114,36 @@ class Links:
             return self._links[source, destination]
         except KeyError:
             cluster = self._clusters.get(source) or self._clusters.get(destination)
-            link = Link(source, destination, self._settings, cluster)
+            rate = SITE_BITS_PER_S if {source, destination} <= self._site else 0.0
+            link = Link(source, destination, self._settings, cluster, rate)
             self._links[source, destination] = link
             return link
 
-    def know(self, pool: str, cluster: RemoteCluster) -> None:
-        """A pool belongs to a PrfaaS cluster."""
-        self._clusters[pool] = cluster
+    def know(self, pool: str, cluster: RemoteCluster | None) -> None:
+        """A pool belongs to a PrfaaS cluster; None is the PD cluster."""
+        if cluster is None:
+            self._site.add(pool)
+        else:
+            self._clusters[pool] = cluster
 
     def forget(self, pool: str) -> None:
         """Forget a pool and its links; no open request uses them."""
         self._clusters.pop(pool, None)
+        self._site.discard(pool)
         for ends in [ends for ends in self._links if pool in ends]:
             del self._links[ends]
 
     def bits_per_s_to(self, pools: Collection[str], now_ns: int) -> float | None:
-        """Rate of all links to some pools together; those that are down carry nothing.
+        """Rate of all links to some pools from others; those that are down carry nothing.
 
         Returns:
             None if the rate of one is unknown, or none is up.
         """
-        up = [link for link in self if link.up and link.destination in pools]
+        up = [
+            link
+            for link in self
+            if link.up and link.destination in pools and link.source not in pools
+        ]
         known = [state.bits_per_s for link in up if (state := link.book.latest(now_ns))]
         return sum(known) if known and len(known) == len(up) else None
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
-from prfaas.core.dispatch.decode_stage import DecodeBook, DecodeFlow
+from prfaas.core.dispatch.decode_stage import DecodeFlow
 from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import RouteOption
-from prfaas.core.dispatch.types import Arrival, HomeCluster, Routed
+from prfaas.core.dispatch.types import Arrival, HomeCluster, Member, Routed
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.core.routing.first_tokens import Work
@@ -37,7 +38,8 @@ class _Open:
     """A request under way."""
 
     routed: Routed
-    in_transfer: bool
+    promised: list[tuple[Link, int]]
+    """Links that blocks in transit take, and the bytes that each was promised."""
     arrived_at_ns: int
     prefilling: bool = True
     decode: str | None = None
@@ -65,11 +67,8 @@ class OpenRequests:
         self._routes, self._times, self._admission = routes, routes.times, admission
         self._stage_of = routes.stage_of
         self._entries: dict[int, _Open] = {}
-        self.decode_book: DecodeBook | None = None
-        """Instances that only decode; None where those that prefill decode as well."""
+        self.decode_book = routes.decode_book
         names = [member.name for member in home.decode or ()]
-        if home.decode is not None:
-            self.decode_book = DecodeBook(names)
         self.lanes = LoadBook(names, NEVER_STALE_NS)
         """Prefill work of decode instances, sent by this gateway; engines do not report it."""
         self._book_of = {
@@ -81,13 +80,13 @@ class OpenRequests:
 
     # Instances
 
-    def add(self, name: str, decode: str = "") -> None:
+    def add(self, member: Member, decode: str = "") -> None:
         """Book requests with a new instance too, and with `decode`, its name as one that decodes,
         where instances have roles."""
-        self._book_of[name] = self._stage_of[name].book
-        self._num_streaming[name] = 0
+        self._book_of[member.name] = self._stage_of[member.name].book
+        self._num_streaming[member.name] = 0
         if self.decode_book is not None and decode:
-            self.decode_book.add(decode)
+            self.decode_book.add(Member(decode, member.pool))
             self.lanes.add(decode)
             self._book_of[decode] = self.lanes
 
@@ -103,7 +102,7 @@ class OpenRequests:
         """Return True if an open request was routed to an instance or a pool of these names."""
         wanted = set(names)
         return any(
-            not wanted.isdisjoint((routed.prefill, routed.source, routed.destination))
+            not wanted.isdisjoint((routed.prefill, routed.source, *routed.link, routed.destination))
             or (entry.decode or routed.decode) in wanted
             for entry in self._entries.values()
             for routed in (entry.routed,)
@@ -143,11 +142,11 @@ class OpenRequests:
 
     def crossing(self, source: str, destination: str) -> list[int]:
         """Requests whose blocks are in transit over the link between two pools."""
-        pools = (source, destination)
+        link = self._routes.links.between(source, destination)
         return [
             request_id
             for request_id, entry in self._entries.items()
-            if entry.in_transfer and (entry.routed.source, entry.routed.destination) == pools
+            if any(promised is link for promised, _ in entry.promised)
         ]
 
     def num_streaming(self, name: str) -> int:
@@ -181,19 +180,20 @@ class OpenRequests:
         self._stage_of[routed.prefill].book.dispatch(
             routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
         )
-        option.link.book.promise(routed.shipped_bytes, now_ns)
-        entry = self._entries[arrival.request_id] = _Open(routed, bool(routed.source), now_ns)
+        promised = self._promises(routed, arrival)
+        for link, num_bytes in promised:
+            link.book.promise(num_bytes, now_ns)
+        entry = self._entries[arrival.request_id] = _Open(routed, promised, now_ns)
         if arrival.streams and self.decode_book is not None:
             self._decode_flow.expect(arrival.request_id)
-        if routed.source:
-            length = routed.hit_tokens if routed.pulls else arrival.shippable_tokens or 0
-            self._routes.rooms.take(
-                arrival.request_id,
-                routed.destination,
-                arrival.layout,
-                routed.present_tokens,
-                length,
-            )
+        if promised:
+            # Of a pull for a prefill that hands over to another host, only the latter counts.
+            length, pool = arrival.shippable_tokens or 0, routed.destination
+            held = routed.present_tokens
+            if routed.pulls and not routed.changes_host:
+                length, pool = routed.hit_tokens, routed.prefill_pool
+                held = routed.prefill_pool_tokens
+            self._routes.rooms.take(arrival.request_id, pool, arrival.layout, held, length)
         if not self._times.has_plan:
             self._observe(arrival.request_id, routed, now_ns)
         elif decision.predicted_ns is not None and not again and not routed.pulls:
@@ -218,7 +218,7 @@ class OpenRequests:
         if entry is None or self.decode_book is None:
             return entry.routed.decode if entry else None
         if entry.decode is None:
-            entry.decode = self.decode_book.choose(avoid)
+            entry.decode = self.decode_book.choose(avoid, entry.routed.destination)
         return entry.decode
 
     def due(self, name: str, num_waiting: int) -> Sequence[int]:
@@ -316,11 +316,10 @@ class OpenRequests:
     def transfer_over(self, request_id: int, now_ns: int) -> None:
         """The blocks of a request have landed, or were aborted."""
         entry = self._entries.get(request_id)
-        if entry is not None and entry.in_transfer:
-            entry.in_transfer = False
-            routed = entry.routed
-            link = self._routes.links.between(routed.source, routed.destination)
-            link.book.settle(routed.shipped_bytes)
+        if entry is not None and entry.promised:
+            routed, promised, entry.promised = entry.routed, entry.promised, []
+            for link, num_bytes in promised:
+                link.book.settle(num_bytes)
             if routed.decision.path is Path.REMOTE:
                 self._decode_flow.landed(request_id, now_ns)
 
@@ -345,7 +344,9 @@ class OpenRequests:
             return
         work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - routed.present_tokens)
         self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
-        entry.routed = routed._replace(cluster=self._home, prefill=name, source="")
+        entry.routed = routed._replace(
+            cluster=self._home, prefill=name, source="", prefill_pool=routed.destination
+        )
         entry.prefilling = True
 
     def lose_pull(self, request_id: int, now_ns: int) -> None:
@@ -356,10 +357,11 @@ class OpenRequests:
         self._times.drop(request_id)
         self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
+        num_new_tokens = entry.routed.facts.num_prompt_tokens - entry.routed.own_tokens
         routed = entry.routed = entry.routed._replace(source="")
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
-            work_ns = self._times.local_ns(routed.facts.num_new_tokens)
+            work_ns = self._times.local_ns(num_new_tokens)
             self._routes.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
             entry.prefilling = True
 
@@ -382,6 +384,20 @@ class OpenRequests:
             self.decode_book.leave(entry.decode)
 
     # Booking
+
+    def _promises(self, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
+        """Links that carry blocks of a route, and how many bytes of it."""
+        found, links, hosts = [], self._routes.links, self._routes.hosts
+        if routed.source:
+            num_bytes = routed.shipped_bytes
+            if routed.pulls_from_host:
+                num_bytes = hosts.num_bytes(arrival, routed.prefill_pool_tokens, routed.hit_tokens)
+            found.append((links.between(*routed.link), num_bytes))
+        if routed.changes_host:
+            final = arrival.shippable_tokens or 0
+            num_bytes = hosts.num_bytes(arrival, routed.present_tokens, final)
+            found.append((links.between(routed.prefill_pool, routed.destination), num_bytes))
+        return found
 
     def _work_ns(self, routed: Routed) -> int:
         """Work of a prefill that is booked as routed, ns."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.core.control.threshold_evidence import Work
+from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
+from prfaas.core.dispatch.hosts import Hosts
 from prfaas.core.dispatch.instances import Instance, Stage
 from prfaas.core.dispatch.links import Link, Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
@@ -55,9 +57,11 @@ class RouteFinder:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
         self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
+        everyone = (*home.prefill, *(home.decode or ()))
         self.links = Links(
             settings,
             {instance.pool: remote for remote in remotes for instance in remote.instances},
+            [member.pool for member in everyone],
         )
         self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
@@ -70,8 +74,11 @@ class RouteFinder:
             name: stage for stage in (self.home, *self.away.values()) for name in stage.instances
         }
         self.times = PrefillTimes(home, self.remotes.values(), settings)
-        everyone = (*home.prefill, *(home.decode or ()))
         self._first_pool = everyone[0].pool if everyone else ""
+        self.decode_book = None if home.decode is None else DecodeBook(home.decode)
+        """Instances that only decode; None where those that prefill decode as well."""
+        pools = [member.pool for member in everyone]
+        self.hosts = Hosts(pools, self.links, self.rooms, self.times, home.costs)
 
     def add(self, cluster: str, member: Member) -> None:
         """Add an instance to the PD cluster, or to the PrfaaS cluster of this name."""
@@ -79,8 +86,9 @@ class RouteFinder:
         stage = self.home if remote is None else self.away[cluster]
         stage.add(member)
         self.stage_of[member.name] = stage
-        if remote is not None:
-            self.links.know(member.pool, remote)
+        self.links.know(member.pool, remote)
+        if remote is None:
+            self.hosts.add(member.pool)
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that no open request uses."""
@@ -101,9 +109,11 @@ class RouteFinder:
             now_ns: Time.
             decode_wait: What decode adds.
         """
-        home, _, at_home = self.home.pick(arrival, now_ns)
+        fetch = self.hosts.fetch(arrival, now_ns)
+        home, _, at_home = self.home.pick(arrival, now_ns, None, fetch)
+        destination = self._destination(arrival, home, now_ns)
         options = [
-            self._through(remote, arrival, home, now_ns, decode_wait)
+            self._through(remote, arrival, home, destination, now_ns, decode_wait)
             for remote in self.remotes.values()
         ]
         return Considered(arrival.num_tokens_to_fit, options, at_home, self.home.weights)
@@ -157,17 +167,27 @@ class RouteFinder:
             return option._replace(away=stage.last_like(option.away, arrival, now_ns, wait_ns_max))
         return option
 
+    def _destination(self, arrival: Arrival, home: Candidate | None, now_ns: int) -> str:
+        """Pool that a request is decoded from, whichever path it takes."""
+        prefill_pool = self.home.instances[home.name].pool if home else ""
+        if self.decode_book is None or len(self.hosts.pools) < 2:
+            return prefill_pool or self._default_pool
+        num_open = self.decode_book.least(arrival.avoid)
+        found = self.hosts.decode_pool(arrival, prefill_pool, num_open, now_ns)
+        return found or self._default_pool
+
     def _through(
         self,
         remote: RemoteCluster,
         arrival: Arrival,
         home: Candidate | None,
+        destination: str,
         now_ns: int,
         decode_wait: DecodeWait,
     ) -> RouteOption:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
-        destination = at_home.pool if at_home else self._default_pool
+        prefill_pool = at_home.pool if at_home else destination
         between = self.links.between
 
         def reach(instance: Instance) -> tuple[bool, bool]:
@@ -206,8 +226,24 @@ class RouteFinder:
             device_only_tokens=held - present,
             away_device_only_tokens=there - pullable,
         )
-        found = self._predict(facts, signals, remote, decode_wait, link, now_ns)
-        return RouteOption(remote, home, away, link, facts, found, signals, candidates)
+        found = self._predict(
+            facts, signals, remote, decode_wait, link, now_ns, pulls=prefill_pool == destination
+        )
+        if prefill_pool != destination and found.local_ns is not None:
+            tail_ns = self.hosts.tail_ns(arrival, prefill_pool, destination, now_ns)
+            found = found._replace(local_ns=found.local_ns + tail_ns)
+        return RouteOption(
+            remote,
+            home,
+            away,
+            link,
+            facts,
+            found,
+            signals,
+            candidates,
+            (prefill_pool, source),
+            hits.get(prefill_pool, 0),
+        )
 
     def _predict(
         self,
@@ -217,6 +253,8 @@ class RouteFinder:
         decode_wait: DecodeWait,
         link: Link,
         now_ns: int,
+        *,
+        pulls: bool,
     ) -> Prediction:
         """Times of both paths, the cost of bytes, and a pulled prefix where that is faster."""
         costs, settings, times = remote.costs, self._settings, self.times
@@ -237,7 +275,8 @@ class RouteFinder:
             ns_per_byte=ns_per_byte,
             delay_ns_per_byte=delay_ns_per_byte,
         )
-        if settings.pulls and is_adaptive:
+        if pulls and settings.pulls and is_adaptive:
+            # A prefix from a PrfaaS cluster goes to where decode is, as a hand-off does.
             found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
         away_factor = times.remote_calibrations[remote.name].factor
         return corrected(found, signals, times.local_calibration.factor, away_factor)

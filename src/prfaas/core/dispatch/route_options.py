@@ -25,6 +25,8 @@ class RouteOption(NamedTuple):
         prediction: Of both paths.
         signals: What the prediction was made from.
         candidates: In the PrfaaS cluster, the first ones that were scored.
+        prefill_pools: Pools of `home` and of `away`.
+        held_tokens: Cached prefix in the pool of `home`, tokens.
     """
 
     cluster: RemoteCluster
@@ -35,6 +37,8 @@ class RouteOption(NamedTuple):
     prediction: Prediction
     signals: PathSignals
     candidates: Sequence[Candidate]
+    prefill_pools: tuple[str, str]
+    held_tokens: int
 
     def routed(self, decision: Decision, home: str, *, is_mixed: bool) -> Routed:
         """The route of a request that takes this option.
@@ -57,10 +61,12 @@ class RouteOption(NamedTuple):
             self.cluster.name if is_remote else home,
             prefill.name,
             self.home.name if self.home and is_mixed else None,
-            link.source if ships else "",
+            link.source if ships else prefill.pulled_from,
             link.destination,
             hit,
             costs.shipped_bytes(length, facts.present_tokens) if costs and ships else 0,
+            self.prefill_pools[is_remote],
+            self.held_tokens,
         )
 
     @property

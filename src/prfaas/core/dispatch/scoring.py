@@ -36,6 +36,8 @@ class Candidate(NamedTuple):
         layouts_agree: True if its blocks mean the same where the request will be decoded.
         link_up: True if its blocks can get there.
         device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
+        pulled_from: Pool of another host that `hit_tokens` is fetched from within `wait_ns`; "" if
+            the instance and its own pool hold it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Candidate(NamedTuple):
     layouts_agree: bool = True
     link_up: bool = True
     device_tokens: int = 0
+    pulled_from: str = ""
 
 
 class Weights(NamedTuple):
@@ -141,11 +144,11 @@ def is_ideal(
     candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
 ) -> bool:
     """Return True if a candidate passes every filter and only a shorter wait could be better."""
-    _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
+    _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device, pulled = candidate
     if not (ready and num_tokens < longest and layouts_agree and link_up):
         return False
     most = hit >= hit_tokens_max and device >= device_tokens_max
-    return most and num_open == 0 and wait_ns is not None
+    return most and num_open == 0 and wait_ns is not None and not pulled
 
 
 def pick(
@@ -178,7 +181,7 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        _, ready, wait_ns, _, _, _, longest, layouts_agree, link_up, _ = candidate
+        _, ready, wait_ns, _, _, _, longest, layouts_agree, link_up, _, pulled = candidate
         if not (ready and num_tokens < longest and layouts_agree and link_up):
             furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
             continue
@@ -189,6 +192,9 @@ def pick(
             candidate, num_tokens, hit_tokens_max, device_tokens_max
         ):
             break
+        if pulled:
+            # Its wait has the pull in it, and those behind it may have the prefix.
+            continue
         # Nobody behind this one is better than an ideal one with the same wait.
         if ideal is None or (wait_ns or 0) != ideal.wait_ns:
             ideal = Candidate(

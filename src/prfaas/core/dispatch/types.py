@@ -157,11 +157,15 @@ class Routed(NamedTuple):
         cluster: The cluster that prefills.
         prefill: The instance that prefills.
         decode: The instance that decodes; None while it is not chosen.
-        source: Pool that ships the blocks; "" where nothing is shipped.
+        source: Pool that ships the blocks of the remote path, or a prefix that is pulled for the
+            local one; "" without either.
         destination: Pool that they are decoded from.
         hit_tokens: Prefix that prefill does not compute, tokens: cached there, or pulled.
-        shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
-            a prefix that is pulled; 0 without either, or without a cost model.
+        shipped_bytes: What the link from a PrfaaS cluster is promised: the prompt's blocks, or on
+            the local path those of a prefix that is pulled; 0 without either, or without a cost
+            model.
+        prefill_pool: Pool of the instance that prefills.
+        prefill_pool_tokens: Cached prefix in that pool, tokens; a pull leaves it out.
     """
 
     decision: Decision
@@ -173,10 +177,12 @@ class Routed(NamedTuple):
     destination: str
     hit_tokens: int
     shipped_bytes: int
+    prefill_pool: str
+    prefill_pool_tokens: int
 
     @property
     def present_tokens(self) -> int:
-        """Cached prefix in the PD cluster's pool, tokens; it is not shipped."""
+        """Cached prefix in the pool that it is decoded from, tokens; it is not shipped."""
         return self.facts.present_tokens
 
     @property
@@ -188,6 +194,27 @@ class Routed(NamedTuple):
     def pulls(self) -> bool:
         """Return True if it is prefilled locally with a pulled prefix."""
         return self.decision.path is Path.LOCAL and bool(self.source)
+
+    @property
+    def pulls_from_host(self) -> bool:
+        """Return True if the prefix is pulled from another host of the PD cluster."""
+        return self.pulls and not self.decision.pull_tokens
+
+    @property
+    def own_tokens(self) -> int:
+        """Prefix that a local prefill resumes after without a pull, tokens."""
+        return self.prefill_pool_tokens if self.pulls_from_host else self.facts.pd_hit_tokens
+
+    @property
+    def link(self) -> tuple[str, str]:
+        """Ends of the link from `source`."""
+        is_remote = self.decision.path is Path.REMOTE
+        return self.source, self.destination if is_remote else self.prefill_pool
+
+    @property
+    def changes_host(self) -> bool:
+        """Return True if the local path hands blocks from one host of the PD cluster to another."""
+        return self.decision.path is Path.LOCAL and self.prefill_pool != self.destination
 
 
 class Refusal(StrEnum):

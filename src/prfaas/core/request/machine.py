@@ -175,7 +175,7 @@ class RequestLife:
         if route.prefill or pulls:
             self._fleet.hedges.deposit(now_ns)
         if pulls:
-            pull = Movement(routed.source, routed.destination, routed.hit_tokens)
+            pull = Movement(*routed.link, routed.hit_tokens)
             self.blocks.begin(_PULL, pull, now_ns)
             self._watch_route(_PULL, pull.link, routed.prefill, now_ns)
             self._watches.append(Timeout(_PULL, now_ns + limits.transfer_timeout_ns))

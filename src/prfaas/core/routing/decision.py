@@ -76,8 +76,9 @@ class RoutingFacts(NamedTuple):
         pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
         prfaas_hit_tokens: The same in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
-        device_only_tokens: End of `pd_hit_tokens` that lies in that instance's own memory and not
-            in its pool.
+        device_only_tokens: End of `pd_hit_tokens` that is not in the pool of the instance that
+            decodes: it lies in the memory of the one that prefills, or on its host. Negative if
+            that pool has more.
         away_device_only_tokens: The same of `prfaas_hit_tokens`.
     """
 
@@ -95,7 +96,7 @@ class RoutingFacts(NamedTuple):
 
     @property
     def present_tokens(self) -> int:
-        """Cached prefix in the PD cluster's pool: what lies there is not shipped."""
+        """Cached prefix in the pool of the instance that decodes: it is not shipped."""
         return self.pd_hit_tokens - self.device_only_tokens
 
     @property

@@ -108,14 +108,9 @@ class Views:
             for engine in engines
             if self.live.pools.layout(engine.pool, engine.name) is None
         ]
-        by_role = {role: {e.pool for e in engines if e.role is role} for role in ClusterRole}
-        missing += [
-            f"link {source} to {destination}"
-            for source in sorted(by_role[ClusterRole.PRFAAS])
-            for destination in sorted(by_role[ClusterRole.PD])
-            if not self.live.pools.link_up(source, destination)
-        ]
-        return missing
+        links = self.live.driver.links()
+        down = (link for link in links if not self.live.pools.link_up(*link))
+        return missing + [f"link {source} to {destination}" for source, destination in down]
 
     def _mismatches(self) -> list[str]:
         return [

@@ -36,12 +36,14 @@ class TicketOffice:
         signer: Our identity.
         tenants: By name.
         lifetime_ns: How long a transfer may take from now on, prefill included.
+        home: Pools of PD clusters: between two of them no tenant's rate is limited.
         unix_ns: Unix time.
     """
 
     signer: TicketSigner
     tenants: Mapping[str, Tenant]
     lifetime_ns: int
+    home: frozenset[str] = frozenset()
     unix_ns: Callable[[], int] = time.time_ns
 
     def issue(
@@ -72,7 +74,7 @@ class TicketOffice:
             transfer_id=transfer.transfer_id,
             tenant=tenant_class(tenant.cache_salt),
             weight=tenant.link_weight,
-            bytes_per_s=tenant.link_bytes_per_s,
+            bytes_per_s=0 if transfer.source in self.home else tenant.link_bytes_per_s,
             layout_id=layout.layout_id,
             source=transfer.source,
             destination=transfer.destination,

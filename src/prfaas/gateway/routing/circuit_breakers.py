@@ -21,13 +21,6 @@ def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Gua
     home = deployment.with_role(ClusterRole.PD)
     away = deployment.with_role(ClusterRole.PRFAAS)
     engines = [name for cluster in (*home, *away) for name in cluster.engines]
-    links = [
-        (source, destination)
-        for far in away
-        for source in far.pools
-        for near in home
-        for destination in near.pools
-    ]
 
     def changed(target: Target, before: BreakerState, after: BreakerState) -> None:
         journal.note(
@@ -40,4 +33,4 @@ def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Gua
         )
 
     at_home = frozenset(name for cluster in home for name in cluster.engines)
-    return Guards([*engines, *links], driver, changed, [at_home])
+    return Guards([*engines, *deployment.links], driver, changed, [at_home])

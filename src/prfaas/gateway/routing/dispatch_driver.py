@@ -7,7 +7,7 @@ No sockets and no clock: time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import product
+from itertools import permutations, product
 
 from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
@@ -32,7 +32,6 @@ from prfaas.gateway.routing.dispatcher_setup import (
     link_prices,
     make_dispatcher,
     make_split,
-    pools_of,
 )
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
@@ -55,7 +54,6 @@ class Driver(DispatcherBooks):
     ) -> None:
         self._index = index
         home = clusters_of(deployment, ClusterRole.PD)
-        away = clusters_of(deployment, ClusterRole.PRFAAS)
         self._pool_of = {
             name: engine.pool
             for cluster in deployment.clusters.values()
@@ -78,8 +76,8 @@ class Driver(DispatcherBooks):
         """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
-        self._home_pools, self._away_pools = pools_of(home), pools_of(away)
         self._home_names = frozenset(home)
+        self._index_links()
         self.home = next(iter(home))
         """Name of the PD cluster."""
         self._prices = profiles.price_per_tb
@@ -141,10 +139,8 @@ class Driver(DispatcherBooks):
 
     def _find_pools(self) -> None:
         cluster_of = {pool: self._cluster_of[name] for name, pool in self._pool_of.items()}
-        home = self._home_names
-        self._home_pools = tuple(pool for pool, its in cluster_of.items() if its in home)
-        self._away_pools = tuple(pool for pool, its in cluster_of.items() if its not in home)
-        for source, destination in self.links():
+        self._index_links()
+        for source, destination in self._links:
             self._set_link(source, destination)
             price = self._prices.get(cluster_of[source], 0.0)
             self.price_per_tb.setdefault((source, destination), price)
@@ -335,12 +331,20 @@ class Driver(DispatcherBooks):
         )
 
     def links(self, pool: str | None = None) -> list[LinkName]:
-        """Links to the PD cluster: all, or those of a pool."""
-        return [
-            ends
-            for ends in product(self._away_pools, self._home_pools)
-            if pool is None or pool in ends
-        ]
+        """Links to the PD cluster and between its hosts: all, or those of a pool."""
+        return self._links if pool is None else self._links_of.get(pool, [])
+
+    def _index_links(self) -> None:
+        cluster_of = {pool: self._cluster_of[name] for name, pool in self._pool_of.items()}
+        home = [pool for pool, cluster in cluster_of.items() if cluster in self._home_names]
+        away = [pool for pool in cluster_of if pool not in home]
+        within = permutations(home, 2)
+        between = [ends for ends in within if cluster_of[ends[0]] == cluster_of[ends[1]]]
+        self._links = [*product(away, home), *between]
+        self._links_of: dict[str, list[LinkName]] = {}
+        for ends in self._links:
+            for pool in ends:
+                self._links_of.setdefault(pool, []).append(ends)
 
     def _set_links(self, pool: str) -> list[int]:
         return [number for ends in self.links(pool) for number in self._set_link(*ends)]

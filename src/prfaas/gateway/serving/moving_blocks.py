@@ -56,9 +56,9 @@ class MovingBlocks:
         routed, layout = plan.routed, plan.layout
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
         hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]
-        view = self.open(Blocks.PULL, routed.source, routed.destination)
+        view = self.open(Blocks.PULL, *routed.link)
         prefix = Prefix(layout, hashes, plan.arrival.tenant)
-        is_asked = self._movers.fetcher.fetch(view, prefix, routed.present_tokens)
+        is_asked = self._movers.fetcher.fetch(view, prefix, routed.prefill_pool_tokens)
         if not is_asked:
             del self._views[Blocks.PULL]
         return is_asked

@@ -88,9 +88,10 @@ class PrefillLeg:
             "final_tokens": plan.route.final_tokens,
         }
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
+        if awaited is not None:
+            order["wait"] = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
         if transfer.stays:
-            wait_ms = self.limits.transfer_timeout // NS_PER_MS
-            return {**order, "wait": wait_order(awaited, wait_ms)}
+            return order
         blocks = manifest_of(plan.layout, plan.arrival.hashes, **span)
         if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
             raise PrefillGivenUpError(

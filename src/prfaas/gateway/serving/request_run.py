@@ -105,9 +105,8 @@ class RequestRun(Executor):
             is_over = record.outcome is Outcome.FINISHED
             num_pulled = self._num_of_use(record.cached_tokens if is_over else 0)
             record.pulled(num_pulled)
-            link = self._plan.routed.source, self._plan.routed.destination
             outcome = self.life.blocks.pull_outcome
-            self._parts.metrics.control.pulled(link, outcome, num_pulled)
+            self._parts.metrics.control.pulled(self._plan.routed.link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._moving.close()
@@ -118,7 +117,7 @@ class RequestRun(Executor):
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""
         routed = self._plan.routed
-        return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.facts.pd_hit_tokens)
+        return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.own_tokens)
 
     # Events and actions: those that begin something are kept for `answer`, others done at once
 

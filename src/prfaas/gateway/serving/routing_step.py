@@ -192,10 +192,11 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     num_tokens = plan.prompt.num_tokens
     tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)
     routed, final_tokens = plan.routed, plan.route.final_tokens
-    if routed.pulls:
+    if routed.decision.path is Path.LOCAL:
+        # What stays inside the cluster is nobody's egress.
+        if not routed.decision.pull_tokens:
+            return
         final_tokens = routed.hit_tokens
-    elif routed.decision.path is Path.LOCAL:
-        return
     if plan.layout is not None:
         signed_bytes = shipped_bytes(
             plan.layout, have_tokens=routed.present_tokens, final_tokens=final_tokens

@@ -88,6 +88,7 @@ class PoolNode:
             self._forget,
             self._missing,
             settings.receive,
+            settings.hosts,
         )
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)

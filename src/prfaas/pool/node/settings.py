@@ -64,3 +64,8 @@ class PoolSettings:
     drain_ns: int = DRAIN_NS
     receive: ReceiveLimits = DEFAULTS
     hello_timeout_s: float = 10.0
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Pools of other hosts of the site: links between two sites have one direction."""
+        return self.sources & self.peers.keys()

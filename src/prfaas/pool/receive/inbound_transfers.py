@@ -46,6 +46,7 @@ class InboundTransfers:
             unfinished of it.
         on_missing: Called with the blocks of a pull that its source does not have.
         limits: Limits on what peers may have this pool receive.
+        hosts: Pools of other hosts of the site: what is pulled from them is a copy.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class InboundTransfers:
         on_closed: Callable[[bytes], None] = lambda _: None,
         on_missing: Callable[[bytes, list[BlockKey]], None] = lambda *_: None,
         limits: ReceiveLimits = DEFAULTS,
+        hosts: frozenset[str] = frozenset(),
     ) -> None:
-        self.limits = limits
+        self.limits, self._hosts = limits, hosts
         self._store = store
         self._metrics = metrics
         self._on_ended = on_ended
@@ -252,7 +254,13 @@ class InboundTransfers:
         if block.transfer_id not in self._unawaited:
             lease_until_ns = transfer.deadline_ns
         if not self._store.put(
-            block.layout_id, block.key, block.data, block.digest, origin, lease_until_ns
+            block.layout_id,
+            block.key,
+            block.data,
+            block.digest,
+            origin,
+            lease_until_ns,
+            is_copy=peer in self._hosts and block.transfer_id in self._asked,
         ):
             self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
             self._end(transfer, TransferEnd.NO_ROOM)

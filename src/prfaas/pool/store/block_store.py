@@ -156,11 +156,11 @@ class BlockStore:
         """Bytes of leased blocks."""
         return self._policy.num_bytes
 
-    def lease(self, name: BlockName, until_ns: int) -> None:
+    def lease(self, name: BlockName, until_ns: int, *, is_copy: bool = False) -> None:
         """Evict a block after the others until it is used, `release`d or the time is over."""
         block = self._blocks.get(name)
         if block is not None:
-            self._policy.lease(name, until_ns, len(block.data))
+            self._policy.lease(name, until_ns, len(block.data), is_copy=is_copy)
 
     def release(self, name: BlockName) -> None:
         """End the lease of a block."""
@@ -212,6 +212,8 @@ class BlockStore:
         digest: bytes,
         origin: Origin = LOCAL,
         lease_until_ns: int | None = None,
+        *,
+        is_copy: bool = False,
     ) -> bool:
         """Store a block; an existing one is not changed.
 
@@ -223,6 +225,7 @@ class BlockStore:
             origin: Where it came from.
             lease_until_ns: When a lease on it ends; None for no lease. A block that was leased
                 afterwards could be gone by then: room is kept at the expense of what is not leased.
+            is_copy: Another host of the site has it: once its lease ends it is evicted first.
 
         Returns:
             False if no room can be made because everything else is pinned, the block alone is
@@ -243,7 +246,7 @@ class BlockStore:
             buffer[:] = data
         kept = self.keep(layout_id, key, buffer, digest, origin)
         if lease_until_ns is not None:
-            self.lease(name, lease_until_ns)
+            self.lease(name, lease_until_ns, is_copy=is_copy)
         self.keep_room()
         return kept is not None
 

@@ -1,0 +1,194 @@
+"""Hosts of the PD cluster: prefixes that one fetches from another, and the host that decodes.
+
+    prefix on C ──pull──► prefill on A ──hand-off──► decode on B
+
+Every host has a pool. A hit of any of them is a hit of a prefill anywhere in the cluster, after the
+time of its transfer; a transfer that takes longer than computing the prefix is not made. Links
+inside a cluster have no price, and a rate that is assumed until it is measured. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from prfaas.core.dispatch.destination_room import Rooms
+from prfaas.core.dispatch.links import Links
+from prfaas.core.dispatch.prefill_times import PrefillTimes
+from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, score
+from prfaas.core.dispatch.types import Arrival
+from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.routing.predictions import CostModel
+from prfaas.core.routing.pull_choice import PullSettings, choose_pull
+from prfaas.units import NS_PER_S
+
+HOLDERS_MAX = 4
+"""Pools with the longest prefixes that are considered as the source of a pull."""
+PULLS = PullSettings(margin_ratio=0.05, margin_ns=NS_PER_S // 1000)
+"""Gain from which a prefix is fetched from another host: no price and a short way."""
+
+
+class Fetch(NamedTuple):
+    """A prefix that a host fetches from another one before prefill.
+
+    Attributes:
+        source: Pool that has it.
+        hit_tokens: Length of the prefix.
+        arrival_ns: From now until it is there.
+    """
+
+    source: str
+    hit_tokens: int
+    arrival_ns: int
+
+
+FetchTo = Callable[[str, int, int | None], Fetch | None]
+"""Function of a pool, the prefix that its instance has, and the wait for that, ns."""
+
+
+class Hosts:
+    """Pools of the PD cluster, and transfers between them.
+
+    Args:
+        pools: One a host.
+        links: State of the links.
+        rooms: Free memory of pools.
+        times: Of prefills.
+        costs: Of the PD cluster; None without profiles.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[str],
+        links: Links,
+        rooms: Rooms,
+        times: PrefillTimes,
+        costs: CostModel | None,
+    ) -> None:
+        self.pools = tuple(dict.fromkeys(pools))
+        self._links, self._rooms, self._times, self._costs = links, rooms, times, costs
+
+    def add(self, pool: str) -> None:
+        """A host joins, unless it is there."""
+        self.pools = tuple(dict.fromkeys((*self.pools, pool)))
+
+    def remove(self, pool: str) -> None:
+        """Forget a host; no effect if it is not there."""
+        self.pools = tuple(each for each in self.pools if each != pool)
+
+    def fetch(self, arrival: Arrival, now_ns: int) -> FetchTo | None:
+        """Prefixes of a request that hosts can fetch; None if no pool has one."""
+        hits = arrival.hits
+        if len(self.pools) < 2 or not hits:
+            return None
+        held = sorted(((hits.get(pool, 0), pool) for pool in self.pools), reverse=True)
+        holders = [(hit, pool) for hit, pool in held[:HOLDERS_MAX] if hit]
+        if not holders:
+            return None
+
+        def fetch_to(pool: str, here: int, wait_ns: int | None) -> Fetch | None:
+            for there, source in holders:
+                if there <= here:
+                    return None
+                if source != pool and self._links.between(source, pool).up:
+                    return self._choose(arrival, (source, there), (pool, here), wait_ns, now_ns)
+            return None
+
+        return fetch_to
+
+    def decode_pool(
+        self,
+        arrival: Arrival,
+        prefill_pool: str,
+        num_open: Mapping[str, int],
+        now_ns: int,
+    ) -> str:
+        """The pool that a request is decoded from: few requests, and a short way to it.
+
+        Args:
+            arrival: The request.
+            prefill_pool: Pool of the instance that would prefill; "" without one.
+            num_open: Requests of the least loaded instance of each pool with a ready one.
+            now_ns: Time.
+        """
+        if len(num_open) < 2:
+            return next(iter(num_open), prefill_pool)
+
+        def rated(pool: str) -> tuple[bool, float]:
+            wait_ns = self.hand_off_ns(arrival, prefill_pool, pool, now_ns)
+            found = Candidate(pool, wait_ns=wait_ns, num_open=num_open[pool])
+            present = arrival.hits.get(pool, 0)
+            fits = self._rooms.fits(pool, arrival.layout, present, arrival.shippable_tokens or 0)
+            return fits or pool == prefill_pool, score(found, 0, MIXED_WEIGHTS)
+
+        return max(num_open, key=rated)
+
+    def hand_off_ns(
+        self, arrival: Arrival, source: str, destination: str, now_ns: int
+    ) -> int | None:
+        """Time in which a link inside the cluster carries the blocks that decode lacks.
+
+        Returns:
+            0 within a pool; None if the link is down or its state unknown.
+        """
+        if not source or source == destination:
+            return 0
+        link = self._links.between(source, destination)
+        state = link.book.latest(now_ns)
+        if not link.up or state is None:
+            return None
+        present = arrival.hits.get(destination, 0)
+        final = arrival.shippable_tokens
+        if final is None:
+            final = arrival.num_prompt_tokens
+        return round(state.drain_ns(self.num_bytes(arrival, present, final))) + state.rtt_ns
+
+    def tail_ns(self, arrival: Arrival, source: str, destination: str, now_ns: int) -> int:
+        """Time from the end of a prefill until decode has the last blocks; 0 is unknown."""
+        state = self._links.between(source, destination).book.latest(now_ns)
+        if self._costs is None or state is None:
+            return 0
+        present = arrival.hits.get(destination, 0)
+        num_bytes = self._costs.tail_bytes(arrival.num_prompt_tokens, present)
+        return round(state.drain_ns(num_bytes)) + state.rtt_ns
+
+    def num_bytes(self, arrival: Arrival, have_tokens: int, final_tokens: int) -> int:
+        """Bytes of the blocks between two lengths of a prompt; 0 if nothing is known of them."""
+        if final_tokens <= have_tokens:
+            return 0
+        if self._costs is not None:
+            return self._costs.shipped_bytes(final_tokens, have_tokens)
+        if arrival.layout is None:
+            return 0
+        return shipped_bytes(arrival.layout, have_tokens=have_tokens, final_tokens=final_tokens)
+
+    def _choose(
+        self,
+        arrival: Arrival,
+        there: tuple[str, int],
+        here: tuple[str, int],
+        wait_ns: int | None,
+        now_ns: int,
+    ) -> Fetch | None:
+        source, there_tokens = there
+        pool, here_tokens = here
+        state = self._links.between(source, pool).book.latest(now_ns)
+        num_bytes = self.num_bytes(arrival, arrival.hits.get(pool, 0), there_tokens)
+        if self._local_ns(there_tokens, now_ns) is None and state is not None:
+            # Nothing is known of prefill: any transfer inside a cluster is taken to be faster.
+            return Fetch(source, there_tokens, round(state.drain_ns(num_bytes)) + state.rtt_ns)
+        pull = choose_pull(
+            arrival.num_prompt_tokens,
+            here_tokens,
+            there_tokens,
+            wait_ns=wait_ns,
+            prefill_ns=lambda num_tokens: self._local_ns(num_tokens, now_ns) or 0,
+            num_bytes=num_bytes,
+            link=state,
+            settings=PULLS,
+        )
+        return None if pull is None else Fetch(source, there_tokens, pull.arrival_ns)
+
+    def _local_ns(self, num_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill without queue; None is unknown."""
+        return self._times.with_queue_ns(0, num_tokens, now_ns)

@@ -1,0 +1,139 @@
+"""One PD cluster, several hosts: prefill and decode apart, and prefixes of other hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pool.sites import until
+
+from .deployment import World, alone
+from .pulled_prefixes import check_nothing_is_held, outcomes
+from .site_of_hosts import only, settled, site_of
+from .worlds import DENSE_PLAN
+
+pytestmark = pytest.mark.timeout(120)
+APART = {"pool-a": {"p": "prefill"}, "pool-b": {"d": "decode"}}
+PROMPT = list(range(300))
+"""Its blocks reach to 288 tokens."""
+
+
+async def test_one_host_prefills_and_another_one_decodes(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with site_of(tmp_path, checkpoint, identities, APART) as world:
+        text = await world.text(PROMPT)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("local", None)
+        assert (record["prefill_engine"], record["decode_engine"]) == ("p", "d")
+        assert (record["source_pool"], record["destination_pool"]) == ("pool-a", "pool-b")
+        assert (record["transfer_state"], record["kv_bytes"]) == ("committed", 288 * 64 + 4096)
+        assert world.instance("p").counts.prompt_tokens == len(PROMPT)
+        assert world.instance("d").counts.external_hit_tokens == 288
+        assert text == await alone(checkpoint, tmp_path, PROMPT)
+        await settled(world)
+        check_nothing_is_held(world)
+
+
+async def test_only_what_the_host_that_decodes_lacks_crosses(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with site_of(tmp_path, checkpoint, identities, APART, plan_text=DENSE_PLAN) as world:
+        await world.text(PROMPT[:160])
+        await settled(world)
+        world.forget()
+        text = await world.text(PROMPT)
+        record = await world.record()
+        assert (record["prefill_engine"], record["decode_engine"]) == ("p", "d")
+        assert (record["cached_tokens"], record["kv_bytes"]) == (160, (288 - 144) * 64)
+        assert text == await alone(checkpoint, tmp_path, PROMPT)
+
+
+@pytest.mark.parametrize("host", ["pool-a", "pool-b"])
+async def test_a_host_that_dies_costs_only_time(
+    checkpoint: Path, identities: Path, tmp_path: Path, host: str
+) -> None:
+    async with site_of(tmp_path, checkpoint, identities, APART) as world:
+        await world.sites.pop(host).kill()
+        await until(lambda: not world.gateway.pools.is_live(host))
+        text = await world.text(PROMPT)
+        assert text == await alone(checkpoint, tmp_path, PROMPT)
+
+
+BOTH = {f"pool-{n}": {f"e{n}": "both"} for n in range(3)}
+
+
+async def computed(world: World, prompt: list[int], engine: str) -> int:
+    """Tokens of a prompt that an engine finds cached."""
+    only(world, engine)
+    reply = await world.complete(prompt)
+    assert (await world.record())["decode_engine"] == engine
+    cached: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+async def test_a_hit_on_any_host_is_a_hit_on_every_host(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with site_of(tmp_path, checkpoint, identities, BOTH) as world:
+        expected = await alone(checkpoint, tmp_path, PROMPT)
+        assert await computed(world, PROMPT, "e0") == 0
+        await settled(world)
+        world.forget()
+        for engine in ("e1", "e2"):
+            only(world, engine)
+            assert await world.text(PROMPT) == expected
+            record = await world.record()
+            assert (record["decode_engine"], record["fallback"]) == (engine, None)
+            assert (record["cached_tokens"], record["pulled_tokens"]) == (288, 288)
+            assert record["destination_pool"] == f"pool-{engine[1]}"
+            await settled(world)
+        assert sum(world.instance(name).counts.external_hit_tokens for name in ("e1", "e2")) == 576
+        assert await outcomes(world) == {"whole": 1}
+        check_nothing_is_held(world)
+
+
+MIB = 1 << 20
+LARGE_PLAN = DENSE_PLAN.replace('"64B"', '"64KiB"')
+"""A block of 16 tokens has a MiB."""
+PROMPTS = [[n, *range(100, 180)] for n in range(30)]
+"""5 MiB each: what is pulled fits into what a pool node keeps free to receive, an eighth."""
+
+
+@pytest.mark.timeout(500)
+async def test_three_pools_of_64_mib_hold_150_mib_and_every_engine_hits_all_of_it(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with site_of(
+        tmp_path,
+        checkpoint,
+        identities,
+        BOTH,
+        memory_bytes=64 * MIB,
+        plan_text=LARGE_PLAN,
+        host_memory=40 * MIB,
+    ) as world:
+        texts = {}
+        for n, prompt in enumerate(PROMPTS):
+            only(world, f"e{n % 3}")
+            texts[n] = await world.text(prompt)
+        await settled(world)
+        assert sum(site.node.store.used_bytes for site in world.sites.values()) >= 150 * MIB
+        assert all(site.node.store.capacity_bytes == 64 * MIB for site in world.sites.values())
+        num_pulled = 0
+        for engine in ("e0", "e1", "e2"):
+            only(world, engine)
+            for n, prompt in enumerate(PROMPTS):
+                world.forget()
+                reply = await world.complete(prompt)
+                record = await world.record()
+                assert (record["decode_engine"], record["fallback"]) == (engine, None)
+                assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 80, (engine, n)
+                assert reply["choices"][0]["text"] == texts[n]
+                num_pulled += record["pulled_tokens"] or 0
+                await settled(world)
+        # Twenty of the thirty prompts lie on other hosts, for every engine.
+        assert num_pulled == 3 * 20 * 80
+        assert sum(world.instance(f"e{n}").counts.external_hit_tokens for n in range(3)) == 90 * 80
+        check_nothing_is_held(world)
