@@ -275,7 +275,7 @@ async def running(
     other = lay_out(topology.deployment, file)
     stages = parts(topology)
     [gateway] = [part for part in stages[1] if part.kind == "gateway"]
-    second = _second(gateway, topology.gateway_url, other.gateway)
+    second = second_gateway(gateway, topology.gateway_url, other.gateway)
     stages[1].append(second)
     put_between(stages, "prfaas-pool", "pd-pool", wire.port)
     for pool, (host, port) in topology.pools.items():
@@ -295,7 +295,7 @@ def _samples(page: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf"^{name} (\S+)$", page, re.MULTILINE)]
 
 
-def _second(first: Part, url: str, address: tuple[str, int]) -> Part:
+def second_gateway(first: Part, url: str, address: tuple[str, int]) -> Part:
     """Another replica of a gateway, at another address."""
     args = list(first.command.args)
     host, port = address

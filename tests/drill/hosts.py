@@ -1,0 +1,221 @@
+"""Kill each part of a PD cluster of three hosts under load, and look at what clients notice.
+
+python -m tests.drill.hosts [--per-s 20] [--keep DIRECTORY]
+
+Host a prefills, host b does both by two engines, and host c decodes; blocks cross links between all
+of them.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from prfaas.cli.deploy.topology import lay_out, parts
+from prfaas.lab.faults import FaultProxy
+from tests.deployments import laid_out, put_between, started
+
+from .clients import Call, Clients
+from .serving import WHOLE_S, Times, until_whole
+from .site import DEPLOYMENT, MAX_MODEL_LEN, MODEL, PLAN, Site, second_gateway
+
+HOSTS = {
+    "pool-a": {"prefill-a": "prefill"},
+    "pool-b": {"prefill-b": "prefill", "decode-b": "decode"},
+    "pool-c": {"decode-c": "decode"},
+}
+LINK = "link from a to b"
+PARTS = (
+    "prefill-a",
+    "pool-a",
+    "decode-c",
+    "pool-c",
+    "prefill-b",
+    "decode-b",
+    "pool-b",
+    LINK,
+    "gateway",
+)
+"""What is killed; the link is cut."""
+TIMES = Times(quiet_s=2.0, broken_s=6.0)
+CLUSTER = """
+[clusters.pd]
+role = "pd"
+[clusters.pd.timing]
+plan = "{home}/plan.toml"
+block_tokens = 64
+max_model_len = {max_model_len}
+"""
+POOL = """
+[clusters.pd.pools.{pool}]
+memory = "128MiB"
+"""
+ENGINE = """
+[clusters.pd.engines.{name}]
+pool = "{pool}"
+role = "{role}"
+host_memory = "32MiB"
+"""
+
+
+@dataclass
+class Round:
+    """What the loss of one part did.
+
+    Attributes:
+        part: The part.
+        calls: Requests that were under way at any time of the round.
+        moved: Requests that left their path, or whose stream went on elsewhere.
+        crossed: Requests whose blocks went from one host to another.
+        pulled: Requests that were prefilled with a prefix of another host.
+        wait_s: Longest wait for a first token.
+    """
+
+    part: str
+    calls: list[Call] = field(default_factory=list)
+    moved: int = 0
+    crossed: int = 0
+    pulled: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        """Errors and wrong answers."""
+        return [call.problem for call in self.calls if call.problem]
+
+
+def write_files(home: Path) -> Path:
+    """The deployment file, and the plan that it names."""
+    (home / "plan.toml").write_text(PLAN.replace("instances = 2", "instances = 4"))
+    text = DEPLOYMENT.format(home=home, model=MODEL).replace('"paper"', '"local"')
+    text = text.replace(f'plan = "{home}/plan.toml"\n', "")
+    text += CLUSTER.format(home=home, max_model_len=MAX_MODEL_LEN)
+    for pool, engines in HOSTS.items():
+        text += POOL.format(pool=pool)
+        text += "".join(
+            ENGINE.format(name=name, pool=pool, role=role) for name, role in engines.items()
+        )
+    file = home / "drill.toml"
+    file.write_text(text)
+    return file
+
+
+@asynccontextmanager
+async def running(home: Path) -> AsyncIterator[Site]:
+    """Start everything with two gateways, and stop it."""
+    file = write_files(home)
+    topology = await laid_out(file)
+    wire = FaultProxy(topology.pools["pool-b"])
+    await wire.open()
+    other = lay_out(topology.deployment, file)
+    stages = parts(topology)
+    [gateway] = [part for part in stages[1] if part.kind == "gateway"]
+    stages[1].append(second_gateway(gateway, topology.gateway_url, other.gateway))
+    put_between(stages, "pool-a", "pool-b", wire.port)
+    urls, model = [topology.gateway_url, other.gateway_url], Path(topology.deployment.model.path)
+    try:
+        async with started(stages) as supervisor, aiohttp.ClientSession() as http:
+            yield Site(supervisor, urls, wire, {}, model, http)
+    finally:
+        await wire.close()
+
+
+async def strike(site: Site, clients: Clients, part: str, times: Times) -> Round:
+    """Lose one part, with load before, during and after it."""
+    await asyncio.sleep(times.quiet_s)
+    first = len(clients.calls)
+    under_way = [call for call in clients.calls if not call.ended_at_s]
+    if part == LINK:
+        site.cut()
+        await asyncio.sleep(times.broken_s)
+        site.plug_in()
+    else:
+        site.kill(part)
+        await asyncio.sleep(times.broken_s)
+        if times.restarts:
+            await site.restart(part)
+    if times.restarts:
+        await until_whole(site)
+    await asyncio.sleep(times.quiet_s)
+    found = Round(part, under_way + clients.calls[first:])
+    async with asyncio.timeout(WHOLE_S):
+        while not all(call.ended_at_s for call in found.calls):  # noqa: ASYNC110 - processes signal nothing
+            await asyncio.sleep(0.1)
+    records = await site.records()
+    for call in found.calls:
+        record = records.get(call.request_id, {})
+        found.moved += record.get("fallback") is not None
+        ends = record.get("source_pool"), record.get("destination_pool")
+        found.crossed += None not in ends and ends[0] != ends[1]
+        found.pulled += bool(record.get("pulled_tokens"))
+        found.wait_s = max(found.wait_s, call.wait_s)
+    return found
+
+
+async def run(
+    directory: Path,
+    lost: Sequence[str] = PARTS,
+    per_s: float = 20.0,
+    times: Times = TIMES,
+    tell: Callable[[Round], None] = lambda _: None,
+) -> list[Round]:
+    """Start everything, and lose one part after the other."""
+    rounds = []
+    async with running(directory) as site:
+        clients = Clients(site.gateways, site.model)
+        load = asyncio.create_task(clients.run(per_s))
+        try:
+            for part in lost:
+                rounds.append(await strike(site, clients, part, times))
+                tell(rounds[-1])
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+    return rounds
+
+
+HEAD = (
+    "| lost | requests | errors | wrong answers | went on elsewhere | crossed hosts "
+    "| prefix of another host | longest wait for a first token |\n" + "|---" * 8 + "|"
+)
+
+
+def line(one: Round) -> str:
+    """Markdown."""
+    num_wrong = sum(call.is_wrong for call in one.calls)
+    cells = [one.part, len(one.calls), len(one.problems), num_wrong, one.moved, one.crossed]
+    return "| " + " | ".join(map(str, [*cells, one.pulled, f"{one.wait_s:.1f} s"])) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--per-s", type=float, default=20.0)
+    parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
+    arguments = parser.parse_args()
+    print(HEAD, flush=True)
+
+    def tell(one: Round) -> None:
+        print(line(one), flush=True)
+        for problem in one.problems:
+            print(f"{one.part}: {problem}", file=sys.stderr)
+
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = arguments.keep or Path(scratch)
+        directory.mkdir(exist_ok=True)
+        rounds = asyncio.run(run(directory, per_s=arguments.per_s, tell=tell))
+    print(f"{time.monotonic() - began_s:.0f} s", file=sys.stderr)
+    return any(one.problems for one in rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
