@@ -64,3 +64,18 @@ def test_everything_is_in_the_order_once(steps: list[tuple[str, int]]) -> None:
         assert sorted(order) == sorted(held)
         assert len(leased) <= len(held)
         assert leased.num_bytes == 5 * len(leased)
+
+
+def test_copies_go_first_once_nobody_waits_for_them_and_stay_copies() -> None:
+    leased = policy("own", "copy", "other")
+    leased.lease("copy", 100, 1, is_copy=True)
+    assert list(leased.order()) == ["own", "other", "copy"]
+    leased.used("copy")
+    assert list(leased.order()) == list(leased.unleased()) == ["copy", "own", "other"]
+    leased.used("copy")
+    leased.lease("copy", 200, 1)
+    leased.expire(300)
+    assert list(leased.order()) == ["copy", "own", "other"]
+    leased.removed("copy")
+    leased.added("copy")
+    assert list(leased.order()) == ["own", "other", "copy"]

@@ -237,11 +237,15 @@ class Deployment(Table):
     def links(self) -> list[tuple[str, str]]:
         """Links between pool nodes, as source and destination: from each PrfaaS pool node to each
         of a PD cluster, and between those of one PD cluster in both directions."""
-        home = self.with_role(ClusterRole.PD)
-        targets = [name for cluster in home for name in cluster.pools]
+        home, targets = self.with_role(ClusterRole.PD), self.home_pools
         far = [name for cluster in self.with_role(ClusterRole.PRFAAS) for name in cluster.pools]
         between = [(source, target) for source in far for target in targets]
         return between + [pair for cluster in home for pair in permutations(cluster.pools, 2)]
+
+    @property
+    def home_pools(self) -> list[str]:
+        """Pool nodes of PD clusters."""
+        return [name for cluster in self.with_role(ClusterRole.PD) for name in cluster.pools]
 
     def destinations(self, pool: str) -> list[str]:
         """Pool nodes to which a pool node keeps a link."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from prfaas.config.addresses import join_address, split_address
-from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
@@ -146,8 +145,9 @@ class Gateway:
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
-        home = frozenset(p for site in deployment.with_role(ClusterRole.PD) for p in site.pools)
-        tickets = TicketOffice(self._signer, self.tenants.by_name, lifetime_ns, home)
+        tickets = TicketOffice(
+            self._signer, self.tenants.by_name, lifetime_ns, deployment.home_pools
+        )
         self._table = deployment.gateway
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path, is_shared=len(self.tenants.by_name) > 1)

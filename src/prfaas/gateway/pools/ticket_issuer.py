@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from prfaas.core.kv.blocks import Layout
@@ -43,7 +43,7 @@ class TicketOffice:
     signer: TicketSigner
     tenants: Mapping[str, Tenant]
     lifetime_ns: int
-    home: frozenset[str] = frozenset()
+    home: Collection[str] = ()
     unix_ns: Callable[[], int] = time.time_ns
 
     def issue(
