@@ -40,15 +40,15 @@ def test_an_instance_that_joins_gets_work_once_it_is_ready() -> None:
 
 
 def test_a_decode_book_forgets_who_has_left() -> None:
-    book = DecodeBook(["a"])
-    book.add("b")
+    book = DecodeBook([Member("a", "pool")])
+    book.add(Member("b", "pool"))
     book.set_ready("b", ready=True)
     book.set_ready("a", ready=False)
     assert book.choose() == "b"
     book.leave("b")
     book.remove("b")
     assert book.choose() is None
-    book.add("b")
+    book.add(Member("b", "pool"))
     assert book.choose() is None, "a successor is not ready because its predecessor was"
 
 
