@@ -24,7 +24,7 @@ from tests.deployments import laid_out, put_between, started
 
 from .clients import Call, Clients
 from .serving import WHOLE_S, Times, until_whole
-from .site import DEPLOYMENT, MAX_MODEL_LEN, MODEL, PLAN, Site, second_gateway
+from .site import DEPLOYMENT, MAX_MODEL_LEN, MODEL, Site, plan_text, second_gateway
 
 HOSTS = {
     "pool-a": {"prefill-a": "prefill"},
@@ -93,7 +93,8 @@ class Round:
 
 def write_files(home: Path) -> Path:
     """The deployment file, and the plan that it names."""
-    (home / "plan.toml").write_text(PLAN.replace("instances = 2", "instances = 4"))
+    plan = plan_text(1).replace("instances = 2", "instances = 4")
+    (home / "plan.toml").write_text(plan)
     text = DEPLOYMENT.format(home=home, model=MODEL).replace('"paper"', '"local"')
     text = text.replace(f'plan = "{home}/plan.toml"\n', "")
     text += CLUSTER.format(home=home, max_model_len=MAX_MODEL_LEN)
