@@ -14,7 +14,7 @@ import time
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.engine.engine_memory import PLACES_MAX
 from tests.core.kv.canonical.model_kinds import Site, attention
-from tests.pool.test_unequal_ranks import memory
+from tests.pool.engine_rows import memory
 
 NUM_LAYERS, TOKENS, CELL_BYTES, NUM_TIMES = 32, 16, 512, 40
 """Of one token and head: K and V of 128 numbers in bfloat16."""

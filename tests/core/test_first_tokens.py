@@ -11,7 +11,6 @@ from prfaas.core.dispatch.types import (
     HomeCluster,
     Member,
     RemoteCluster,
-    Routed,
 )
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path, Reason
@@ -19,6 +18,8 @@ from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens
 from prfaas.core.routing.observed_rates import PACE
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
+
+from .lone_requests import arrive, serve
 
 WORK = 10**9
 STALE_NS = CalibrationSettings().stale_after_ns
@@ -113,25 +114,6 @@ def dispatcher() -> Dispatcher:
         made.describe(name, num_tokens_max=10**6, layout_id=b"")
         made.set_ready(name, ready=True, now_ns=0)
     return made
-
-
-def arrive(made: Dispatcher, number: int, num_tokens: int, now_ns: int) -> Routed:
-    for name in ("p0", "r0"):
-        waiting = max(made.load(name).num_jobs(name) - 1, 0)
-        made.report_load(name, now_ns, waiting)
-    found = made.arrive(Arrival(number, num_tokens, 0, {}), now_ns)
-    assert isinstance(found, Routed)
-    return found
-
-
-def serve(made: Dispatcher, number: int, num_tokens: int, now_ns: int, ttft_ns: int) -> Routed:
-    """A request from its arrival to its end, alone."""
-    found = arrive(made, number, num_tokens, now_ns)
-    made.requests.prefilled(number, now_ns + ttft_ns)
-    made.requests.prompt_ready(number, now_ns + ttft_ns)
-    made.requests.first_token(number, now_ns + ttft_ns)
-    made.requests.end(number, now_ns + ttft_ns)
-    return found
 
 
 def test_long_prompts_stay_once_first_tokens_have_shown_it(dispatcher: Dispatcher) -> None:

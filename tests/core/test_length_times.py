@@ -15,7 +15,7 @@ from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
-from .test_first_tokens import arrive, serve
+from .lone_requests import arrive, serve
 
 FIXED_S, TOKEN_S = 0.1, 0.0001
 """Of an engine: 0.1 s for any prompt, and 0.1 ms for each token."""

@@ -62,7 +62,7 @@ async def test_every_metric_is_there(world: World) -> None:
 
 async def test_links_show_what_was_measured_of_them(world: World) -> None:
     measured: dict[str, Any] = dict.fromkeys(LinkTelemetry.__struct_fields__, 7)
-    measured |= {"rtt_ns": 40_000_000, "queued_by_tenant": {"a": 7}}
+    measured |= {"rtt_ns": 40_000_000, "queued_by_tenant": {"a": 7}, "encryption": "sealed"}
     world.prfaas_pool.telemetry = {"pd-pool": LinkTelemetry(**measured)}
     world.prfaas_pool.tell_state()
     await until(lambda: bool(world.gateway.pools.telemetry()))

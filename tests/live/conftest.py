@@ -163,6 +163,9 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
 async def gateway_over(live: Live, deployment: Deployment) -> AsyncIterator[tuple[Gateway, Live]]:
     """A second gateway over the same engines and pools, once it sees all of them.
 
+    There is a link from the first pool to the second only, also where it takes both for hosts of
+    one site.
+
     Args:
         live: What runs.
         deployment: The same parts, served in another way.
@@ -176,8 +179,9 @@ async def gateway_over(live: Live, deployment: Deployment) -> AsyncIterator[tupl
     url = await gateway.start()
 
     async def is_whole() -> bool:
-        async with live.http.get(f"{url}/health?full=1") as reply:
-            return reply.status == 200
+        engines, pools = gateway.engines.by_name.values(), gateway.pools
+        known = all(each.is_ready and pools.layout(each.pool, each.name) for each in engines)
+        return known and pools.link_up("prfaas-pool", "pd-pool")
 
     try:
         await until(is_whole)

@@ -10,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
-from prfaas.config.addresses import split_address
 from prfaas.config.clusters import EngineRole
 from prfaas.config.deployment import Deployment
 from prfaas.gateway.app import Gateway
-from tests.live.conftest import Live, document, until
+from tests.live.conftest import Live, document, gateway_over, until
 
 pytestmark = [
     pytest.mark.engine,
@@ -41,8 +39,7 @@ def one_site(deployment: Deployment, roles: tuple[EngineRole, EngineRole]) -> De
     site = second.model_copy(
         update={"pools": {**first.pools, **second.pools}, "engines": engines},
     )
-    gateway = deployment.gateway.model_copy(update={"listen": "127.0.0.1:0"})
-    return deployment.model_copy(update={"clusters": {"pd": site}, "gateway": gateway})
+    return deployment.model_copy(update={"clusters": {"pd": site}})
 
 
 @asynccontextmanager
@@ -50,21 +47,8 @@ async def as_one_site(
     live: Live, roles: tuple[EngineRole, EngineRole]
 ) -> AsyncIterator[tuple[Gateway, Live]]:
     """A gateway that takes what runs for one cluster, once it sees all of it."""
-    deployment = one_site(live.topology.deployment, roles)
-    gateway = Gateway(deployment, live.topology.endpoints, poll_s=0.2)
-    url = await gateway.start()
-
-    async def is_whole() -> bool:
-        engines, pools = gateway.engines.by_name.values(), gateway.pools
-        known = all(each.is_ready and pools.layout(each.pool, each.name) for each in engines)
-        return known and pools.link_up(*LINK)
-
-    try:
-        await until(is_whole)
-        address = split_address(url.removeprefix("http://"))
-        yield gateway, replace(live, topology=replace(live.topology, gateway=address))
-    finally:
-        await gateway.close()
+    async with gateway_over(live, one_site(live.topology.deployment, roles)) as found:
+        yield found
 
 
 @pytest.mark.parametrize("num_chars", [3000, 8000])

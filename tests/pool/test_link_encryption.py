@@ -24,11 +24,11 @@ from prfaas.wire.sealed.keys import LinkSecret
 from prfaas.wire.sealed.records import OPENING_BYTES, Sealer
 from prfaas.wire.sealed.streams import SealedParts
 
+from .coded_pair import MODEL, Pair
+from .coded_pair import a_block as a_number_block
 from .conftest import World
+from .link_rig import MEMORY, Rig
 from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, Site, content, dial, offer, until
-from .test_link import MEMORY, Rig
-from .test_link_codecs import MODEL, Pair
-from .test_link_codecs import a_block as a_number_block
 
 SEALED, TLS, NETWORK = LinkEncryption.SEALED, LinkEncryption.TLS, LinkEncryption.NETWORK
 BOTH = [SEALED, NETWORK]
