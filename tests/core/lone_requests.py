@@ -5,8 +5,27 @@ from __future__ import annotations
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import (
     Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
     Routed,
 )
+from prfaas.core.routing.policies import PolicyName
+
+
+def two_instances(threshold: int) -> Dispatcher:
+    """One engine in each cluster, without a plan."""
+    made = Dispatcher(
+        HomeCluster("pd", (Member("p0", "pd"),)),
+        [RemoteCluster("far", (Member("r0", "far"),))],
+        DispatchSettings(PolicyName.OBSERVED, threshold),
+    )
+    made.set_link("far", "pd", up=True)
+    for name in ("p0", "r0"):
+        made.describe(name, num_tokens_max=10**6, layout_id=b"")
+        made.set_ready(name, ready=True, now_ns=0)
+    return made
 
 
 def arrive(made: Dispatcher, number: int, num_tokens: int, now_ns: int) -> Routed:

@@ -7,19 +7,14 @@ import pytest
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import (
     Arrival,
-    DispatchSettings,
-    HomeCluster,
-    Member,
-    RemoteCluster,
 )
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens, Work
 from prfaas.core.routing.observed_rates import PACE
-from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
-from .lone_requests import arrive, serve
+from .lone_requests import arrive, serve, two_instances
 
 WORK = 10**9
 STALE_NS = CalibrationSettings().stale_after_ns
@@ -103,17 +98,7 @@ def test_what_was_dropped_teaches_nothing() -> None:
 
 @pytest.fixture
 def dispatcher() -> Dispatcher:
-    """One engine in each cluster, without a plan."""
-    made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),)),
-        [RemoteCluster("far", (Member("r0", "far"),))],
-        DispatchSettings(PolicyName.OBSERVED, 100),
-    )
-    made.set_link("far", "pd", up=True)
-    for name in ("p0", "r0"):
-        made.describe(name, num_tokens_max=10**6, layout_id=b"")
-        made.set_ready(name, ready=True, now_ns=0)
-    return made
+    return two_instances(100)
 
 
 def test_long_prompts_stay_once_first_tokens_have_shown_it(dispatcher: Dispatcher) -> None:

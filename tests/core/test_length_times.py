@@ -7,15 +7,13 @@ from random import Random
 import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, Member, RemoteCluster
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.first_tokens import TRIAL_EVERY, TRIALS
 from prfaas.core.routing.length_times import KEPT_MAX, LIFETIME_NS, SLOPE_SHARE_MIN
 from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
-from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
-from .lone_requests import arrive, serve
+from .lone_requests import arrive, serve, two_instances
 
 FIXED_S, TOKEN_S = 0.1, 0.0001
 """Of an engine: 0.1 s for any prompt, and 0.1 ms for each token."""
@@ -117,17 +115,7 @@ def test_what_is_old_yields_to_what_is_new() -> None:
 
 @pytest.fixture
 def made() -> Dispatcher:
-    """One engine in each cluster, without a plan."""
-    found = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),)),
-        [RemoteCluster("far", (Member("r0", "far"),))],
-        DispatchSettings(PolicyName.OBSERVED, 1000),
-    )
-    found.set_link("far", "pd", up=True)
-    for name in ("p0", "r0"):
-        found.describe(name, num_tokens_max=10**6, layout_id=b"")
-        found.set_ready(name, ready=True, now_ns=0)
-    return found
+    return two_instances(1000)
 
 
 def one_by_one(made: Dispatcher, home_s: float, away_s: float, rounds: int = 60) -> list[Reason]:

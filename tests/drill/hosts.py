@@ -43,7 +43,7 @@ PARTS = (
     LINK,
     "gateway",
 )
-"""What is killed; the link is cut."""
+"""Parts that are killed; the link is cut."""
 TIMES = Times(quiet_s=2.0, broken_s=6.0)
 CLUSTER = """
 [clusters.pd]
@@ -67,7 +67,7 @@ host_memory = "32MiB"
 
 @dataclass
 class Round:
-    """What the loss of one part did.
+    """Effects of the loss of one part.
 
     Attributes:
         part: The part.

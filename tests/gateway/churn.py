@@ -177,7 +177,7 @@ class Churn:
         await self._until(lambda: known.keys() - {"prefill", "decode", "spare"} == wanted)
 
     def remnants(self) -> set[str]:
-        """What the gateway knows of engines that are no more."""
+        """Knowledge of the gateway about engines that are no more."""
         gateway = self.world.gateway
         there = {*self.engines, "prefill", "decode", "spare"}
         dispatcher = gateway.driver.dispatcher

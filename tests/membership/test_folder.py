@@ -17,7 +17,7 @@ ENGINE = 'kind = "engine"\ncluster = "pd"\nurl = "http://10.0.0.2:8100"\npool = 
 
 
 class Seen:
-    """What a folder listed last."""
+    """The last list of a folder."""
 
     def __init__(self, source: Folder) -> None:
         self.source = source

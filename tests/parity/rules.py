@@ -51,7 +51,7 @@ COSTS = Costs(
 
 @dataclass(frozen=True)
 class Rules:
-    """How both route."""
+    """Settings by which both route."""
 
     policy: PolicyName
     ttft_max_s: int | None

@@ -262,7 +262,7 @@ async def attacker(world: World, pd: Site, encryption: LinkEncryption = SEALED) 
 
 
 async def end_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes until a connection ends, orderly or not."""
+    """Bytes that come until a connection ends, orderly or not."""
     with suppress(ConnectionResetError):
         return await reader.read()
     return b""

@@ -100,7 +100,7 @@ class DeploymentFile:
 
 
 def fixed_part(deployment: Deployment) -> dict[str, object]:
-    """What a deployment file may not change while a gateway runs, by key."""
+    """Parts of a deployment file that may not change while a gateway runs, by key."""
     tables: dict[str, object] = {
         key: getattr(deployment, key) for key in type(deployment).model_fields if key != "clusters"
     }

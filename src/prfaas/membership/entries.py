@@ -14,7 +14,7 @@ from prfaas.core.membership.members import Kind, Listed, Member, Site
 
 
 def site_of(deployment: Deployment) -> Site:
-    """What members of a deployment have to agree with."""
+    """The facts with which members of a deployment have to agree."""
     roles = {e.role for c in deployment.with_role(ClusterRole.PD) for e in c.engines.values()}
     apart = bool(roles) and EngineRole.BOTH not in roles
     home = ("prefill", "decode") if apart else ("both",)
@@ -85,7 +85,7 @@ def engine_table(member: Member) -> EngineTable:
 
 @lru_cache(maxsize=8192)
 def fault_of(member: Member) -> str:
-    """Why a member cannot be connected to; "" if it can."""
+    """Reason for which a member cannot be connected to; "" if it can."""
     try:
         if member.kind is Kind.ENGINE:
             engine_table(member)

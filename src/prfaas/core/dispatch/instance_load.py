@@ -36,7 +36,7 @@ class _Load:
     mean_ns: int = 0
     """Work of one job, from the last one sent."""
     sent_at_ns: int = 0
-    """When the last job was sent."""
+    """Time at which the last job was sent."""
     foreign_ns: int = 0
     """Work that others sent, as of the last report."""
     ended: deque[tuple[int, int]] = field(default_factory=deque)

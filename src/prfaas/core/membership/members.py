@@ -100,7 +100,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What members have to agree with.
+    """Facts of a site with which its members have to agree.
 
     Attributes:
         clusters: Roles that engines may have, by cluster.

@@ -25,7 +25,7 @@ class CannotConvertError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the ranks of an engine divide its model.
+    """Division of a model among the ranks of an engine.
 
     Attributes:
         tp_size: Ranks of tensor parallelism.

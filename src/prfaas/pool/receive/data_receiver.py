@@ -44,7 +44,7 @@ class DigestError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the data connections of a link without TLS prove that they belong to.
+    """The session to which data connections without TLS prove that they belong.
 
     Attributes:
         secret: Their keys are made of it.

@@ -83,7 +83,7 @@ def decode_opening(data: Bytes) -> Opening:
 
 
 class _Records:
-    """What both ends compute alike for one connection."""
+    """State that both ends of one connection compute alike."""
 
     def __init__(self, secret: LinkSecret, number: int, limits: KeyLimits) -> None:
         self._keys = RecordKeys(secret.of_connection(number), limits)

@@ -78,7 +78,7 @@ def _of_rank(whole: Bytes, tp_rank: int, tp_size: int) -> Bytes:
 
 @dataclass(frozen=True)
 class Site:
-    """How one site keeps blocks: ranks, stages, and padding of its pages.
+    """Storage of blocks at one site: ranks, stages, and padding of its pages.
 
     Attributes:
         tp_size: Ranks that divide the heads.

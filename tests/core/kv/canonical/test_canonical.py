@@ -164,7 +164,7 @@ def test_runs_that_are_not_a_block_are_refused(runs: list[Run], words: str) -> N
 
 @given(st.lists(st.builds(Run, *[st.integers(0, 40)] * 6), max_size=6))
 def test_runs_are_a_block_or_refused(runs: list[Run]) -> None:
-    """What an engine announces is never trusted: accepted runs stay in the row and in the block."""
+    """Announcements of an engine are checked: accepted runs stay in the row and in the block."""
     try:
         found: Pieces = pieces(runs, 64, 128)
     except ValueError:
