@@ -1,4 +1,4 @@
-"""What each protection of a link's blocks costs, in the WAN lab. Needs root.
+"""Cost of each protection of a link's blocks, in the WAN lab. Needs root.
 
     python -m benchmarks.link.encryption [--rows 1,2,3] [--rounds 2] [--repeats 3]
 
@@ -7,25 +7,18 @@ network protection, one after the other and that several times over, blocks raw.
 processes at both ends, digests included; calls are of sockets, data connections alone.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.lab.wan import Wan
-from prfaas.wire.identity import make_authority, make_identity
 
+from .arms import NONE, compare, transfers
 from .end import MIB
-from .ours import WARM_UPS, link
-from .rows import BUDGET_SHARE, G1, G5, Row, goals
+from .rows import BUDGET_SHARE, G1, G5, Row
 
-NONE = goals(0, 0)
 ROWS = [
     Row("loopback", 512 * MIB, 0, 0, 0, 0, NONE),
     Row("5 Gbit/s, 20 ms", 256 * MIB, G5, 20, 0, 0, NONE),
@@ -53,52 +46,11 @@ class Run:
 
 async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
     os.environ |= {"BENCH_ENCRYPTION": arm}
-    budget = round(row.rate * BUDGET_SHARE)
-    async with (
-        Wan(**row.shape) as wan,
-        link(wan, identities, budget, "a" if row.rate else "b") as (sender, receiver),
-    ):
-        for _ in range(WARM_UPS):
-            await sender.ask(transfer=64 * MIB if row.rate else row.num_bytes)
-        before, there = await sender.ask(telemetry=1), await receiver.ask()
-        runs = [await sender.ask(transfer=row.num_bytes) for _ in range(repeats)]
-        after, here = await sender.ask(telemetry=1), await receiver.ask()
-        assert {run["state"] for run in runs} == {"committed"}, runs
-        assert after["encryption"] == LinkEncryption(arm), after["encryption"]
-    moved = repeats * row.num_bytes / 1e9
-    return Run(
-        [row.num_bytes * 8 / run["s"] for run in runs],
-        [run["first_s"] * 1e3 for run in runs],
-        (after["cpu_s"] - before["cpu_s"]) / moved,
-        (here["cpu_s"] - there["cpu_s"]) / moved,
-    )
-
-
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="", help="numbers of rows, from 1")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--arms", default=",".join(ARMS))
-    given = parser.parse_args()
-    rows = [ROWS[int(number) - 1] for number in given.rows.split(",") if number] or ROWS
-    arms = given.arms.split(",")
-    with tempfile.TemporaryDirectory() as directory:
-        identities = Path(directory)
-        make_authority(identities)
-        for name in ("gateway", "prfaas-pool", "pd-pool"):
-            make_identity(identities, name)
-        print(
-            "| link | protection | Gbit/s of blocks | to TLS | first block ms | CPU-s/GB: both ends"
-        )
-        print("|---|---|---|---|---|---|")
-        for row in rows:
-            found: dict[str, list[Run]] = {arm: [] for arm in arms}
-            for _ in range(given.rounds):
-                for arm in arms:
-                    print(time.strftime("%H:%M:%S"), row.name, arm, file=sys.stderr, flush=True)
-                    found[arm].append(await run(row, identities, arm, given.repeats))
-            show(row, found)
+    found = await transfers(row, identities, round(row.rate * BUDGET_SHARE), repeats)
+    assert found.after["encryption"] == LinkEncryption(arm), found.after["encryption"]
+    moved = found.num_bytes / 1e9
+    sender_s, receiver_s = found.sender_cpu_s / moved, found.receiver_cpu_s / moved
+    return Run(found.rates, found.first_ms, sender_s, receiver_s)
 
 
 def show(row: Row, found: dict[str, list[Run]]) -> None:
@@ -120,4 +72,7 @@ def show(row: Row, found: dict[str, list[Run]]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    HEAD = (
+        "| link | protection | Gbit/s of blocks | to TLS | first block ms | CPU-s/GB: both ends |"
+    )
+    asyncio.run(compare(__doc__, ROWS, ",".join(ARMS), HEAD, run, show))
