@@ -145,3 +145,24 @@ def test_the_memory_is_one_of_filled_time() -> None:
     made = filled(GBIT)
     made.go(MEMORY_NS / MS, 0, every_ms=25)
     assert made.goodput.bits_per_s == pytest.approx(GBIT / 2.718, rel=0.01)
+
+
+def test_a_link_that_comes_back_has_the_goodput_of_before() -> None:
+    """Ten seconds without a byte, as of a cut link, then new connections that count from 0."""
+    made = filled(GBIT)
+    made.go(10_000, 0)
+    assert made.goodput.bits_per_s == 1
+    made.goodput.restart()
+    assert made.goodput.bits_per_s == pytest.approx(GBIT, rel=0.01)
+    made.delivered = 0.0
+    made.go(50, 0, is_busy=False)
+    assert made.goodput.bits_per_s == pytest.approx(GBIT, rel=0.01)
+    made.go(2000, GBIT / 4)
+    assert made.goodput.bits_per_s == pytest.approx(GBIT / 4, rel=0.01)
+
+
+def test_a_link_that_only_became_slow_keeps_its_rate_when_it_is_connected_anew() -> None:
+    made = filled(GBIT)
+    made.go(2000, GBIT / 100)
+    made.goodput.restart()
+    assert made.goodput.bits_per_s == pytest.approx(GBIT / 100, rel=0.01)

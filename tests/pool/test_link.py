@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.receive import fragment_reader
 from prfaas.pool.send import data_sender, send_connection
@@ -180,6 +181,40 @@ def test_an_idle_link_says_nothing_about_its_rate() -> None:
     meter.sample(2 * 10**9, [info(10)], 0, 0)
     assert meter.telemetry(2 * 10**9).goodput_bits_per_s == 0
     assert meter.seconds_to_send(10**6) == pytest.approx(1.005)
+
+
+def test_a_link_that_is_connected_anew_reports_the_goodput_of_before() -> None:
+    """Seconds without a byte before it was found dead show nothing of the new connections."""
+    meter = LinkMeter()
+    for tenth in range(31):
+        acked_bytes = min(tenth, 10) * 12_500_000
+        meter.sample(10**9 + tenth * 10**8, [info(acked_bytes)], 10**6, 0)
+    assert meter.telemetry(4 * 10**9).goodput_bits_per_s < 10**5
+    meter.restart()
+    assert meter.telemetry(4 * 10**9).goodput_bits_per_s == 10**9
+    assert meter.seconds_to_send(0) == pytest.approx(0.013)
+    meter.sample(5 * 10**9, [info(0)], 0, 0)
+    assert meter.telemetry(5 * 10**9).goodput_bits_per_s == 10**9
+
+
+async def test_a_link_that_was_silent_and_is_cut_comes_back_with_its_goodput(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_connection, "STUCK_NS", 10**15)
+    rig.proxy.link_bits_per_s = 40_000_000
+    transfer = rig.begin()
+    rig.push(transfer, 40)
+    await until(lambda: rig.link.telemetry.goodput_bits_per_s > 0)
+    before = rig.link.telemetry.goodput_bits_per_s
+    rig.proxy.is_plugged = False
+    rig.proxy.strike(Fault.HALF_OPEN)
+    await until(lambda: rig.link.telemetry.goodput_bits_per_s < before / 100)
+    rig.link.abort(transfer, TransferEnd.LINK_LOST, tell_peer=True)
+    rig.proxy.strike(Fault.CUT)
+    await until(lambda: not rig.link.is_up)
+    rig.proxy.is_plugged = True
+    await until(lambda: rig.link.is_up)
+    assert rig.link.telemetry.goodput_bits_per_s > before / 10
 
 
 async def test_transfers_wait_for_a_link_that_broke_this_instant(rig: Rig) -> None:

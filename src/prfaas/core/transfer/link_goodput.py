@@ -13,6 +13,8 @@
   bound: it raises the goodput and never lowers it. BBR treats application-limited samples alike
   (draft-ietf-ccwg-bbr, section 5.1.2).
 - **Idle**: a link that sends nothing shows nothing; its goodput stays.
+- **Stalled**: a link that delivers nothing of what waits may be dead. Connected again, it has the
+  goodput of before; otherwise nobody would use it, and nothing would show that it is well.
 - **Budget**: what an operator allows limits what is sent, and so the goodput of a filled link.
 
 Raw facts come in with the time as an argument: bytes acknowledged so far, whether bytes wait, the
@@ -36,6 +38,8 @@ class LinkGoodput:
 
     def __init__(self) -> None:
         self._mean_bits_per_s: float | None = None
+        self._before_stall: float | None = None
+        """The mean before samples in which nothing was delivered; None without such."""
         self.fresh_bits_per_s = 0.0
         """Rate between the last two samples; 0 unless the link was filled all the time."""
         self.busy_ns = 0
@@ -73,6 +77,13 @@ class LinkGoodput:
             rate = delivered * BITS_PER_BYTE * NS_PER_S / (now_ns - last_ns)
             self._learn(rate, now_ns - last_ns, is_filled)
 
+    def restart(self) -> None:
+        """The link is connected anew: what it did not deliver when it broke shows nothing."""
+        if self._before_stall is not None:
+            self._mean_bits_per_s, self._before_stall = self._before_stall, None
+        self._busy_since_ns = self.filled_at_ns = self._sampled_at_ns = None
+        self.fresh_bits_per_s = 0.0
+
     def sample_steady(
         self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
     ) -> None:
@@ -104,6 +115,10 @@ class LinkGoodput:
 
     def _learn(self, bits_per_s: float, passed_ns: int, is_filled: bool) -> None:
         mean = self._mean_bits_per_s
+        if bits_per_s:
+            self._before_stall = None
+        elif is_filled and self._before_stall is None:
+            self._before_stall = mean
         if is_filled:
             self.fresh_bits_per_s = bits_per_s
             self._mean_bits_per_s = bits_per_s if mean is None else mean

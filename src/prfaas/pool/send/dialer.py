@@ -259,6 +259,7 @@ class Dialer:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 if not await self._until_welcome(closed):
                     return
+            self._meter.restart()
             self._senders = self._open_data(channel)
             tasks.append(asyncio.create_task(self._measure(channel, self._senders)))
             await closed.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
@@ -75,6 +77,12 @@ class LinkMeter:
             arrived_bytes=acked_bytes,
             busy_ns=goodput.busy_ns,
         )
+
+    def restart(self) -> None:
+        """The link is connected anew."""
+        self._goodput.restart()
+        rate = self._goodput.bits_per_s
+        self._telemetry = structs.replace(self._telemetry, goodput_bits_per_s=rate)
 
     def _see_network(self, passed_ns: int, infos: Sequence[TcpInfo]) -> None:
         network_ns = sum(info.network_ns for info in infos)

@@ -262,6 +262,9 @@ class Simulation:
         news = News.LINK_ALIVE if alive else News.LINK_DEAD
         changed_at_ns = self.transports[cluster].changed_at_ns
         self.front.heard.note(news, changed_at_ns, self.clock.now_ns)
+        if alive:
+            seen = self.transports[cluster].home.report(self.clock.now_ns)
+            self.front.report_link(cluster, self.front.home, seen)
         for index in sorted(self.front.set_link(cluster, up=alive)):
             self.open[index].transfer_ended(TransferEnd.LINK_LOST)
 

@@ -183,4 +183,5 @@ class Transport:
     def _tell_alive(self, back_since_ns: int) -> None:
         if back_since_ns == self.changed_at_ns and not self._taken_for_alive:
             self._taken_for_alive = True
+            self.home.goodput.restart()
             self._on_change(self.cluster.name, True)
