@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch.instance_load import LoadBook
@@ -57,6 +57,15 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, hears_ends=st.booleans())
+@example(
+    steps=[
+        ("dispatch", "a", 1, 2),
+        ("dispatch", "a", 1, 1),
+        ("drop", "a", 0, 1),
+        ("late report", "a", 0, 1),
+    ],
+    hears_ends=True,
+)
 def test_waits_are_those_of_queues_that_work_as_they_should(
     steps: list[tuple[str, str, int, int]], hears_ends: bool
 ) -> None:

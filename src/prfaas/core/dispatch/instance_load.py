@@ -39,6 +39,8 @@ class _Load:
     """Time at which the last job was sent."""
     foreign_ns: int = 0
     """Work that others sent, as of the last report."""
+    begun_at_ns: int = 0
+    """When the first job began, as far as is known."""
     ended: deque[tuple[int, int]] = field(default_factory=deque)
     """Times of sends and ends of jobs, for older reports."""
 
@@ -87,6 +89,8 @@ class LoadBook:
         """The gateway sends a job that takes `work_ns` to an instance."""
         load = self._loads[name]
         start_ns = max(load.free_at_ns, now_ns + load.work_ns - _first_ns(load))
+        if not load.jobs:
+            load.begun_at_ns = now_ns
         load.jobs[job] = _Job(now_ns, work_ns)
         load.work_ns += work_ns
         load.sent_at_ns, load.mean_ns = now_ns, load.work_ns // len(load.jobs)
@@ -220,6 +224,7 @@ class LoadBook:
         num_own = len(jobs) - len(later)
         while num_own > num_waiting + 1:
             load.work_ns -= jobs.pop(next(iter(jobs))).work_ns
+            load.begun_at_ns = observed_at_ns
             num_own -= 1
         there_ns = load.work_ns
         for sent_at_ns, _ in ended:
@@ -232,7 +237,7 @@ class LoadBook:
         load.foreign_ns = foreign_ns
         if jobs or foreign_ns or before:
             # What is there began when what was before it ended.
-            begun_ns = ended[-1][1] if ended else observed_at_ns
+            begun_ns = load.begun_at_ns if ended else observed_at_ns
             most_ns = begun_ns + there_ns
             if later:
                 most_ns = _after(most_ns, later)
@@ -246,6 +251,8 @@ class LoadBook:
 
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""
+        if next(iter(load.jobs)) == name:
+            load.begun_at_ns = now_ns
         job, ended = load.jobs.pop(name), load.ended
         load.work_ns -= job.work_ns
         ended.append((job.sent_at_ns, now_ns))
