@@ -30,6 +30,7 @@ from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.core.transfer.transfer_state import Transfer
 from prfaas.pool.codec.layouts import KnownLayouts
+from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.decoding import Decoding
@@ -107,6 +108,7 @@ async def receive(identities: Path, host: str) -> None:
         frozenset,
         GRACE_NS,
     )
+    decoding = Decoding(codec, KnownLayouts(), metrics)
     port = LinkPort(
         (host, PORT),
         identity.accepting(),
@@ -124,10 +126,17 @@ async def receive(identities: Path, host: str) -> None:
         on_refused=lambda *_: None,
         on_purge=lambda *_: None,
         clock_ns=time.monotonic_ns,
-        decoding=Decoding(codec, KnownLayouts(), metrics),
+        decoding=decoding,
         encryption=ENCRYPTION,
     )
     await port.open()
+    if codec is not LinkCodec.RAW:
+        loop = asyncio.get_running_loop()
+
+        def ready() -> None:
+            loop.call_soon_threadsafe(decoding.kernels_ready)
+
+        KERNELS.load(ready)
     say("ready")
     commands = await lines()
     while await commands.readline():
@@ -151,6 +160,7 @@ class Sender:
         layouts, metrics = KnownLayouts(), PoolMetrics()
         if is_numbers:
             layouts.learn(MODEL)
+            KERNELS.load()
         self.signer = TicketSigner(identity_in(identities, "gateway"))
         self.link = OutboundLink(
             pool="prfaas-pool",

@@ -1,6 +1,7 @@
 """Codecs on a link between two pool nodes: every byte arrives, peers without them get raw."""
 
 import asyncio
+import dataclasses
 import random
 import secrets
 import ssl
@@ -154,6 +155,9 @@ def wire(
 
 async def a_source(site: Site, identities: Path, *, is_agreed: bool = True) -> Peer:
     """A sender with a certificate that may code, to misbehave with."""
+    if is_agreed:
+        # Kernels are loaded for the first layout that can be coded; blocks here are of another.
+        site.node._known_layouts.learn(dataclasses.replace(MODEL, layout_id=b"M" * 32))
     peer = await dial(site, identities, "prfaas-pool")
     link = secrets.token_hex(8)
     codecs = [EXPONENT_WINDOW] if is_agreed else []

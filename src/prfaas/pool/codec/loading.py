@@ -2,7 +2,8 @@
 
 Importing numba takes half a second, and compiling the kernels several, most of it under the
 interpreter lock. So another process compiles and leaves the code on disk (numba's cache), and a
-thread of this one loads it. Until then links send raw.
+thread of this one loads it. Until then links send raw. They take 150 MiB, so they are loaded only
+once an engine has announced blocks that a codec can code.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Kernels:
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
+        self._has_failed = False
         self.window: Window | None = None
         """The codec; None until it is ready."""
         self.speed = CodecSpeed()
@@ -70,6 +72,8 @@ class Kernels:
                 cannot be had.
         """
         with self._lock:
+            if self._has_failed:
+                return
             if self.window is None:
                 self._waiting.append(then)
                 if self._thread is None and self.names:
@@ -92,6 +96,9 @@ class Kernels:
             window = self._import()
         except Exception as error:  # A codec must not take a pool node down.
             log.warning("links send blocks raw: the codec's kernels cannot be had: %r", error)
+            with self._lock:
+                self._has_failed = True
+                self._waiting.clear()
             return
         if window is None:
             self._thread = None

@@ -93,7 +93,8 @@ class PoolNode:
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
-        self._known_layouts = KnownLayouts()
+        self._known_layouts = KnownLayouts(self._load_codecs)
+        self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, KERNELS)
         self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
         self._purging = Purging(
             settings.name,
@@ -121,7 +122,7 @@ class PoolNode:
             on_refused=self._pulls.refused,
             on_purge=self._purging.asked,
             clock_ns=clock_ns,
-            decoding=Decoding(settings.link_codec, self._known_layouts, self.metrics),
+            decoding=self._decoding,
             encryption=settings.link_encryption,
         )
         self._requests = EngineRequests(
@@ -157,7 +158,6 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket cannot be made.
         """
-        self._load_codecs()
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
             # First, so that probes get "starting" while the other ports open.
@@ -194,10 +194,17 @@ class PoolNode:
                 await asyncio.to_thread(self._spans.close)
 
     def _load_codecs(self) -> None:
-        """Have the kernels ready before the first link asks for them."""
+        """Load the kernels: an engine has blocks that a link of this node can code."""
         settings = self.settings
         if settings.link_codec is not LinkCodec.RAW and (settings.peers or settings.sources):
-            KERNELS.load(lambda: self.metrics.set_codec(KERNELS.speed))
+            loop = asyncio.get_running_loop()
+
+            def ready() -> None:
+                self.metrics.set_codec(KERNELS.speed)
+                with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                    loop.call_soon_threadsafe(self._decoding.kernels_ready)
+
+            KERNELS.load(ready)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -38,43 +36,41 @@ class Decoding:
         self._metrics = metrics
         self._kernels = kernels
         self._seconds = metrics.codec_seconds.labels(direction="received")
-        self._offers: dict[str, str] = {}
-        """By peer, the word of the link whose hello named a codec that is known here."""
+        self._offers: dict[str, tuple[str, Callable[[list[str]], None]]] = {}
+        """By peer, the word of the link whose hello named a codec that is known here, and its
+        `tell`."""
         self._agreed: dict[str, str] = {}
         """By peer, the word of the link on which it was told that it may code."""
 
     def begin_link(
         self, peer: str, link: str, codecs: Sequence[str], tell: Callable[[list[str]], None]
     ) -> None:
-        """Answer a hello once the kernels are ready.
+        """Answer a hello, at once or with `kernels_ready`.
 
         Args:
             peer: Name of the pool.
             link: Word of its link.
             codecs: Those of the hello.
-            tell: Called on this event loop, while the link stands, with the codecs it may use.
+            tell: Called with the codecs that the link may use, at most once, while it stands.
         """
         self.end_link(peer)
         if not self._is_allowed or EXPONENT_WINDOW not in codecs:
             return
-        self._offers[peer] = link
-        loop = asyncio.get_running_loop()
-
-        def ready() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(self._agree, peer, link, tell)
-
-        self._kernels.load(ready)
+        self._offers[peer] = link, tell
+        if self._kernels.window is not None:
+            self.kernels_ready()
 
     def end_link(self, peer: str) -> None:
         """The link of a peer is over."""
         self._offers.pop(peer, None)
         self._agreed.pop(peer, None)
 
-    def _agree(self, peer: str, link: str, tell: Callable[[list[str]], None]) -> None:
-        if self._offers.get(peer) == link:
-            self._agreed[peer] = link
-            tell([EXPONENT_WINDOW])
+    def kernels_ready(self) -> None:
+        """Answer the hellos that wait for the kernels."""
+        for peer, (link, tell) in self._offers.items():
+            if self._agreed.get(peer) != link:
+                self._agreed[peer] = link
+                tell([EXPONENT_WINDOW])
 
     # --- on the I/O thread ---
 

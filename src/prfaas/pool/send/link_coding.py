@@ -69,11 +69,6 @@ class LinkCoding:
         """Codecs for the hello."""
         return [] if self._mode is LinkCodec.RAW else self._kernels.names
 
-    def load(self) -> None:
-        """Have the kernels loaded."""
-        if self.offered:
-            self._kernels.load()
-
     def agree(self, codecs: Iterable[str]) -> None:
         """Take the codecs that the peer decodes on the link that stands now; none at its end."""
         self._is_agreed = EXPONENT_WINDOW in codecs and bool(self.offered)

@@ -283,7 +283,6 @@ class OutboundLink:
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
-        self._coding.load()
         await self._dialer.run()
 
     # --- callbacks of the connections ---
