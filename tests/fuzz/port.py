@@ -66,9 +66,6 @@ async def attack(
     chance, figures = random.Random(seed), PortFigures()
     async with a_node(directory) as node:
         await _say(node, directory, "plain", b"warm", figures)
-        # Compiled code is memory that every node needs.
-        while not (await node.metrics())["prfaas_codec_bytes_per_second"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
         before = node.resident_bytes()
         for start in range(0, num_random_bytes, RANDOM_BYTES * AT_ONCE):
             left = num_random_bytes - start

@@ -100,9 +100,11 @@ async def test_a_node_whose_links_cannot_code_loads_none(
 def test_nothing_is_kept_for_kernels_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prfaas.pool.codec.loading._is_compiled", lambda: True)
     monkeypatch.setattr("prfaas.pool.codec.loading._PACKAGE", "prfaas.no_such_package")
-    kernels, ready = Kernels(), []
+    kernels = Kernels()
+    ready: list[int] = []
     kernels.load(lambda: ready.append(1))
     assert kernels._thread is not None
     kernels._thread.join(60)
     kernels.load(lambda: ready.append(1))
-    assert kernels._waiting == ready == []
+    assert not kernels._waiting
+    assert not ready
