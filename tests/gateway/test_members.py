@@ -13,7 +13,7 @@ import pytest
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Kind, Listed, Member, State
 from prfaas.gateway.engines.engine import Engine
-from prfaas.membership.deployment_file import DeploymentFile
+from prfaas.membership.deployment_file import DeploymentFile, gateway_view
 from prfaas.wire.identity import make_identity
 
 from .conftest import LAYOUT, World, until
@@ -228,8 +228,13 @@ class File:
 async def following(world: World, path: Path) -> AsyncIterator[tuple[File, DeploymentFile]]:
     file = File(world, path)
     file.write(world.decode, world.spare)
+    deployment = load_deployment(path)
     source = DeploymentFile(
-        (path,), lambda: load_deployment(path), load_deployment(path), {}, {}, POLL_S
+        (path,),
+        lambda: load_deployment(path),
+        deployment,
+        gateway_view(deployment, {}, {}),
+        POLL_S,
     )
     members = world.gateway.members
     members.sources.append(source)

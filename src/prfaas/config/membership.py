@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from prfaas.config.names import FilePathText, Url
+from prfaas.config.names import FilePathText, PartName, Url
 from prfaas.config.table import Table
 
 NAMESPACE = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -40,3 +40,20 @@ class MembershipTable(Table):
     def has_sources(self) -> bool:
         """Return True if members can come from elsewhere than the file."""
         return self.folder is not None or self.kubernetes is not None
+
+
+class PeersFile(MembershipTable):
+    """The file of `prfaas pool --peers-from`: sources of peers, without a deployment file."""
+
+    targets: list[PartName] = Field(default=[], max_length=64)
+    """Clusters to whose pool nodes this one pushes."""
+    sources: list[PartName] = Field(default=[], max_length=64)
+    """Clusters whose pool nodes may push to this one."""
+
+    @model_validator(mode="after")
+    def _names_something(self) -> PeersFile:
+        if not self.has_sources:
+            raise ValueError("there is neither `folder` nor [kubernetes]; name a source of members")
+        if not self.targets and not self.sources:
+            raise ValueError("`targets` and `sources` are empty; name the clusters of the peers")
+        return self

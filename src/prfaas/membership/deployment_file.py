@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.membership.members import Listed
+from prfaas.core.membership.members import Listed, Site
 from prfaas.core.membership.rules import accepted
 from prfaas.errors import ConfigError
 from prfaas.membership.entries import entries_of, site_of
@@ -19,6 +21,23 @@ POLL_S = 0.5
 """Time between two looks at a file; a change is read once two looks find the same content."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileView:
+    """The parts of a deployment file that matter to a process.
+
+    Attributes:
+        process: "gateway" or "pool node"; in error messages.
+        site: The facts with which its members have to agree.
+        entries: Returns its members; raises ValueError.
+        fixed: Returns what must not change while it runs, by key; raises ValueError.
+    """
+
+    process: str
+    site: Site
+    entries: Callable[[Deployment], Sequence[Listed]]
+    fixed: Callable[[Deployment], dict[str, object]]
+
+
 class DeploymentFile:
     """The members in a deployment file.
 
@@ -26,8 +45,7 @@ class DeploymentFile:
         paths: The file, and settings that take precedence over it.
         load: Reads and checks them.
         deployment: As it was read at the start.
-        engines: URLs of engines that are given elsewhere.
-        pools: Addresses of pool nodes that are given elsewhere.
+        view: Its parts that matter.
         poll_s: Time between two looks, seconds.
     """
 
@@ -38,16 +56,12 @@ class DeploymentFile:
         paths: tuple[Path, ...],
         load: Callable[[], Deployment],
         deployment: Deployment,
-        engines: dict[str, str],
-        pools: dict[str, tuple[str, int]],
+        view: FileView,
         poll_s: float = POLL_S,
     ) -> None:
-        self._paths, self._load, self._fixed = paths, load, fixed_part(deployment)
-        self._engines, self._pools, self._poll_s = engines, pools, poll_s
-        self._site = site_of(deployment)
-        self._started_with = {
-            each.member.name: each.member for each in entries_of(deployment, engines, pools)
-        }
+        self._paths, self._load, self._poll_s = paths, load, poll_s
+        self._view, self._fixed = view, view.fixed(deployment)
+        self._started_with = {each.member.name: each.member for each in view.entries(deployment)}
         self.fault = ""
         self.current_at_s = 0.0
 
@@ -69,7 +83,7 @@ class DeploymentFile:
             if not self.fault:
                 self.current_at_s = asyncio.get_running_loop().time()
 
-    def _entries(self) -> list[Listed]:
+    def _entries(self) -> Sequence[Listed]:
         """Read the file.
 
         Raises:
@@ -77,14 +91,14 @@ class DeploymentFile:
             ValueError: It changes more than members, or a member contradicts the others.
         """
         deployment = self._load()
-        fixed = fixed_part(deployment)
+        view, fixed = self._view, self._view.fixed(deployment)
         if changed := [key for key, value in fixed.items() if value != self._fixed.get(key)]:
             raise ValueError(
-                f"{', '.join(changed)} cannot change while the gateway runs, only engines and "
-                "pools of its clusters can; restart the gateway"
+                f"{', '.join(changed)} cannot change while the {view.process} runs, only engines "
+                f"and pools of its clusters can; restart the {view.process}"
             )
-        found = entries_of(deployment, self._engines, self._pools)
-        _, refused = accepted(found, self._started_with, self._site)
+        found = view.entries(deployment)
+        _, refused = accepted(found, self._started_with, view.site)
         if refused:
             raise ValueError("; ".join(f"{each.name}: {each.words}" for each in refused))
         return found
@@ -97,6 +111,20 @@ class DeploymentFile:
                 data = path.read_bytes()
                 content.update(b"%d:" % len(data) + data)
         return content.digest()
+
+
+def gateway_view(
+    deployment: Deployment, engines: Mapping[str, str], pools: Mapping[str, tuple[str, int]]
+) -> FileView:
+    """The view of a gateway.
+
+    Args:
+        deployment: As it was read at the start.
+        engines: URLs of engines that are given elsewhere.
+        pools: Addresses of pool nodes that are given elsewhere.
+    """
+    entries = partial(entries_of, engines=engines, pools=pools)
+    return FileView("gateway", site_of(deployment), entries, fixed_part)
 
 
 def fixed_part(deployment: Deployment) -> dict[str, object]:

@@ -55,6 +55,12 @@ def entries_of(
     return found
 
 
+def link_settings(budget: int | None, connections: int | None) -> tuple[tuple[str, str], ...]:
+    """Settings of a pool node's member: those of links to it."""
+    settings = {"budget": budget, "connections": connections}
+    return tuple((key, str(value)) for key, value in settings.items() if value)
+
+
 def engine_member(name: str, cluster: str, url: str, table: EngineTable) -> Member:
     """The member of an engine's table."""
     settings = {

@@ -11,9 +11,11 @@ from pydantic import Field, StringConstraints, model_validator
 
 from prfaas.config.clusters import EngineRole
 from prfaas.config.names import PART_NAME, PATTERNS, ZMQ, HostPort, PartName, Url
+from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
 from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
 from prfaas.errors import ConfigError
+from prfaas.membership.entries import link_settings
 from prfaas.membership.port import OnList
 from prfaas.toml_tables import read_toml, validated
 
@@ -41,6 +43,10 @@ class MemberFile(Table):
     kv_events: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
     kv_events_replay: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
     sequences_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """Limit of the rate of the link from each pool node to this pool node."""
+    connections: int | None = Field(default=None, ge=1, le=16)
+    """Data connections of such a link."""
     ready: bool = True
     """False gives it nothing new."""
 
@@ -53,12 +59,17 @@ class MemberFile(Table):
             raise ValueError("kv_events_replay needs kv_events")
         return self
 
-    def listed(self, name: str) -> Listed:
-        """The member of this file."""
+    def listed(self, name: str, *, with_links: bool) -> Listed:
+        """The member of this file.
+
+        Args:
+            name: Of the member.
+            with_links: Read the settings of links to a pool node; they matter to pool nodes only.
+        """
         if self.kind == "pool":
-            return Listed(
-                Member(name, Kind.POOL, self.cluster, self.address or ""), is_ready=self.ready
-            )
+            links = link_settings(self.budget, self.connections) if with_links else ()
+            member = Member(name, Kind.POOL, self.cluster, self.address or "", settings=links)
+            return Listed(member, is_ready=self.ready)
         settings = {
             "kv_events": self.kv_events,
             "kv_events_replay": self.kv_events_replay,
@@ -82,13 +93,14 @@ class Folder:
 
     Args:
         path: The directory.
+        with_links: Read the settings of links to pool nodes.
         poll_s: Time between two looks, seconds.
     """
 
     name = "folder"
 
-    def __init__(self, path: Path, poll_s: float = POLL_S) -> None:
-        self._path, self._poll_s = path, poll_s
+    def __init__(self, path: Path, *, with_links: bool = False, poll_s: float = POLL_S) -> None:
+        self._path, self._with_links, self._poll_s = path, with_links, poll_s
         self._stamps: dict[str, Stamp] = {}
         self._listed: dict[str, Listed] = {}
         self._unread: dict[str, Refusal] = {}
@@ -150,5 +162,5 @@ class Folder:
         except ConfigError as error:
             self._unread[name] = Refusal(name, Reason.INVALID, str(error).replace("\n ", ""))
         else:
-            self._listed[name] = table.listed(name)
+            self._listed[name] = table.listed(name, with_links=self._with_links)
             self._unread.pop(name, None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prfaas.core.membership.machine import Action, Join, Leave, Membership, Withhold
-from prfaas.core.membership.members import Kind, Listed, Reason, Refusal, State
+from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, State
 from prfaas.logs import log_event
 from prfaas.membership.entries import fault_of
 from prfaas.membership.port import Connections, Source
@@ -26,13 +26,18 @@ class Follower:
         machine: Its state.
         connections: Join and leave as it decides.
         sources: List members.
+        matters: Returns False for members that are left out.
     """
 
     def __init__(
-        self, machine: Membership, connections: Connections, sources: Sequence[Source]
+        self,
+        machine: Membership,
+        connections: Connections,
+        sources: Sequence[Source],
+        matters: Callable[[Member], bool] = lambda _: True,
     ) -> None:
         self.machine, self.sources = machine, list(sources)
-        self._connections = connections
+        self._connections, self._matters = connections, matters
         self._tasks: list[asyncio.Task[None]] = []
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, str] = {}
@@ -55,6 +60,7 @@ class Follower:
         self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()
     ) -> None:
         """Apply the list of a source."""
+        entries = [each for each in entries if self._matters(each.member)]
         faults = {each.member.name: fault_of(each.member) for each in entries}
         odd = [Refusal(name, Reason.INVALID, why) for name, why in faults.items() if why]
         good = [each for each in entries if not fault_of(each.member)]
@@ -130,4 +136,4 @@ class Follower:
 def _note_end(source: Source, task: asyncio.Task[None]) -> None:
     """A source never ends by itself: the last list stays, and operators see why."""
     if not task.cancelled():
-        source.fault = f"it has failed, restart the gateway: {task.exception()!r}"
+        source.fault = f"it has failed, restart this process: {task.exception()!r}"

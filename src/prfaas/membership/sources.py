@@ -8,15 +8,19 @@ from prfaas.membership.kubernetes import Kubernetes
 from prfaas.membership.port import Source
 
 
-def sources_of(table: MembershipTable) -> list[Source]:
+def sources_of(table: MembershipTable, *, with_links: bool = False) -> list[Source]:
     """Sources in addition to the deployment file.
+
+    Args:
+        table: Names them.
+        with_links: Member files describe the links to pool nodes, too.
 
     Raises:
         ConfigError: The address of an API server is unknown.
     """
     found: list[Source] = []
     if table.folder is not None:
-        found.append(Folder(table.folder))
+        found.append(Folder(table.folder, with_links=with_links))
     if table.kubernetes is not None:
         found.append(Kubernetes(table.kubernetes))
     return found

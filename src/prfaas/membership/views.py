@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from prfaas.core.membership.members import Kind, Reason, State
-from prfaas.membership.follower import Follower
 from prfaas.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from prfaas.membership.follower import Follower
 
 
 def members_json(follower: Follower) -> list[dict[str, object]]:
@@ -51,23 +54,24 @@ class MemberMetrics:
 
     Args:
         registry: Gets the metrics.
+        prefix: Of their names.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prefix: str = "prfaas") -> None:
         self._members = Gauge(
-            "prfaas_members", "Members of the site", ("kind", "state"), registry=registry
+            f"{prefix}_members", "Members of the site", ("kind", "state"), registry=registry
         )
         self._refused = Gauge(
-            "prfaas_members_refused", "Refused members", ("reason",), registry=registry
+            f"{prefix}_members_refused", "Refused members", ("reason",), registry=registry
         )
         self._age = Gauge(
-            "prfaas_membership_age_seconds",
+            f"{prefix}_membership_age_seconds",
             "Time since the list of a source of members was known to be current",
             ("source",),
             registry=registry,
         )
         self._fault = Gauge(
-            "prfaas_membership_fault",
+            f"{prefix}_membership_fault",
             "1 while the list of a source of members is old: unreachable, or its change refused",
             ("source",),
             registry=registry,

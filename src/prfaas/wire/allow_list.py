@@ -8,7 +8,7 @@ of that site. A part of an entry is a name, or a prefix and `*`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from prfaas.errors import ConfigError
@@ -16,6 +16,35 @@ from prfaas.errors import ConfigError
 TRUST_DOMAIN = "spiffe://prfaas/"
 PATTERN = re.compile(r"site(/([a-z][a-z0-9-]{0,62}\*?|\*)){3}")
 _NAME = r"[a-z0-9-]*"
+
+
+class AllowList(Set[str]):
+    """An allow-list that changes while connections are accepted; any thread may read it.
+
+    Args:
+        entries: Names and patterns.
+    """
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        self._entries = frozenset(entries)
+
+    def replace(self, entries: Iterable[str]) -> None:
+        """Admit these from now on; connections that stand stay."""
+        self._entries = frozenset(entries)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @classmethod
+    def _from_iterable(cls, entries: Iterable[str]) -> frozenset[str]:  # type: ignore[override]
+        """The union of two lists, as they are now."""
+        return frozenset(entries)
 
 
 def site_uri(site: str, name: str) -> str:

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def identity_in(directory: Path, name: str) -> Identity:
     return Identity(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
 
 
-def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: frozenset[str]) -> str:
+def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str]) -> str:
     """Name of the peer of an established connection; `allowed` as in `wire/allow_list.py`.
 
     Raises:

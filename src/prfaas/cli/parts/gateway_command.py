@@ -56,7 +56,7 @@ def gateway(
     from prfaas.gateway.app import serve
     from prfaas.gateway.engines.endpoints import Endpoints
     from prfaas.gateway.tokenization.without_torch import keep_torch_out
-    from prfaas.membership.deployment_file import DeploymentFile
+    from prfaas.membership.deployment_file import DeploymentFile, gateway_view
     from prfaas.membership.sources import sources_of
 
     deployment = read = load_deployment(file, overlay)
@@ -79,8 +79,7 @@ def gateway(
         (file, overlay) if overlay else (file,),
         partial(load_deployment, file, overlay),
         read,
-        dict(engines),
-        dict(pools),
+        gateway_view(read, dict(engines), dict(pools)),
     )
     sources = [watched, *sources_of(deployment.membership)]
     keep_torch_out()

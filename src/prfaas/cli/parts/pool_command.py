@@ -11,6 +11,7 @@ import click
 
 from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, PeerType, logs
 from prfaas.cli.common.signals import raise_first, run_until_stopped
+from prfaas.cli.parts.pool_following import Following, follow_file, follow_sources
 from prfaas.cli.parts.pool_settings import ADMIN, settings_in
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
@@ -95,6 +96,12 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="A gateway that may subscribe, and whose tickets are valid, or a pattern.",
 )
 @click.option(
+    "--peers-from",
+    "peers_file",
+    type=click.Path(path_type=Path),
+    help="TOML file with the sources of peers that join and leave while the pool node runs.",
+)
+@click.option(
     "--tracing",
     help="Collector of spans of transfers, OTLP over HTTP, such as "
     "http://127.0.0.1:4318/v1/traces; none if absent.",
@@ -119,6 +126,7 @@ def pool(
     link_encryption: str | None,
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
+    peers_file: Path | None,
     tracing: str | None,
 ) -> None:
     """Run one pool node: the store of KV blocks of a host's engines.
@@ -143,6 +151,8 @@ def pool(
         raise ConfigError("--disk and --disk-limit have to be given together")
     if tracing is not None and not tracing.startswith(("http://", "https://")):
         raise ConfigError(f"--tracing {tracing!r} is no http:// or https:// URL of a collector")
+    if file is not None and peers_file is not None:
+        raise click.UsageError("--peers-from does not go with FILE; write [membership] in FILE.")
     if overlay is not None and file is None:
         raise click.UsageError("--with needs FILE.")
     if file is None:
@@ -151,7 +161,8 @@ def pool(
         found |= {"link_encryption": LinkEncryption.TLS}
         found |= {"sources": frozenset(), "gateways": frozenset()}
     else:
-        found = settings_in(load_deployment(file, overlay), name, file)
+        deployment = load_deployment(file, overlay)
+        found = settings_in(deployment, name, file)
     found["peers"] |= dict(peers)
     found["link_budgets"] |= dict(budgets)
     found["link_connections"] |= dict(connections)
@@ -171,14 +182,20 @@ def pool(
     }
     found |= {key: value for key, value in given.items() if value is not None}
     check_entries([*found["sources"], *found["gateways"]])
-    _check(found, file)
+    _check(found, file, can_grow=peers_file is not None)
     if file is not None:
         with contextlib.suppress(OSError):  # The pool node reports why it cannot create its socket.
             found["socket_path"].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _run(PoolSettings(name=name, **found))
+    settings = PoolSettings(name=name, **found)
+    following = None
+    if file is not None:
+        following = follow_file(file, overlay, deployment, name, dict(peers), admits=not sources)
+    elif peers_file is not None:
+        following = follow_sources(peers_file)
+    _run(settings, following)
 
 
-def _check(found: dict[str, Any], file: Path | None) -> None:
+def _check(found: dict[str, Any], file: Path | None, *, can_grow: bool) -> None:
     """See that a pool node has all it needs.
 
     Raises:
@@ -195,12 +212,14 @@ def _check(found: dict[str, Any], file: Path | None) -> None:
                 f"it is not known where {peer} is; say --peer {peer}=HOST:PORT, give it an "
                 "`address` in the file, or use `prfaas up`"
             )
+    if can_grow:
+        return  # A peer that is not known yet may have them.
     for peer in [*found["link_budgets"], *found["link_connections"]]:
         if peer not in peers:
             raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
 
 
-def _run(settings: PoolSettings) -> None:
+def _run(settings: PoolSettings, following: Following | None) -> None:
     from prfaas.pool.codec.loading import KERNELS
     from prfaas.pool.node.node import PoolNode
     from prfaas.wire.renewal import Renewal
@@ -208,10 +227,15 @@ def _run(settings: PoolSettings) -> None:
     async def serve(stop: asyncio.Event) -> None:
         node, name = PoolNode(settings), settings.name
         Renewal(settings.identity, name, node.renew_identity, node.metrics.identity_ends).watch()
+        members = following.members(node) if following is not None else None
         running = asyncio.create_task(node.run())
+        if members is not None:
+            members.start()
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        if members is not None:
+            await members.close()
         if running.done():
             raise_first(running)
         try:

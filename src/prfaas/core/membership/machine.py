@@ -195,6 +195,10 @@ class Membership:
         joined = self._joined.get(name)
         return None if joined is None else joined.state
 
+    def is_awaited(self, name: str) -> bool:
+        """Return True if a member of this name joins once its predecessor has left."""
+        return name in self._waiting
+
     def rows(self) -> list[Row]:
         """Return all members, refused entries and those that left lately."""
         rows = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from collections.abc import Callable
+
+from prometheus_client import Counter, Gauge
 
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.membership.views import MemberMetrics, PartRegistry
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.renewal import identity_gauge
@@ -53,7 +56,10 @@ class PoolMetrics:
     """Counters and gauges of one pool node, in a separate registry."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = PartRegistry()
+        self.on_read: Callable[[], None] = lambda: None
+        """Called before the metrics are read."""
+        self.members = MemberMetrics(self.registry, "prfaas_pool")
         self.identity_ends = identity_gauge("pool", self.registry)
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")

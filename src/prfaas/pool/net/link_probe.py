@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 
 from prfaas.config.addresses import join_address
 from prfaas.core.transfer.link_advice import Probe
@@ -59,7 +59,7 @@ class ProbeSink:
     def __init__(
         self,
         tls: ssl.SSLContext,
-        sources: frozenset[str],
+        sources: Set[str],
         io: IoThread,
         on_refused: Callable[[], object],
     ) -> None:
@@ -128,9 +128,7 @@ class ProbeServer:
         sources: Pools that may test.
     """
 
-    def __init__(
-        self, address: tuple[str, int], tls: LinkContexts, sources: frozenset[str]
-    ) -> None:
+    def __init__(self, address: tuple[str, int], tls: LinkContexts, sources: Set[str]) -> None:
         self._address = address
         self._io = IoThread()
         sink = ProbeSink(tls.probe, sources, self._io, lambda: None)

@@ -92,6 +92,7 @@ class AdminServer:
         return _answer(phase, is_well=phase is not Phase.FAILED)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self._counted.on_read()
         body = generate_latest(self._counted.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -25,6 +25,7 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.node.admin_http import AdminServer, Phase
 from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
@@ -38,6 +39,7 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.event_feed import EventFeed
 from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
+from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 from prfaas.wire.messages.layouts import LayoutFacts, bounded
@@ -77,6 +79,7 @@ class PoolNode:
         self._accepting = settings.identity.accepting()
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, self._opener, self.metrics)
+        sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
@@ -88,14 +91,22 @@ class PoolNode:
             self._forget,
             self._missing,
             settings.receive,
-            settings.hosts,
+            hosts,
         )
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self._known_layouts = KnownLayouts(self._load_codecs)
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, KERNELS)
-        self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
+        self.links = {
+            peer: self._link(
+                peer,
+                address,
+                settings.link_budgets.get(peer, 0),
+                settings.link_connections.get(peer, 0),
+            )
+            for peer, address in settings.peers.items()
+        }
         self._purging = Purging(
             settings.name,
             self.store,
@@ -110,7 +121,7 @@ class PoolNode:
             self._accepting,
             pool=settings.name,
             epoch=self.feed.epoch,
-            sources=settings.sources,
+            sources=sources,
             gateways=settings.gateways,
             inbound=self.inbound,
             metrics=self.metrics,
@@ -124,6 +135,17 @@ class PoolNode:
             clock_ns=clock_ns,
             decoding=self._decoding,
             encryption=settings.link_encryption,
+        )
+        self.peers = Peers(
+            settings,
+            self.links,
+            self._link,
+            sources,
+            hosts,
+            self.inbound,
+            self.link_port,
+            self.metrics,
+            self._state_changed,
         )
         self._requests = EngineRequests(
             settings.name,
@@ -166,8 +188,7 @@ class PoolNode:
             self._engine_port.open()
             await _open_port(self.link_port.open, self.settings.listen)
             async with asyncio.TaskGroup() as tasks:
-                for link in self.links.values():
-                    tasks.create_task(link.run())
+                self.peers.run(tasks)
                 tasks.create_task(self._engine_port.run())
                 tasks.create_task(self._keep_house())
                 if self.disk is not None:
@@ -269,7 +290,9 @@ class PoolNode:
         self.store.spill_to(disk)
         return disk
 
-    def _link(self, peer: str, address: tuple[str, int]) -> OutboundLink:
+    def _link(
+        self, peer: str, address: tuple[str, int], budget: int, connections: int
+    ) -> OutboundLink:
         return OutboundLink(
             pool=self.settings.name,
             epoch=self.feed.epoch,
@@ -282,10 +305,10 @@ class PoolNode:
             on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
             clock_ns=self._clock_ns,
             on_over=self._beyond_ticket,
-            on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
+            on_pull=self._pulls.serve,
             grace_ns=self.settings.link_grace_ns,
-            budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
-            connections=self.settings.link_connections.get(peer, 0),
+            budget_bits_per_s=budget,
+            connections=connections,
             codec=self.settings.link_codec,
             layouts=self._known_layouts,
             encryption=self.settings.link_encryption,
@@ -350,7 +373,7 @@ class PoolNode:
             self._state_changed()
 
     def _abort(self, transfer_id: bytes, reason: str) -> None:
-        if self.settings.sources:
+        if self.peers.has_sources:
             self.inbound.aborted(transfer_id, reason)
         for link in self.links.values():
             link.abort(transfer_id, TransferEnd.ABORTED, reason, tell_peer=True)

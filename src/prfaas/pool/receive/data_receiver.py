@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.errors import PeerError
@@ -101,7 +101,7 @@ class DataReceiver:
         self,
         connection: socket.socket,
         tls: ssl.SSLContext | None,
-        sources: frozenset[str],
+        sources: Set[str],
         handlers: DataHandlers,
         io: IoThread,
         tell: Callable[..., bool],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
@@ -42,7 +42,7 @@ class DataPort:
     def __init__(
         self,
         tls: ssl.SSLContext,
-        sources: frozenset[str],
+        sources: Set[str],
         inbound: InboundTransfers,
         io: IoThread,
         decoding: Decoding,

@@ -61,7 +61,7 @@ class InboundTransfers:
         on_closed: Callable[[bytes], None] = lambda _: None,
         on_missing: Callable[[bytes, list[BlockKey]], None] = lambda *_: None,
         limits: ReceiveLimits = DEFAULTS,
-        hosts: frozenset[str] = frozenset(),
+        hosts: Set[str] = frozenset(),
     ) -> None:
         self.limits, self._hosts = limits, hosts
         self._store = store
@@ -395,6 +395,10 @@ class InboundTransfers:
         for transfer in self._transfers.open():
             if now >= transfer.deadline_ns:
                 self._end(transfer, TransferEnd.EXPIRED, "lifetime")
+
+    def num_open_from(self, peer: str) -> int:
+        """Transfers from a peer that have not ended."""
+        return sum(transfer.peer == peer for transfer in self._transfers.open())
 
     def is_on_its_way(self, transfer_id: bytes, peer_connected: bool) -> bool:
         """Return True if a block that is not here may still come with this transfer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption, agreed
@@ -73,8 +73,8 @@ class LinkPort:
         *,
         pool: str,
         epoch: str,
-        sources: frozenset[str],
-        gateways: frozenset[str],
+        sources: Set[str],
+        gateways: Set[str],
         inbound: InboundTransfers,
         metrics: PoolMetrics,
         io: IoThread,
@@ -155,6 +155,11 @@ class LinkPort:
         for channel in list(self._channels):
             channel.close("this pool node stops")
         self.data.close()
+
+    def dismiss(self, peer: str) -> None:
+        """Close the connections of a peer that may not push any more."""
+        for channel in [each for each in self._channels if each.peer == peer]:
+            channel.close("it is no member any more")
 
     def is_connected(self, source: str) -> bool:
         """Return True if a link from the pool `source` stands."""
@@ -365,7 +370,7 @@ class LinkPort:
         self._decoding.end_link(peer)
         self.data.end_link(peer)
 
-    def _roles(self) -> tuple[tuple[frozenset[str], set[Channel]], ...]:
+    def _roles(self) -> tuple[tuple[Set[str], set[Channel]], ...]:
         return (self._sources, self._from_sources), (self._gateways, self._from_gateways)
 
     def _require(self, channel: Channel, channels: set[Channel]) -> None:

@@ -90,7 +90,7 @@ class OutboundLink:
         on_ended: Called once for every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
         on_over: Called for a transfer that was aborted because its ticket does not allow a block.
-        on_pull: Called with the blocks that the peer requests.
+        on_pull: Called with this link and the blocks that the peer requests.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -113,7 +113,7 @@ class OutboundLink:
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
         on_over: Callable[[Transfer, TicketRefusedError], None],
-        on_pull: Callable[[Pull], None],
+        on_pull: Callable[[OutboundLink, Pull], None],
         grace_ns: int,
         budget_bits_per_s: int = 0,
         connections: int = 0,
@@ -333,7 +333,7 @@ class OutboundLink:
                 for key in keys_of(message.keys):
                     self._arrived(message.transfer_id, (message.layout_id, key))
             case Pull():
-                self._on_pull(message)
+                self._on_pull(self, message)
             case Accepted() | Refused() | Committed() | Abort():
                 self._on_progress(message)
             case _:

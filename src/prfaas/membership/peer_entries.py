@@ -1,0 +1,125 @@
+"""Pool nodes of a deployment file as one of them sees them: its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from prfaas.config.addresses import join_address
+from prfaas.config.clusters import ClusterRole, LinkTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.membership.members import Kind, Listed, Member, Site
+from prfaas.membership.deployment_file import FileView
+from prfaas.membership.entries import link_settings
+
+CLUSTERLESS = ""
+"""Cluster of the peers that the command line names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClusters:
+    """Clusters whose pool nodes are peers of a pool node.
+
+    Attributes:
+        targets: It pushes to theirs.
+        sources: Theirs may push to it.
+    """
+
+    targets: frozenset[str]
+    sources: frozenset[str]
+
+    @property
+    def site(self) -> Site:
+        """The facts with which peers have to agree."""
+        return Site(dict.fromkeys({CLUSTERLESS, *self.targets, *self.sources}, ()), "")
+
+
+def peer_clusters(deployment: Deployment, name: str) -> PeerClusters:
+    """The rule of `Deployment.links`, for clusters.
+
+    Raises:
+        ValueError: There is no pool node of that name.
+    """
+    own = _cluster_of(deployment, name)
+    roles: dict[ClusterRole, set[str]] = {role: set() for role in ClusterRole}
+    for cluster, table in deployment.clusters.items():
+        roles[table.role].add(cluster)
+    if own in roles[ClusterRole.PRFAAS]:
+        return PeerClusters(frozenset(roles[ClusterRole.PD]), frozenset())
+    return PeerClusters(frozenset({own}), frozenset(roles[ClusterRole.PRFAAS] | {own}))
+
+
+def peer_entries(
+    deployment: Deployment,
+    name: str,
+    clusters: PeerClusters,
+    addresses: Mapping[str, tuple[str, int]],
+) -> list[Listed]:
+    """Peers of a pool node.
+
+    Args:
+        deployment: The file.
+        name: The pool node.
+        clusters: Clusters of its peers.
+        addresses: Addresses of peers that are given elsewhere.
+
+    Raises:
+        ValueError: The address of a target is unknown.
+    """
+    links, found = deployment.pools[name].links, []
+    for cluster, table in deployment.clusters.items():
+        if cluster not in clusters.targets | clusters.sources:
+            continue
+        for peer, pool in table.pools.items():
+            if peer == name:
+                continue
+            given = addresses.get(peer)
+            address = join_address(given) if given else pool.address
+            if address is None and cluster in clusters.targets:
+                raise ValueError(f"clusters.{cluster}.pools.{peer} has no `address`; give one")
+            link = links.get(peer, LinkTable())
+            settings = link_settings(link.budget, link.connections)
+            # The address of a pool node that only pushes to this one does not matter.
+            member = Member(peer, Kind.POOL, cluster, address or peer, settings=settings)
+            found.append(Listed(member))
+    return found
+
+
+def peer_view(
+    name: str, clusters: PeerClusters, addresses: Mapping[str, tuple[str, int]]
+) -> FileView:
+    """The view of a pool node.
+
+    Args:
+        name: The pool node.
+        clusters: Clusters of its peers.
+        addresses: Addresses of peers that are given elsewhere.
+    """
+    return FileView(
+        "pool node",
+        clusters.site,
+        partial(peer_entries, name=name, clusters=clusters, addresses=addresses),
+        partial(_fixed_part, name=name),
+    )
+
+
+def _fixed_part(deployment: Deployment, name: str) -> dict[str, object]:
+    cluster = _cluster_of(deployment, name)
+    table = deployment.clusters[cluster].pools[name]
+    roles = {key: each.role for key, each in deployment.clusters.items()}
+    return {
+        f"clusters.{cluster}.pools.{name}": table.model_copy(update={"links": {}}),
+        "names and roles of clusters": roles,
+        "names of gateways": set(deployment.gateways),
+        "security": deployment.security,
+        "state": deployment.state,
+        "tracing": deployment.tracing,
+    }
+
+
+def _cluster_of(deployment: Deployment, name: str) -> str:
+    for cluster, table in deployment.clusters.items():
+        if name in table.pools:
+            return cluster
+    raise ValueError(f"this pool node, {name}, is not in the file any more; stop it")
