@@ -27,7 +27,7 @@ from .sites import LOOPBACK, PROMPT, Relay, Site, subscribe, until
 
 PUSHES = PeerClusters(frozenset({"pd"}), frozenset())
 ACCEPTS = PeerClusters(frozenset({"pd"}), frozenset({"pd", "prfaas"}))
-NOBODY = {"peers": {}, "sources": frozenset()}
+NOBODY: dict[str, object] = {"peers": {}, "sources": frozenset()}
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ async def test_a_pool_node_follows_its_deployment_file(world: World, tmp_path: P
     write(pd_pool=pd.port)
     deployment = load_deployment(path)
     clusters = peer_clusters(deployment, "prfaas-pool")
-    assert (clusters.targets, clusters.sources) == ({"pd"}, set())
+    assert clusters == PUSHES
     prfaas = await world.start("prfaas-pool", peers={"pd-pool": (LOOPBACK, pd.port)})
     links = prfaas.node.links
     source = DeploymentFile(

@@ -216,8 +216,7 @@ class PoolNode:
 
     def _load_codecs(self) -> None:
         """Load the kernels: an engine has blocks that a link of this node can code."""
-        settings = self.settings
-        if settings.link_codec is not LinkCodec.RAW and (settings.peers or settings.sources):
+        if self.settings.link_codec is not LinkCodec.RAW and self.peers.may_exist:
             loop = asyncio.get_running_loop()
 
             def ready() -> None:

@@ -53,7 +53,7 @@ class PeerMembers:
         machine.begin("file", [each for each in start if self._is_peer(each.member)], now_ns)
         machine.begin(OPTIONS, given, now_ns)
         self.follower = Follower(machine, self, sources, self._is_peer)
-        peers.metrics.on_read = self._show
+        peers.metrics.on_read, peers.can_grow = self._show, True
 
     def start(self) -> None:
         """Begin to follow the sources."""

@@ -48,6 +48,8 @@ class Peers:
         self._on_change = on_change
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self.can_grow = False
+        """True if peers may join."""
 
     def run(self, group: asyncio.TaskGroup) -> None:
         """Keep the links up, those of later peers too, until the tasks of a group are cancelled."""
@@ -101,6 +103,11 @@ class Peers:
         """Close the connections of a pool that may not push any more."""
         self._port.dismiss(name)
         self._forget(name)
+
+    @property
+    def may_exist(self) -> bool:
+        """Return True if there are peers, or may be later."""
+        return bool(self.links) or self.has_sources or self.can_grow
 
     @property
     def has_sources(self) -> bool:
