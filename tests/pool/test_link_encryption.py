@@ -204,7 +204,7 @@ async def test_a_byte_changed_on_the_path_ends_its_connection_and_not_the_link(
 
 
 async def test_a_path_that_carries_only_tls_gets_tls(
-    world: World, tap: Tap, monkeypatch: pytest.MonkeyPatch
+    world: World, tap: Tap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(data_sender, "RETRY_S", 0.01)
     tap.change = lambda number, data: None if not tap.carried[number] and data[0] != 0x16 else data
@@ -212,6 +212,8 @@ async def test_a_path_that_carries_only_tls_gets_tls(
     await until(lambda: rig.link.telemetry.encryption == TLS)
     await moved(rig)
     assert rig.pd.metric("connections_refused_total", port="link") == 0
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert logged == ["link_uses_tls peer=pd-pool"]
 
 
 # --- a destination and attackers ---
@@ -304,7 +306,7 @@ async def test_a_recorded_connection_cannot_be_played_again(
 async def test_a_caller_without_the_secret_is_refused(  # type: ignore[no-untyped-def]
     world: World, attack
 ) -> None:
-    pd = await world.start_pd()
+    pd = await world.start_pd(link_encryption=SEALED)
     one = await attacker(world, pd)
     strange = LinkSecret(SEALED, "prfaas-pool", "pd-pool", "word", b"s" * 32)
     reader = await one.send(attack(Sealer(one.secret, 7), Sealer(strange, 7)), bytes(5000))
@@ -334,7 +336,7 @@ async def test_a_pool_node_by_tls_alone_gives_out_no_secret(world: World) -> Non
 async def test_a_cut_within_a_block_leaves_nothing_and_the_block_can_come_again(
     world: World,
 ) -> None:
-    pd = await world.start_pd()
+    pd = await world.start_pd(link_encryption=SEALED)
     one = await attacker(world, pd)
     sealer = Sealer(one.secret, 1)
     await one.send(sealer.opening + one.fragment(sealer)[:-5])

@@ -157,8 +157,7 @@ def pool(
         raise click.UsageError("--with needs FILE.")
     if file is None:
         found: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "admin": ADMIN, "peers": {}}
-        found |= {"link_budgets": {}, "link_connections": {}, "link_codec": LinkCodec.AUTO}
-        found |= {"link_encryption": LinkEncryption.TLS}
+        found |= {"link_budgets": {}, "link_connections": {}}
         found |= {"sources": frozenset(), "gateways": frozenset()}
     else:
         deployment = load_deployment(file, overlay)

@@ -57,8 +57,8 @@ class PoolSettings:
     disk_bytes: int = 0
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
-    link_codec: LinkCodec = LinkCodec.RAW
-    link_encryption: LinkEncryption = LinkEncryption.SEALED
+    link_codec: LinkCodec = LinkCodec.AUTO
+    link_encryption: LinkEncryption = LinkEncryption.TLS
     link_grace_ns: int = LINK_GRACE_NS
     tracing: str | None = None
     drain_ns: int = DRAIN_NS

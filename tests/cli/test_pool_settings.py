@@ -1,0 +1,66 @@
+"""Settings of `prfaas pool`, from a deployment file and from options."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from prfaas.cli.main import cli
+from prfaas.cli.parts import pool_command
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.pool.node.settings import PoolSettings
+from prfaas.wire.identity import make_authority, make_identity
+
+NAME = "pd-pool"
+DEPLOYMENT = """
+[model]
+name = "m"
+path = "/models/m"
+[gateway]
+listen = "127.0.0.1:8000"
+[routing]
+offload_threshold = 1000
+[security]
+identities = "identities"
+[clusters.prfaas]
+role = "prfaas"
+engines.prfaas-engine.pool = "prfaas-pool"
+pools.prfaas-pool.address = "10.0.0.1:7100"
+[clusters.pd]
+role = "pd"
+engines.pd-engine.pool = "pd-pool"
+pools.pd-pool = {listen = "0.0.0.0:7100", socket = "pool.sock"}
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[PoolSettings]:
+    """The settings of the pool nodes that would run."""
+    found: list[PoolSettings] = []
+    monkeypatch.setattr(pool_command, "_run", found.append)
+    return found
+
+
+def test_defaults_are_those_of_the_deployment_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[PoolSettings]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    identities = tmp_path / "identities"
+    make_authority(identities)
+    for name in (NAME, "prfaas-pool", "gateway"):
+        make_identity(identities, name)
+    (tmp_path / "site.toml").write_text(DEPLOYMENT)
+    options = f"--name {NAME} --listen 0.0.0.0:7100 --identities {identities} --source prfaas-pool"
+    options += " --gateway gateway --socket pool.sock"
+    for arguments in (f"pool site.toml --name {NAME}", f"pool {options}"):
+        CliRunner().invoke(cli, arguments.split(), catch_exceptions=False)
+
+    from_file, from_options = started
+    fields = {name: getattr(from_file, name) for name in PoolSettings.__slots__}
+    assert fields.pop("identity") is not None
+    assert fields == {name: getattr(from_options, name) for name in fields}
+    defaults = {field.name: field.default for field in dataclasses.fields(PoolSettings)}
+    assert defaults["link_encryption"] is from_file.link_encryption is LinkEncryption.TLS
+    assert defaults["link_codec"] is from_file.link_codec is LinkCodec.AUTO
