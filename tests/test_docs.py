@@ -1,6 +1,9 @@
 """Documentation is held to the code."""
 
+import ast
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from prfaas.gateway.telemetry.fallback_reasons import REASONS
 from prfaas.sim.scenario.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
+LEVELS = [f"logging.{level}" for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
@@ -75,6 +79,34 @@ def test_the_reasons_of_fallbacks_are_those_of_the_core() -> None:
         "decode": {*DecodeFailure},
         "pull": {*of_transfers, NOT_ASKED},
     }
+
+
+def test_every_event_of_the_logs_is_documented() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.partition("### Events")[2].partition("## ")[0]
+    listed = re.findall(
+        r"^\| `(\w+)` \| (?:gateway|pool node|all parts) \| .+ \|$", table, re.MULTILINE
+    )
+    logged = {
+        event
+        for file in (ROOT / "src").rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        for event in _logged_events(call)
+    }
+    assert sorted(listed) == sorted(logged)
+
+
+def _logged_events(call: ast.Call) -> Iterator[str]:
+    """Yield the names of events: the arguments that follow a level, such as logging.INFO."""
+    for level, event in pairwise(call.args):
+        if ast.unparse(level) in ("level", *LEVELS):
+            names = [event.body, event.orelse] if isinstance(event, ast.IfExp) else [event]
+            yield from (
+                name.value
+                for name in names
+                if isinstance(name, ast.Constant) and re.fullmatch(r"\w+", str(name.value))
+            )
 
 
 def _quoted(text: str) -> list[str]:
