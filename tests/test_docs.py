@@ -105,7 +105,9 @@ def _logged_events(call: ast.Call) -> Iterator[str]:
             yield from (
                 name.value
                 for name in names
-                if isinstance(name, ast.Constant) and re.fullmatch(r"\w+", str(name.value))
+                if isinstance(name, ast.Constant)
+                and isinstance(name.value, str)
+                and re.fullmatch(r"\w+", name.value)
             )
 
 
