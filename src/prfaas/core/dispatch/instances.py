@@ -35,8 +35,8 @@ Reach = Callable[[Instance], tuple[bool, bool]]
 """Function of an instance: do the layouts agree, and does a link connect the pools?"""
 
 
-class Stage:
-    """Instances in the order of their load.
+class PrefillInstances:
+    """The prefill instances of one cluster, in the order of their load.
 
     Args:
         members: The instances.

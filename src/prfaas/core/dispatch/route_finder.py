@@ -8,7 +8,7 @@ from prfaas.core.control.threshold_evidence import Work
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.hosts import Hosts
-from prfaas.core.dispatch.instances import Instance, Stage
+from prfaas.core.dispatch.instances import Instance, PrefillInstances
 from prfaas.core.dispatch.links import Link, Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.route_options import Considered, RouteOption
@@ -65,9 +65,9 @@ class RouteFinder:
         )
         self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
-        self.home = Stage(home.prefill, settings.stale_after_ns, weights)
+        self.home = PrefillInstances(home.prefill, settings.stale_after_ns, weights)
         self.away = {
-            remote.name: Stage(remote.instances, settings.stale_after_ns)
+            remote.name: PrefillInstances(remote.instances, settings.stale_after_ns)
             for remote in self.remotes.values()
         }
         self.stage_of = {

@@ -1,11 +1,11 @@
-"""Who of a stage takes a request: as if everybody was looked at."""
+"""The instance that is selected for a prefill is the one that a scan of all instances finds."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch.instances import Stage
+from prfaas.core.dispatch.instances import PrefillInstances
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
 from prfaas.core.dispatch.types import Arrival, Member
 from prfaas.units import NS_PER_S
@@ -31,7 +31,7 @@ INSTANCES = st.lists(
     avoid=st.sampled_from(["", "i00", "i03"]),
     weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
 )
-def test_the_choice_is_that_of_looking_at_everybody(
+def test_the_choice_is_that_of_a_scan_of_all_instances(
     rows: list[tuple[str, bytes | None, int, int, int, bool]],
     hits: dict[str, int],
     avoid: str,
@@ -40,7 +40,7 @@ def test_the_choice_is_that_of_looking_at_everybody(
     names = NAMES[: len(rows)]
     device = {name: hits.get(name, 0) for name in names}
     members = [Member(name, row[0]) for name, row in zip(names, rows, strict=True)]
-    stage = Stage(members, NS_PER_S, weights)
+    stage = PrefillInstances(members, NS_PER_S, weights)
     for name, (_, layout, longest, num_open, work_s, known) in zip(names, rows, strict=True):
         instance = stage.instances[name]
         instance.layout_id, instance.num_tokens_max = layout, longest
