@@ -12,7 +12,6 @@ from typing import Any
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
 from prfaas.core.control.roles import Roles
-from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival, ThresholdMoved
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
@@ -43,6 +42,7 @@ from .rules import (
     Counted,
     Delivered,
     Rules,
+    World,
     block_ids,
     working,
 )
@@ -50,8 +50,11 @@ from .rules import (
 LAYOUT = Layout(b"L" * 32, BLOCK_TOKENS, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 512, 1024),))
 
 
-class GatewayWorld:
+class GatewayWorld(World):
     """The gateway's `Driver`, fed as `Engines`, `Subscription` and `Planner` feed it."""
+
+    driver: Driver
+    decode_names = HOME
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -96,21 +99,6 @@ class GatewayWorld:
             return self.driver.route_again(number, "", now_ns)
         return self.driver.route(arrival, now_ns)[0]
 
-    def prefilled(self, number: int, now_ns: int) -> None:
-        self.driver.prefilled(number, now_ns)
-
-    def landed(self, number: int, now_ns: int) -> None:
-        self.driver.transfer_over(number, now_ns)
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        self.driver.dispatcher.requests.first_token(number, now_ns)
-
-    def ready(self, number: int, now_ns: int) -> None:
-        self.driver.dispatcher.requests.prompt_ready(number, now_ns)
-
-    def end(self, number: int, now_ns: int) -> None:
-        self.driver.end(number, now_ns)
-
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         keys = [BlockKey(0, _hash(block)) for block in block_ids(family, num_blocks)]
         tier = Tier.HOST if holder in POOLS else Tier.DEVICE
@@ -147,10 +135,6 @@ class GatewayWorld:
         self._away[cluster] = replace(self._away[cluster], telemetry={PD_POOL: telemetry})
         self.driver.pool_seen(cluster, self._away[cluster], now_ns)
 
-    def choose_decode(self, number: int) -> int | None:
-        name = self.driver.choose_decode(number)
-        return None if name is None else HOME.index(name)
-
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._reroling.weigh(prefill, decode, now_ns)
         return self.look(now_ns)
@@ -168,10 +152,6 @@ class GatewayWorld:
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.driver.tick(now_ns)
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        return self.driver.dispatcher
 
 
 def _hash(block: int) -> bytes:

@@ -18,9 +18,7 @@ from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
 
-from .gateway_world import GatewayWorld
-from .rules import BLOCK_TOKENS, HOME, PD_POOL, held
-from .simulator_world import SimulatorWorld
+from .rules import BLOCK_TOKENS, PD_POOL, World, held
 
 LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
 
@@ -41,11 +39,10 @@ class NotedBreakers:
 class Lives:
     """Requests over one driver."""
 
-    def __init__(self, world: GatewayWorld | SimulatorWorld) -> None:
+    def __init__(self, world: World) -> None:
         self.world, self.now_ns = world, 0
         self.breakers = NotedBreakers()
-        driver = world.driver if isinstance(world, GatewayWorld) else world.front
-        self._fleet = Fleet(driver, self.breakers, LIMITS)
+        self._fleet = Fleet(world.driver, self.breakers, LIMITS)
         self._lives: dict[int, RequestLife] = {}
 
     def arrive(self, number: int, family: int, num_blocks: int) -> object:
@@ -64,16 +61,11 @@ class Lives:
             if index is None:
                 self.world.end(number, self.now_ns)
                 return None
-            decode = self._decoder(index)
+            decode = self.world.decode_names[index]
         is_remote = found.decision.path is Path.REMOTE
         prefill = found.prefill if is_remote or found.prefill != decode else ""
         pools = (found.source if is_remote else PD_POOL, PD_POOL)
         return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS)
-
-    def _decoder(self, index: int) -> str:
-        """Name by which a driver knows a PD instance that decodes."""
-        front = getattr(self.world, "front", None)
-        return HOME[index] if front is None or not front.has_roles else front.decode_names[index]
 
     def step(self, number: int, event: AnyEvent) -> list[AnyAction]:
         """Something happens to a request; what is to be done, in the gateway's names."""

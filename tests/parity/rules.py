@@ -7,13 +7,15 @@ counters of links; a reading that is not reported is one that was lost.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from prfaas.core.control.role_loop import Role, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Refused, Routed, ThresholdMoved
+from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
@@ -92,52 +94,85 @@ class Counted:
     is_busy: bool
 
 
-class World(Protocol):
-    """Events that every driver understands."""
+class World(ABC):
+    """Events that every driver understands; what both do alike is here."""
 
     rules: Rules
+    driver: DispatcherBooks
+    decode_names: Sequence[str]
+    """Names by which the driver knows PD instances that decode."""
 
+    @abstractmethod
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         """A prompt of `num_blocks` blocks, equal to all of its family as far as they reach."""
 
-    def prefilled(self, number: int, now_ns: int) -> None: ...
-    def landed(self, number: int, now_ns: int) -> None: ...
-    def ready(self, number: int, now_ns: int) -> None: ...
-    def first_token(self, number: int, now_ns: int) -> None: ...
-    def end(self, number: int, now_ns: int) -> None: ...
+    def prefilled(self, number: int, now_ns: int) -> None:
+        self.driver.prefilled(number, now_ns)
+
+    def landed(self, number: int, now_ns: int) -> None:
+        self.driver.transfer_over(number, now_ns)
+
+    def ready(self, number: int, now_ns: int) -> None:
+        self.dispatcher.requests.prompt_ready(number, now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        self.dispatcher.requests.first_token(number, now_ns)
+
+    def end(self, number: int, now_ns: int) -> None:
+        self.driver.end(number, now_ns)
+
+    @abstractmethod
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         """A pool, or an engine's own memory, has the first blocks of a family."""
 
+    @abstractmethod
     def forget(self, engine: str) -> None:
         """An engine's own memory is empty."""
 
+    @abstractmethod
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None: ...
+
+    @abstractmethod
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
+
+    @abstractmethod
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
+
+    @abstractmethod
     def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
         """The pool node of a cluster reads the counters of its link."""
 
+    @abstractmethod
     def report_link(self, cluster: str, now_ns: int) -> None:
         """The last reading, if any, reaches the driver."""
 
     def choose_decode(self, number: int) -> int | None:
         """Index of the PD instance that decodes an open request."""
+        name = self.driver.choose_decode(number)
+        return None if name is None else self.decode_names.index(name)
 
+    @abstractmethod
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         """One interval of the long-term loop; the roles that instances take work in."""
 
+    @abstractmethod
     def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
         """A PD instance reports what it has."""
 
+    @abstractmethod
     def turn(self, now_ns: int) -> list[Role]:
         """One interval of the long-term loop, by what instances reported; the roles as above."""
 
+    @abstractmethod
     def look(self, now_ns: int) -> list[Role]:
         """A draining instance is looked at; the same."""
 
+    @abstractmethod
     def tick(self, now_ns: int) -> list[ThresholdMoved]: ...
+
     @property
-    def dispatcher(self) -> Dispatcher: ...
+    def dispatcher(self) -> Dispatcher:
+        return self.driver.dispatcher
 
 
 def held(world: World) -> tuple[int, int]:

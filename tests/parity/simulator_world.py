@@ -12,7 +12,6 @@ from typing import Any
 
 from prfaas.core.control.role_loop import Role, StageLoad
 from prfaas.core.control.stage_load import InstanceQueue
-from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.transfer.link_goodput import LinkGoodput
@@ -49,6 +48,7 @@ from .rules import (
     Counted,
     Delivered,
     Rules,
+    World,
     block_ids,
     working,
 )
@@ -57,11 +57,11 @@ UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 
 
 @dataclass
-class SimulatorWorld:
+class SimulatorWorld(World):
     """The simulator's `Front`, fed as `Simulation`, `Transport` and `Telemetry` feed it."""
 
     rules: Rules
-    front: Front = field(init=False)
+    driver: Front = field(init=False)
     _goodputs: dict[str, tuple[LinkGoodput, Delivered]] = field(
         default_factory=lambda: {cluster: (LinkGoodput(), Delivered()) for cluster in CLUSTERS}
     )
@@ -69,12 +69,13 @@ class SimulatorWorld:
 
     def __post_init__(self) -> None:
         setup = _setup(self.rules)
-        self.front = Front(setup)
+        self.driver = Front(setup)
+        self.decode_names = self.driver.decode_names if self.driver.has_roles else HOME
         for cluster in CLUSTERS:
-            self.front.set_link(cluster, up=False)
+            self.driver.set_link(cluster, up=False)
         if self.rules.split:
             self._clock = _Clock()
-            system = _System(setup, self.front, self._clock)
+            system = _System(setup, self.driver, self._clock)
             self._roles = SimulatedRoles(system)  # type: ignore[arg-type]
             self._roles.start()
             self._clock.due.clear()
@@ -83,43 +84,28 @@ class SimulatorWorld:
         blocks = block_ids(family, num_blocks)
         request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
         if again:
-            return self.front.route_again(number, "", now_ns)
-        return self.front.route(request, now_ns)[0]
-
-    def prefilled(self, number: int, now_ns: int) -> None:
-        self.front.prefilled(number, now_ns)
-
-    def landed(self, number: int, now_ns: int) -> None:
-        self.front.transfer_over(number, now_ns)
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        self.front.dispatcher.requests.first_token(number, now_ns)
-
-    def ready(self, number: int, now_ns: int) -> None:
-        self.front.dispatcher.requests.prompt_ready(number, now_ns)
-
-    def end(self, number: int, now_ns: int) -> None:
-        self.front.end(number, now_ns)
+            return self.driver.route_again(number, "", now_ns)
+        return self.driver.route(request, now_ns)[0]
 
     def store(self, holder: str, family: int, num_blocks: int) -> None:
-        caches, blocks = self.front.caches, block_ids(family, num_blocks)
+        caches, blocks = self.driver.caches, block_ids(family, num_blocks)
         if holder in POOLS:
             caches.pools[holder].store(blocks)
         else:
             caches.devices.store(holder, blocks)
 
     def forget(self, engine: str) -> None:
-        self.front.caches.devices.clear(engine)
+        self.driver.caches.devices.clear(engine)
 
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
         """With roles, PD instances do not fail: the simulator knows no such run."""
-        self.front.set_ready(name, ready=ready, now_ns=now_ns)
+        self.driver.set_ready(name, ready=ready, now_ns=now_ns)
 
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
-        self.front.report_loads(now_ns, [(name, num_waiting)])
+        self.driver.report_loads(now_ns, [(name, num_waiting)])
 
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
-        return self.front.set_link(cluster, up=up)
+        return self.driver.set_link(cluster, up=up)
 
     def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
         goodput, delivered = self._goodputs[cluster]
@@ -130,11 +116,7 @@ class SimulatorWorld:
 
     def report_link(self, cluster: str, now_ns: int) -> None:
         if cluster in self._reports:
-            self.front.report_link(cluster, PD_POOL, self._reports[cluster])
-
-    def choose_decode(self, number: int) -> int | None:
-        name = self.front.choose_decode(number)
-        return None if name is None else self.front.decode_names.index(name)
+            self.driver.report_link(cluster, PD_POOL, self._reports[cluster])
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns
@@ -144,11 +126,11 @@ class SimulatorWorld:
     def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
         self._roles._hear([(name, InstanceQueue(now_ns, running, waiting))])
         if self._roles._roles.all[HOME.index(name)] is Role.PREFILL:
-            self.front.report_loads(now_ns, [(name, waiting)])
+            self.driver.report_loads(now_ns, [(name, waiting)])
 
     def turn(self, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns
-        self._roles.weigh(*self._roles._split.load(self.front.dispatcher, now_ns))
+        self._roles.weigh(*self._roles._split.load(self.driver.dispatcher, now_ns))
         return self.look(now_ns)
 
     def look(self, now_ns: int) -> list[Role]:
@@ -156,11 +138,7 @@ class SimulatorWorld:
         return working(self._roles._roles)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        return self.front.tick(now_ns)
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        return self.front.dispatcher
+        return self.driver.tick(now_ns)
 
 
 @dataclass
