@@ -13,18 +13,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
-from prfaas.cli.deploy.topology import lay_out, parts
-from prfaas.lab.faults import FaultProxy
-from tests.deployments import laid_out, put_between, started
-
-from .clients import Call, Clients
-from .serving import WHOLE_S, Times, until_whole
-from .site import DEPLOYMENT, MAX_MODEL_LEN, MODEL, Site, plan_text, second_gateway
+from .clients import Clients
+from .rounds import Round, calls_from_now, ended, until_whole
+from .serving import Times
+from .site import DEPLOYMENT, MAX_MODEL_LEN, MODEL, Site, launched, plan_text
 
 HOSTS = {
     "pool-a": {"prefill-a": "prefill"},
@@ -66,29 +61,18 @@ host_memory = "32MiB"
 
 
 @dataclass
-class Round:
+class HostRound(Round):
     """Effects of the loss of one part.
 
     Attributes:
         part: The part.
-        calls: Requests that were under way at any time of the round.
-        moved: Requests that left their path, or whose stream went on elsewhere.
         crossed: Requests whose blocks went from one host to another.
         pulled: Requests that were prefilled with a prefix of another host.
-        wait_s: Longest wait for a first token.
     """
 
-    part: str
-    calls: list[Call] = field(default_factory=list)
-    moved: int = 0
+    part: str = ""
     crossed: int = 0
     pulled: int = 0
-    wait_s: float = 0.0
-
-    @property
-    def problems(self) -> list[str]:
-        """Errors and wrong answers."""
-        return [call.problem for call in self.calls if call.problem]
 
 
 def write_files(home: Path) -> Path:
@@ -111,28 +95,14 @@ def write_files(home: Path) -> Path:
 @asynccontextmanager
 async def running(home: Path) -> AsyncIterator[Site]:
     """Start everything with two gateways, and stop it."""
-    file = write_files(home)
-    topology = await laid_out(file)
-    wire = FaultProxy(topology.pools["pool-b"])
-    await wire.open()
-    other = lay_out(topology.deployment, file)
-    stages = parts(topology)
-    [gateway] = [part for part in stages[1] if part.kind == "gateway"]
-    stages[1].append(second_gateway(gateway, topology.gateway_url, other.gateway))
-    put_between(stages, "pool-a", "pool-b", wire.port)
-    urls, model = [topology.gateway_url, other.gateway_url], Path(topology.deployment.model.path)
-    try:
-        async with started(stages) as supervisor, aiohttp.ClientSession() as http:
-            yield Site(supervisor, urls, wire, {}, model, http)
-    finally:
-        await wire.close()
+    async with launched(write_files(home), ("pool-a", "pool-b")) as site:
+        yield site
 
 
-async def strike(site: Site, clients: Clients, part: str, times: Times) -> Round:
+async def strike(site: Site, clients: Clients, part: str, times: Times) -> HostRound:
     """Lose one part, with load before, during and after it."""
     await asyncio.sleep(times.quiet_s)
-    first = len(clients.calls)
-    under_way = [call for call in clients.calls if not call.ended_at_s]
+    calls = calls_from_now(clients)
     if part == LINK:
         site.cut()
         await asyncio.sleep(times.broken_s)
@@ -145,18 +115,14 @@ async def strike(site: Site, clients: Clients, part: str, times: Times) -> Round
     if times.restarts:
         await until_whole(site)
     await asyncio.sleep(times.quiet_s)
-    found = Round(part, under_way + clients.calls[first:])
-    async with asyncio.timeout(WHOLE_S):
-        while not all(call.ended_at_s for call in found.calls):  # noqa: ASYNC110 - processes signal nothing
-            await asyncio.sleep(0.1)
-    records = await site.records()
+    found = HostRound(calls(), part=part)
+    records = await ended(site, found.calls)
     for call in found.calls:
         record = records.get(call.request_id, {})
-        found.moved += record.get("fallback") is not None
+        found.judge(call, record)
         ends = record.get("source_pool"), record.get("destination_pool")
         found.crossed += None not in ends and ends[0] != ends[1]
         found.pulled += bool(record.get("pulled_tokens"))
-        found.wait_s = max(found.wait_s, call.wait_s)
     return found
 
 
@@ -165,8 +131,8 @@ async def run(
     lost: Sequence[str] = PARTS,
     per_s: float = 20.0,
     times: Times = TIMES,
-    tell: Callable[[Round], None] = lambda _: None,
-) -> list[Round]:
+    tell: Callable[[HostRound], None] = lambda _: None,
+) -> list[HostRound]:
     """Start everything, and lose one part after the other."""
     rounds = []
     async with running(directory) as site:
@@ -188,10 +154,9 @@ HEAD = (
 )
 
 
-def line(one: Round) -> str:
+def line(one: HostRound) -> str:
     """Markdown."""
-    num_wrong = sum(call.is_wrong for call in one.calls)
-    cells = [one.part, len(one.calls), len(one.problems), num_wrong, one.moved, one.crossed]
+    cells = [one.part, len(one.calls), len(one.problems), one.num_wrong, one.moved, one.crossed]
     return "| " + " | ".join(map(str, [*cells, one.pulled, f"{one.wait_s:.1f} s"])) + " |"
 
 
@@ -204,7 +169,7 @@ def main() -> int:
     arguments = parser.parse_args()
     print(HEAD, flush=True)
 
-    def tell(one: Round) -> None:
+    def tell(one: HostRound) -> None:
         print(line(one), flush=True)
         for problem in one.problems:
             print(f"{one.part}: {problem}", file=sys.stderr)

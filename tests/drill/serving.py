@@ -13,19 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from prfaas.core.request.watch import Alarm
 
 from .clients import Call, Clients
+from .rounds import WHOLE_S, Round, calls_from_now, ended, until_whole
 from .site import DECODE, PREFILL, Site, running
 
 PER_S = 20.0
 NOTICED_S = 1.0
 """A client that waits so much longer than others did before the fault has noticed it."""
-WHOLE_S = 60.0
 
 
 class Kind(StrEnum):
@@ -49,34 +49,34 @@ class Kind(StrEnum):
 
 
 @dataclass
-class Round:
+class FaultRound(Round):
     """What one fault did.
 
     Attributes:
         kind: The fault.
-        calls: Requests that were under way at any time of the round.
-        moved: Requests that left their path, or whose stream went on elsewhere.
-        late: Those among them that left a remote path because it was late.
+        late: Requests that left a remote path because it was late.
         retried: Requests that their client sent again, to the other gateway.
-        wait_s: Longest wait for a first token from the fault on.
         gap_s: Longest silence within a stream from the fault on.
         noticed_s: From the fault to the end of the last request that it touched.
         whole_s: From the repair until every gateway saw every part.
-        problems: What did not hold.
-        num_wrong: Answers that were wrong.
     """
 
-    kind: Kind
-    calls: list[Call] = field(default_factory=list)
-    moved: int = 0
+    kind: Kind = Kind.NOTHING
     late: int = 0
     retried: int = 0
-    wait_s: float = 0.0
     gap_s: float = 0.0
     noticed_s: float = 0.0
     whole_s: float = 0.0
-    problems: list[str] = field(default_factory=list)
-    num_wrong: int = 0
+
+    def see(self, call: Call, record: dict[str, object], began_at_s: float, usual_s: float) -> None:
+        """Add a request, which waits `usual_s` without a fault."""
+        is_moved, fallback = self.judge(call, record), record.get("fallback")
+        self.late += isinstance(fallback, dict) and fallback["reason"] == Alarm.LATE
+        self.retried += call.tries > 1
+        self.gap_s = max(self.gap_s, call.gap_s)
+        has_waited = call.wait_s > usual_s + NOTICED_S or call.gap_s > NOTICED_S
+        if is_moved or call.tries > 1 or call.problem or has_waited:
+            self.noticed_s = max(self.noticed_s, call.ended_at_s - began_at_s)
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,6 @@ async def roll(site: Site) -> None:
     await site.restart("pd-pool")
 
 
-async def until_whole(site: Site) -> None:
-    async with asyncio.timeout(WHOLE_S):
-        while not await site.is_whole():  # noqa: ASYNC110 - processes signal nothing
-            await asyncio.sleep(0.1)
-
-
 async def until_late(site: Site, num_before: float) -> None:
     """Wait until a remote path was left for being late; whoever counts them says if none was."""
     ends_at_s = time.monotonic() + WHOLE_S
@@ -176,46 +170,24 @@ async def until_nothing_held(site: Site) -> None:
         raise AssertionError(f"after {WHOLE_S} s there are still {held}") from None
 
 
-async def drill(site: Site, clients: Clients, kind: Kind, times: Times, seed: int) -> Round:
+async def drill(site: Site, clients: Clients, kind: Kind, times: Times, seed: int) -> FaultRound:
     """One fault, with load before, during and after it."""
     clients.begin(seed)
     await asyncio.sleep(times.quiet_s)
-    began_at_s, first = time.monotonic(), len(clients.calls)
+    began_at_s, calls = time.monotonic(), calls_from_now(clients)
     usual_s = max((call.wait_s for call in clients.calls if call.ended_at_s), default=0.0)
-    under_way = [call for call in clients.calls if not call.ended_at_s]
     repaired_at_s = await strike(site, kind, times)
     if times.restarts:
         await until_whole(site)
-    found = Round(kind, whole_s=time.monotonic() - repaired_at_s)
+    found = FaultRound(kind=kind, whole_s=time.monotonic() - repaired_at_s)
     await asyncio.sleep(times.quiet_s)
-    found.calls = under_way + clients.calls[first:]
-    async with asyncio.timeout(WHOLE_S):
-        while not all(call.ended_at_s for call in found.calls):  # noqa: ASYNC110 - processes signal nothing
-            await asyncio.sleep(0.1)
+    found.calls = calls()
+    records = await ended(site, found.calls)
     if kind is Kind.SLOW:
         await until_nothing_held(site)
-    records = await site.records()
     for call in found.calls:
-        judge(found, call, records.get(call.request_id, {}), began_at_s, usual_s)
+        found.see(call, records.get(call.request_id, {}), began_at_s, usual_s)
     return found
-
-
-def judge(
-    found: Round, call: Call, record: dict[str, object], began_at_s: float, usual_s: float
-) -> None:
-    """Add what a request saw."""
-    fallback = record.get("fallback")
-    is_moved = fallback is not None
-    found.moved += is_moved
-    found.late += isinstance(fallback, dict) and fallback["reason"] == Alarm.LATE
-    found.retried += call.tries > 1
-    found.wait_s, found.gap_s = max(found.wait_s, call.wait_s), max(found.gap_s, call.gap_s)
-    found.num_wrong += call.is_wrong
-    if call.problem:
-        found.problems.append(call.problem)
-    has_waited = call.wait_s > usual_s + NOTICED_S or call.gap_s > NOTICED_S
-    if is_moved or call.tries > 1 or call.problem or has_waited:
-        found.noticed_s = max(found.noticed_s, call.ended_at_s - began_at_s)
 
 
 async def run(
@@ -224,11 +196,11 @@ async def run(
     per_s: float = PER_S,
     times: Times = Times(),
     prefill: tuple[str, ...] = PREFILL,
-    tell: Callable[[Round], None] = lambda _: None,
+    tell: Callable[[FaultRound], None] = lambda _: None,
     num_rounds: int = 1,
     num_gateways: int = 2,
     slower: float = 1.0,
-) -> list[Round]:
+) -> list[FaultRound]:
     """Start everything, and drill every kind of fault, some rounds each.
 
     Engines that are `slower` get as many requests fewer, so that they are as busy: that leaves more
@@ -256,7 +228,7 @@ HEAD = (
 )
 
 
-def line(one: Round) -> str:
+def line(one: FaultRound) -> str:
     """Markdown."""
     moved = f"{one.moved}, {one.late} late" if one.late else one.moved
     cells = [one.kind, len(one.calls), len(one.problems), one.num_wrong, moved, one.retried]
@@ -277,7 +249,7 @@ def main() -> int:
     arguments = parser.parse_args()
     print(HEAD, flush=True)
 
-    def tell(one: Round) -> None:
+    def tell(one: FaultRound) -> None:
         print(line(one), flush=True)
         for problem in one.problems:
             print(f"{one.kind}: {problem}", file=sys.stderr)

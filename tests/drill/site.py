@@ -124,7 +124,6 @@ class Site:
         engines: Base URLs by name.
         model: Checkpoint directory.
         http: For questions.
-        slower: Factor of the engines' times; the slowed link is as much slower.
     """
 
     def __init__(
@@ -135,9 +134,9 @@ class Site:
         feeds: dict[str, FaultProxy],
         model: Path,
         http: aiohttp.ClientSession,
-        slower: float = 1.0,
     ) -> None:
-        self.slower = slower
+        self.slower = 1.0
+        """Factor of the engines' times; the slowed link is as much slower."""
         self.supervisor, self.gateways, self.wire, self.feeds = supervisor, gateways, wire, feeds
         self.model, self.http = model, http
 
@@ -265,26 +264,44 @@ class Site:
 async def running(
     home: Path, prefill: tuple[str, ...] = PREFILL, slower: float = 1.0
 ) -> AsyncIterator[Site]:
-    """Start everything, and stop it."""
-    file = write_files(home, prefill, slower)
+    """Start the deployment of two clusters, and stop it."""
+    file, link = write_files(home, prefill, slower), ("prfaas-pool", "pd-pool")
+    async with launched(file, link, PROXY_BYTES, has_feeds=True) as site:
+        site.slower = slower
+        yield site
+
+
+@asynccontextmanager
+async def launched(
+    file: Path, link: tuple[str, str], buffer_bytes: int = 0, *, has_feeds: bool = False
+) -> AsyncIterator[Site]:
+    """Start the deployment of a file with a second gateway, and stop it.
+
+    Args:
+        file: The deployment file.
+        link: Source and destination of the link that can be cut.
+        buffer_bytes: Bytes of that link that its wire may hold; 0 is the choice of the system.
+        has_feeds: Put a wire between the first gateway and each pool.
+    """
     topology = await laid_out(file)
-    wire = FaultProxy(topology.pools["pd-pool"], buffer_bytes=PROXY_BYTES)
-    feeds = {pool: FaultProxy(address) for pool, address in topology.pools.items()}
+    source, destination = link
+    wire = FaultProxy(topology.pools[destination], buffer_bytes=buffer_bytes)
+    feeds = {pool: FaultProxy(address) for pool, address in topology.pools.items() if has_feeds}
     for proxy in (wire, *feeds.values()):
         await proxy.open()
     other = lay_out(topology.deployment, file)
     stages = parts(topology)
     [gateway] = [part for part in stages[1] if part.kind == "gateway"]
-    second = second_gateway(gateway, topology.gateway_url, other.gateway)
-    stages[1].append(second)
-    put_between(stages, "prfaas-pool", "pd-pool", wire.port)
-    for pool, (host, port) in topology.pools.items():
+    stages[1].append(second_gateway(gateway, topology.gateway_url, other.gateway))
+    put_between(stages, source, destination, wire.port)
+    for pool, feed in feeds.items():
+        host, port = topology.pools[pool]
         args = gateway.command.args
-        args[args.index(f"{pool}={host}:{port}")] = f"{pool}=127.0.0.1:{feeds[pool].port}"
+        args[args.index(f"{pool}={host}:{port}")] = f"{pool}=127.0.0.1:{feed.port}"
     urls, model = [topology.gateway_url, other.gateway_url], Path(topology.deployment.model.path)
     try:
         async with started(stages) as supervisor, aiohttp.ClientSession() as http:
-            yield Site(supervisor, urls, wire, feeds, model, http, slower)
+            yield Site(supervisor, urls, wire, feeds, model, http)
     finally:
         for proxy in (wire, *feeds.values()):
             await proxy.close()

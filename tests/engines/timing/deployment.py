@@ -15,13 +15,10 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import Host
 from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
-from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.lab.faults import FaultProxy
-from prfaas.pool.node.settings import PoolSettings
-from prfaas.wire.identity import identity_in
 from tests.pool.sites import LOOPBACK, Site, until
 
+from .parts import MEMORY_BYTES, PartsOnStack
 from .worlds import MODEL, PLAN, settings, started, write_plan
 
 THRESHOLD = 200
@@ -104,72 +101,43 @@ async def running(
     *,
     has_wire: bool = False,
     plan_text: str = PLAN,
-    pd_memory_bytes: int = 1 << 22,
+    pd_memory_bytes: int = MEMORY_BYTES,
     **tables: Any,
 ) -> AsyncIterator[World]:
     """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
     linked through its `wire`, and `plan_text` what engines are like."""
     async with AsyncExitStack() as stack:
-        sites = {}
-        peers: dict[str, tuple[str, int]] = {}
-        wire = FaultProxy((LOOPBACK, 0))
+        parts = PartsOnStack(stack, directory, identities)
+        tracing = tables.get("tracing", {}).get("endpoint")
+        pd = await parts.pool_node(
+            "pd-pool", {}, ["prfaas-pool"], memory_bytes=pd_memory_bytes, tracing=tracing
+        )
+        peers, wire = {"pd-pool": (LOOPBACK, pd.port)}, FaultProxy((LOOPBACK, 0))
         if has_wire:
-            await wire.open()
-            stack.push_async_callback(wire.close)
-        for name in ("pd-pool", "prfaas-pool"):
-            site = Site(
-                PoolSettings(
-                    name=name,
-                    memory_bytes=pd_memory_bytes if name == "pd-pool" else 1 << 22,
-                    listen=(LOOPBACK, 0),
-                    socket_path=directory / f"{name}.sock",
-                    admin=(LOOPBACK, 0),
-                    identity=identity_in(identities, name),
-                    peers=dict(peers),
-                    sources=frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
-                    gateways=frozenset({"gateway"}),
-                    tracing=tables.get("tracing", {}).get("endpoint"),
-                )
-            )
-            await site.ready()
-            stack.push_async_callback(site.kill)
-            sites[name], peers = site, {name: (LOOPBACK, site.port)}
-            if has_wire and name == "pd-pool":
-                wire.target, peers[name] = peers[name], (LOOPBACK, wire.port)
-        plan, hosts = write_plan(directory, plan_text), []
-        urls: dict[str, str] = {}
+            wire = await parts.wire()
+            wire.target, peers["pd-pool"] = peers["pd-pool"], (LOOPBACK, wire.port)
+        await parts.pool_node("prfaas-pool", peers, [], tracing=tracing)
+        plan = write_plan(directory, plan_text)
         for pool, cluster, names in (
             ("prfaas-pool", "prfaas", ("prfaas-0",)),
             ("pd-pool", None, PD_ENGINES),
         ):
-            socket = directory / f"{pool}.sock"
             made = settings(
                 plan,
                 checkpoint,
                 *names,
                 cluster=cluster,
-                pool=socket,
+                pool=parts.socket(pool),
                 time_scale=time_scale,
                 kv_events={name: kv_events[name] for name in names if name in kv_events},
             )
-            host, theirs = await started(made)
-            stack.push_async_callback(host.close)
-            hosts.append(host)
-            urls |= theirs
-        deployment = deployment_of(
-            checkpoint, identities, directory / "state", kv_events=kv_events, **tables
+            await parts.engines(made)
+        url, http, gateway = await parts.gateway(
+            deployment_of(
+                checkpoint, identities, directory / "state", kv_events=kv_events, **tables
+            )
         )
-        ports = {name: (LOOPBACK, site.port) for name, site in sites.items()}
-        gateway = Gateway(
-            deployment,
-            Endpoints(engines=urls, pools=ports),
-            poll_s=0.02,
-            timing=PoolTiming(backoff_s=0.01, backoff_max_s=0.05),
-        )
-        url = await gateway.start()
-        stack.push_async_callback(gateway.close)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        world = World(url, http, gateway, sites, hosts, wire)
+        world = World(url, http, gateway, parts.sites, parts.hosts, wire)
         await until(lambda: is_well(world))
         yield world
         await until(world.is_quiet)

@@ -10,20 +10,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from prfaas.config.deployment import Deployment
-from prfaas.engines.timing.host import Host
-from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
-from prfaas.gateway.pools.pool_client import PoolTiming
-from prfaas.lab.faults import FaultProxy
-from prfaas.pool.node.settings import PoolSettings
-from prfaas.wire.identity import identity_in, make_identity
-from tests.pool.sites import LOOPBACK, Site, until
+from prfaas.wire.identity import make_identity
+from tests.pool.sites import LOOPBACK, until
 
 from .deployment import World
-from .worlds import MODEL, PLAN, settings, started, write_plan
+from .parts import MEMORY_BYTES, PartsOnStack
+from .worlds import MODEL, PLAN, settings, write_plan
 
 Roles = Mapping[str, str]
 """Roles of the engines of a host, by their names."""
@@ -36,7 +29,7 @@ async def site_of(
     identities: Path,
     layout: Mapping[str, Roles],
     *,
-    memory_bytes: int = 1 << 22,
+    memory_bytes: int = MEMORY_BYTES,
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
     **changes: Any,
@@ -54,53 +47,22 @@ async def site_of(
         changes: To the settings of the engines.
     """
     async with AsyncExitStack() as stack:
-        wires = {pool: FaultProxy((LOOPBACK, 0)) for pool in layout}
-        for pool, wire in wires.items():
-            make_identity(identities, pool)
-            await wire.open()
-            stack.push_async_callback(wire.close)
-        sites, hosts, urls = dict[str, Site](), list[Host](), dict[str, str]()
+        parts = PartsOnStack(stack, directory, identities)
+        wires = {pool: await parts.wire() for pool in layout}
+        plan = write_plan(directory, plan_text)
         for pool, roles in layout.items():
+            make_identity(identities, pool)
             others = [other for other in layout if other != pool]
-            site = Site(
-                PoolSettings(
-                    name=pool,
-                    memory_bytes=memory_bytes,
-                    listen=(LOOPBACK, 0),
-                    socket_path=directory / f"{pool}.sock",
-                    admin=(LOOPBACK, 0),
-                    identity=identity_in(identities, pool),
-                    peers={other: (LOOPBACK, wires[other].port) for other in others},
-                    sources=frozenset(others),
-                    gateways=frozenset({"gateway"}),
-                )
+            peers = {other: (LOOPBACK, wires[other].port) for other in others}
+            site = await parts.pool_node(pool, peers, others, memory_bytes=memory_bytes)
+            wires[pool].target = LOOPBACK, site.port
+            await parts.engines(
+                settings(plan, checkpoint, *roles, pool=parts.socket(pool), **changes)
             )
-            await site.ready()
-            stack.push_async_callback(site.kill)
-            sites[pool], wires[pool].target = site, (LOOPBACK, site.port)
-            made = settings(
-                write_plan(directory, plan_text),
-                checkpoint,
-                *roles,
-                pool=directory / f"{pool}.sock",
-                **changes,
-            )
-            host, theirs = await started(made)
-            stack.push_async_callback(host.close)
-            hosts.append(host)
-            urls |= theirs
-        gateway = Gateway(
-            _deployment(checkpoint, identities, directory / "state", layout, routing or {}),
-            Endpoints(
-                engines=urls, pools={pool: (LOOPBACK, site.port) for pool, site in sites.items()}
-            ),
-            poll_s=0.02,
-            timing=PoolTiming(backoff_s=0.01, backoff_max_s=0.05),
+        url, http, gateway = await parts.gateway(
+            _deployment(checkpoint, identities, directory / "state", layout, routing or {})
         )
-        url = await gateway.start()
-        stack.push_async_callback(gateway.close)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        world = World(url, http, gateway, sites, hosts, next(iter(wires.values())))
+        world = World(url, http, gateway, parts.sites, parts.hosts, next(iter(wires.values())))
         await until(lambda: is_well(world))
         yield world
         await until(world.is_quiet)
