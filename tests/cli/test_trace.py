@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from prfaas.cli.common import reading_progress
 from prfaas.cli.main import cli
-from prfaas.cli.trace import reading_progress
 from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.scenario.scenario_loader import load_scenario

@@ -13,6 +13,7 @@ from prfaas.cli.common.signals import EXIT_FAILURE, EXIT_MISTAKE, EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
 
 COMMANDS = {
+    "audit": "operate.audit_command",
     "check": "deploy.up_command",
     "ctl": "operate.ctl_command",
     "demo": "deploy.demo_command",

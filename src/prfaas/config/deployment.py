@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, PoolTable, check_roles
 from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
@@ -130,6 +131,7 @@ class Deployment(Table):
     routing: RoutingTable
     security: SecurityTable
     tracing: TracingTable | None = None
+    audit: AuditTable | None = None
     supervision: SupervisionTable = SupervisionTable()
     membership: MembershipTable = MembershipTable()
     state: FilePathText = Path(".state")

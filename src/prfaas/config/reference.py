@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTable, TimingTable
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
 from prfaas.config.membership import KubernetesTable, MembershipTable
@@ -37,6 +38,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
     ("[tracing]", TracingTable, ()),
+    ("[audit]", AuditTable, ()),
     ("[supervision]", SupervisionTable, ()),
     ("[membership]", MembershipTable, ("folder",)),
     ("[membership.kubernetes]", KubernetesTable, ()),

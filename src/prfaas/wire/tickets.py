@@ -180,7 +180,7 @@ class TicketOpener:
             x509.InvalidVersion,
         ) as error:
             raise TicketRefusedError(Refusal.MALFORMED, str(error)) from None
-        self._check_signer(sealed, chain, now_ns)
+        signer = self._check_signer(sealed, chain, now_ns)
         return Ticket(
             spec.transfer_id,
             spec.tenant,
@@ -193,9 +193,11 @@ class TicketOpener:
             spec.weight,
             spec.bytes_per_s,
             spec.trace,
+            signer,
         )
 
-    def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> None:
+    def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> str:
+        """Return the name of the signer."""
         now = datetime.datetime.fromtimestamp(now_ns // 10**9, datetime.UTC)
         policy = PolicyBuilder().store(self._store).time(now)
         try:
@@ -205,7 +207,8 @@ class TicketOpener:
             uris = [
                 each.value for each in subjects if isinstance(each, x509.UniformResourceIdentifier)
             ]
-            if admitted(names, uris, self._gateways) is None:
+            signer = admitted(names, uris, self._gateways)
+            if signer is None:
                 raise VerificationError(f"{sorted(names)} are not on {sorted(self._gateways)}")
             key = chain[0].public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -215,3 +218,4 @@ class TicketOpener:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, "its signature is wrong") from None
         except (VerificationError, ValueError, UnsupportedAlgorithm) as error:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, str(error)) from None
+        return signer

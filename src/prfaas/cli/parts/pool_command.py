@@ -102,6 +102,11 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="TOML file with the sources of peers that join and leave while the pool node runs.",
 )
 @click.option(
+    "--audit",
+    type=click.Path(path_type=Path),
+    help="Folder of the audit log, with the defaults of [audit]; none if absent.",
+)
+@click.option(
     "--tracing",
     help="Collector of spans of transfers, OTLP over HTTP, such as "
     "http://127.0.0.1:4318/v1/traces; none if absent.",
@@ -127,6 +132,7 @@ def pool(
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
     peers_file: Path | None,
+    audit: Path | None,
     tracing: str | None,
 ) -> None:
     """Run one pool node: the store of KV blocks of a host's engines.
@@ -142,6 +148,7 @@ def pool(
           --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
           --source prfaas-pool --gateway gateway
     """
+    from prfaas.audit.settings import AuditSettings
     from prfaas.config.load import load_deployment
     from prfaas.pool.node.settings import PoolSettings
     from prfaas.wire.allow_list import check_entries
@@ -175,6 +182,7 @@ def pool(
         "identity": identity_in(identities, name) if identities else None,
         "sources": frozenset(sources) or None,
         "gateways": frozenset(gateways) or None,
+        "audit": AuditSettings(audit, audit) if audit is not None else None,
         "tracing": tracing,
         "link_codec": LinkCodec(link_codec) if link_codec is not None else None,
         "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,

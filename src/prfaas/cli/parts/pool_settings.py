@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from prfaas.audit.settings import AuditSettings
 from prfaas.config.addresses import split_address
 from prfaas.config.clusters import PoolTable
 from prfaas.config.deployment import Deployment
@@ -46,6 +47,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "link_connections": {peer: link.connections for peer, link in links if link.connections},
         "link_codec": table.link_codec,
         "link_encryption": table.link_encryption,
+        "audit": AuditSettings.of(deployment.audit),
         "tracing": deployment.tracing.endpoint if deployment.tracing else None,
         "drain_ns": table.drain_timeout,
         "receive": ReceiveLimits(transfers_max=table.transfers_max),

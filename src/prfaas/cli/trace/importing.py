@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.trace.reading_progress import reading
+from prfaas.cli.common.reading_progress import reading
 from prfaas.errors import ConfigError
 from prfaas.traces.drops import Drops
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from prfaas.cli.common.console import console_for
-from prfaas.cli.trace.reading_progress import reading
+from prfaas.cli.common.reading_progress import reading
 from prfaas.traces.figures import LoadFigures, Spread, TraceFigures, figures_of
 from prfaas.traces.formats.columns import LENGTHS
 from prfaas.traces.formats.detect import SESSIONS, detect

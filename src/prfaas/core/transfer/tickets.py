@@ -8,7 +8,7 @@ ticket starts one transfer, once at either end.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.errors import PeerError
@@ -50,6 +50,8 @@ class Refusal(StrEnum):
     """Blocks of its source are being purged."""
     DRAINING = "draining"
     """The pool is about to stop."""
+    NOT_AUDITED = "not_audited"
+    """The pool's audit log cannot be written."""
 
 
 class TicketRefusedError(PeerError):
@@ -77,6 +79,7 @@ class Ticket:
         bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
             others'; 0 is no limit.
         trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
+        signer: Name of the gateway that signed it, once that was checked.
     """
 
     transfer_id: bytes
@@ -90,6 +93,7 @@ class Ticket:
     weight: float = 1.0
     bytes_per_s: int = 0
     trace: str = ""
+    signer: str = field(default="", compare=False)
 
 
 def check_ticket(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge
 
+from prfaas.audit.metrics import AuditMetrics
+from prfaas.audit.moved_bytes import MovedBytes
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.membership.views import MemberMetrics, PartRegistry
@@ -60,6 +62,9 @@ class PoolMetrics:
         self.on_read: Callable[[], None] = lambda: None
         """Called before the metrics are read."""
         self.members = MemberMetrics(self.registry, "prfaas_pool")
+        self.audit = AuditMetrics(self.registry)
+        self.moved = MovedBytes()
+        """Bytes that the counters of links count, by transfer."""
         self.identity_ends = identity_gauge("pool", self.registry)
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from prfaas.audit.pool_audit import PoolAudit
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
@@ -65,6 +66,9 @@ class PoolNode:
         check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
         self.metrics = PoolMetrics()
+        self._audit = PoolAudit(
+            settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
+        )
         self.feed = EventFeed()
         not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
         self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
@@ -78,7 +82,7 @@ class PoolNode:
         self._dialling = settings.identity.dialling()
         self._accepting = settings.identity.accepting()
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
-        self._tickets = TicketChecks(settings.name, self._opener, self.metrics)
+        self._tickets = TicketChecks(settings.name, self._opener, self.metrics, audit=self._audit)
         sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
         self.inbound = InboundTransfers(
             self.store,
@@ -115,6 +119,7 @@ class PoolNode:
             self.links,
             self.metrics,
             clock_ns,
+            self._audit,
         )
         self.link_port = LinkPort(
             settings.listen,
@@ -211,6 +216,7 @@ class PoolNode:
             await admin.close()
             if self.disk is not None:
                 self.disk.close()
+            await asyncio.to_thread(self._audit.close)
             if self.settings.tracing is not None:
                 await asyncio.to_thread(self._spans.close)
 
@@ -403,6 +409,7 @@ class PoolNode:
             self._requests.transfer_over(transfer.transfer_id)
         now = self._clock_ns()
         self._spans.ended(direction, transfer, now)
+        self._audit.ended(direction, transfer)
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
         log_event(
             log,
@@ -439,10 +446,16 @@ class PoolNode:
             self.inbound.expire()
             self.link_port.expire()
             self._purging.expire()
+            self._audit.sweep(self._is_moving)
             for link in self.links.values():
                 link.expire()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _is_moving(self, direction: str, transfer_id: bytes) -> bool:
+        if direction == RECEIVED:
+            return self.inbound.is_open(transfer_id)
+        return any(link.has(transfer_id) for link in self.links.values())
 
     def _tell_of_tiers(self) -> None:
         holds = self._tiers(), self.store.num_leased

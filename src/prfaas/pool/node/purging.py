@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from prfaas.audit.pool_audit import PoolAudit
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
@@ -48,6 +49,7 @@ class Purging:
         links: Transfers from it.
         metrics: Count dropped blocks.
         clock_ns: Monotonic clock, nanoseconds.
+        audit: Records purges.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class Purging:
         links: Mapping[str, OutboundLink],
         metrics: PoolMetrics,
         clock_ns: Callable[[], int],
+        audit: PoolAudit,
     ) -> None:
+        self._audit = audit
         self._pool, self._store, self._disk = pool, store, disk
         self._inbound, self._links, self._metrics = inbound, links, metrics
         self._clock_ns = clock_ns
@@ -84,7 +88,7 @@ class Purging:
             if len(self._bars) >= BARS_MAX:
                 del self._bars[next(iter(self._bars))]
             self._bars[message.source, gateway] = self._clock_ns() + BAR_NS
-        task = asyncio.create_task(self._purge(message, answer))
+        task = asyncio.create_task(self._purge(message, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -96,7 +100,7 @@ class Purging:
                 del self._bars[name]
                 log_event(log, logging.WARNING, "purge_not_ended", source=name[0], gateway=name[1])
 
-    async def _purge(self, message: Purge, answer: Callable[[Message], None]) -> None:
+    async def _purge(self, message: Purge, gateway: str, answer: Callable[[Message], None]) -> None:
         matches = self._matches(message.source)
         num_transfers = 0
         if not message.is_dry:
@@ -107,6 +111,14 @@ class Purging:
         num_blocks = len(in_memory | on_disk)
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
+            self._audit.purged(
+                gateway,
+                message.source,
+                outcome="incomplete" if problem else "complete",
+                blocks=num_blocks,
+                bytes=host_bytes + disk_bytes,
+                transfers=num_transfers,
+            )
         purged = Purged(
             job=message.job,
             num_blocks=num_blocks,

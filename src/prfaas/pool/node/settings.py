@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prfaas.audit.settings import AuditSettings
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
@@ -38,6 +39,7 @@ class PoolSettings:
         link_codec: When blocks are coded on links, and whether coded ones are taken.
         link_encryption: Protection of the data connections of links.
         link_grace_ns: How long transfers wait for a link that broke.
+        audit: Audit log; None without.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
         hello_timeout_s: Time limit for the first message of an engine.
@@ -60,6 +62,7 @@ class PoolSettings:
     link_codec: LinkCodec = LinkCodec.AUTO
     link_encryption: LinkEncryption = LinkEncryption.TLS
     link_grace_ns: int = LINK_GRACE_NS
+    audit: AuditSettings | None = None
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
     receive: ReceiveLimits = DEFAULTS

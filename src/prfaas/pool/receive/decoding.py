@@ -108,3 +108,6 @@ class Decoding:
         """Count a fragment."""
         received = self._metrics.link_wire_bytes.labels(peer=peer, direction="received")
         received.inc(prefix.payload_bytes)
+        self._metrics.moved.add(
+            "received", peer, prefix.transfer_id, wire_bytes=prefix.payload_bytes
+        )

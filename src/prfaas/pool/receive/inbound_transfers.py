@@ -267,7 +267,9 @@ class InboundTransfers:
             return False
         arrived.add(name)
         transfer.moved(len(block.data), self._clock_ns())
-        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
+        num_bytes = len(block.data)
+        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(num_bytes)
+        self._metrics.moved.add("received", peer, block.transfer_id, link_bytes=num_bytes)
         return True
 
     def broken_block(self) -> None:

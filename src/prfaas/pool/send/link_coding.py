@@ -56,6 +56,7 @@ class LinkCoding:
         self._switch: CodingSwitch | None = None
         self._trials = Trials()
         self._is_agreed = False
+        self._peer, self._moved = peer, metrics.moved
         self._sent_bytes = metrics.link_wire_bytes.labels(peer=peer, direction="sent")
         self._seconds = metrics.codec_seconds.labels(direction="sent")
         self._block_bytes = self._wire_bytes = 0
@@ -121,6 +122,7 @@ class LinkCoding:
         self._block_bytes += fragment.num_bytes
         self._wire_bytes += len(data)
         self._sent_bytes.inc(len(data))
+        self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=len(data))
         if coded is None:
             return [memoryview(encode_prefix(fragment)), data]
         return [memoryview(encode_coded_prefix(fragment, EXPONENT_WINDOW_NUMBER, len(data))), data]

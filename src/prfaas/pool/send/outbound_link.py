@@ -14,7 +14,7 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
-from prfaas.core.transfer.link_scheduler import OutgoingBlock, TenantShare
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock, TenantShare
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -135,8 +135,9 @@ class OutboundLink:
         self._down_since_ns: int | None = -grace_ns
         """Since when the link has been down, as far as was told; None while it is up."""
         self._transfers: dict[bytes, _Outgoing] = {}
-        sent = metrics.link_bytes.labels(peer=peer, direction="sent")
-        self._queue = SendQueue(sent.inc, clock_ns)
+        self._moved = metrics.moved
+        self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")
+        self._queue = SendQueue(self._taken, clock_ns)
         self._coding = LinkCoding(codec, layouts or KnownLayouts(), peer, metrics)
         self._dialer = Dialer(
             self,
@@ -312,6 +313,12 @@ class OutboundLink:
     def _is_given_up(self) -> bool:
         since_ns = self._down_since_ns
         return since_ns is not None and self._clock_ns() - since_ns >= self._grace_ns
+
+    def _taken(self, fragment: Fragment) -> None:
+        """Count a fragment that goes out. On the I/O thread."""
+        transfer_id, num_bytes = fragment.block.transfer_id, fragment.num_bytes
+        self._link_bytes.inc(num_bytes)
+        self._moved.add("sent", self.peer, transfer_id, link_bytes=num_bytes)
 
     # --- messages of the peer ---
 

@@ -16,11 +16,11 @@ class SendQueue:
     """A `LinkShare` between the node's loop, which fills it, and the I/O thread, which empties it.
 
     Args:
-        on_taken: Called on the I/O thread with the bytes that go out.
+        on_taken: Called on the I/O thread with each fragment that goes out.
         clock_ns: Monotonic clock, nanoseconds.
     """
 
-    def __init__(self, on_taken: Callable[[int], None], clock_ns: Callable[[], int]) -> None:
+    def __init__(self, on_taken: Callable[[Fragment], None], clock_ns: Callable[[], int]) -> None:
         self._share = LinkShare(FRAGMENT_BYTES)
         self._lock = threading.Lock()
         self._on_taken = on_taken
@@ -66,7 +66,7 @@ class SendQueue:
         with self._lock:
             fragment = self._share.take(connection, now_ns)
         if fragment is not None:
-            self._on_taken(fragment.num_bytes)
+            self._on_taken(fragment)
         return fragment
 
     @property

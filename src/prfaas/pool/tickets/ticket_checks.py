@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from prfaas.audit.pool_audit import PoolAudit
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.tickets import (
@@ -54,6 +55,7 @@ class TicketChecks:
         opener: Verifies signatures.
         metrics: Count refusals.
         unix_ns: Unix time.
+        audit: Records tickets; None without an audit log.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class TicketChecks:
         opener: TicketOpener,
         metrics: PoolMetrics,
         unix_ns: Callable[[], int] = time.time_ns,
+        audit: PoolAudit | None = None,
     ) -> None:
+        self._audit = audit
         self._pool = pool
         self._opener = opener
         self._metrics = metrics
@@ -121,7 +125,9 @@ class TicketChecks:
         return self._use(sealed, blocks, transfer_id, (source, self._pool), layouts, free_bytes)
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
-        """Count a refusal, also one that came out while blocks were moving."""
+        """Count and record a refusal, also one that came out while blocks were moving."""
+        if self._audit is not None:
+            self._audit.refused(end, transfer_id, error)
         self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
         fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
         log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
@@ -140,6 +146,11 @@ class TicketChecks:
         try:
             if self.is_draining:
                 raise TicketRefusedError(Refusal.DRAINING, "this pool accepts no new transfers")
+            if self._audit is not None and not self._audit.accepts:
+                raise TicketRefusedError(
+                    Refusal.NOT_AUDITED,
+                    'the audit log cannot be written, and audit.on_full is "closed"',
+                )
             ticket = self._opener.open(sealed, now_ns)
             check_ticket(
                 ticket,
@@ -166,6 +177,8 @@ class TicketChecks:
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
+        if self._audit is not None:
+            self._audit.granted(ticket)
         return Grant(
             ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
         )

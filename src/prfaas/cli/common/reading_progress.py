@@ -1,4 +1,4 @@
-"""A bar for the bytes of a file that were read."""
+"""A bar for the bytes of a file, or of a folder's files, that were read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from prfaas.traces.lines import OnProgress
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[OnProgress]:
-    """Show a bar on a terminal while a file is read; elsewhere nothing."""
+def reading(path: Path, num_bytes: int | None = None) -> Iterator[OnProgress]:
+    """Show a bar on a terminal while a file is read; elsewhere nothing.
+
+    Args:
+        path: The file, or a folder.
+        num_bytes: Size of what is read; that of the file if None.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TimeRemainingColumn(),
     )
-    total = path.stat().st_size if path.is_file() else None
+    total = path.stat().st_size if num_bytes is None and path.is_file() else num_bytes
     console = Console(stderr=True)
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as progress:

@@ -1,0 +1,1 @@
+"""The audit log of a process: files, keys, the thread that writes, and what is recorded."""

@@ -1,0 +1,38 @@
+"""Metrics of the audit log of a process."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class AuditMetrics:
+    """Counters and gauges; all 0 without a log."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.last_line = Gauge(
+            "prfaas_audit_last_line",
+            "Number of the last line of the audit log: `prfaas audit verify --expect-lines` "
+            "compares a log with it.",
+            registry=registry,
+        )
+        self.signed_line = Gauge(
+            "prfaas_audit_signed_line",
+            "Number of the line of its last checkpoint.",
+            registry=registry,
+        )
+        self.failing = Gauge(
+            "prfaas_audit_failing", "1 while the audit log cannot be written.", registry=registry
+        )
+        self.lost = Counter(
+            "prfaas_audit_lost_records",
+            "Records that were not written.",
+            registry=registry,
+        )
+        self.writes = Counter(
+            "prfaas_audit_writes", "Write calls, one for a batch of lines.", registry=registry
+        )
+        self.cpu_seconds = Counter(
+            "prfaas_audit_cpu_seconds",
+            "CPU time of the thread that writes the audit log.",
+            registry=registry,
+        )

@@ -1,0 +1,1 @@
+"""The audit log: chained lines, signed checkpoints, and their verification."""
