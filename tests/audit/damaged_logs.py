@@ -116,7 +116,7 @@ def _rechain(lines: list[bytes], one: int, _: int) -> None:
     previous = before.digest
     lines[one] = lines[one].replace(b'"bytes":', b'"bytes":1')
     for number in range(one, len(lines)):
-        body, mark, _ = lines[number].partition(b',"hash":"')
+        body, mark, _rest = lines[number].partition(b',"hash":"')
         if mark:
             previous = digest_of(previous, body)
             lines[number] = b'%s,"hash":"%s"}\n' % (body, previous.hex().encode())

@@ -134,6 +134,8 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "state": str(state),
             "tenants": tables.get("tenants", {}),
             "tracing": tables.get("tracing"),
+            "audit": tables.get("audit"),
+            "operators": tables.get("operators", {}),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",

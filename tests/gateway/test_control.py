@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from prfaas.audit.changes import Loop
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.loops.ticker import QUIET_BEATS, Pulse
-from prfaas.gateway.routing.change_log import ENTRIES_MAX, Journal, Loop
+from prfaas.gateway.routing.change_log import ENTRIES_MAX, Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file

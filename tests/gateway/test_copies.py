@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from prfaas.audit.changes import Loop
 from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.gateway.loops.replication import Copier
 from prfaas.gateway.pools.prefix_fetch import Prefix
 from prfaas.gateway.pools.ticket_issuer import tenant_class
-from prfaas.gateway.routing.change_log import Loop
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.audit.changes import Entry, Loop
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.control.roles import Roles
@@ -22,7 +23,7 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.loops.role_rebalancing import Reroling
-from prfaas.gateway.routing.change_log import Entry, Journal, Loop
+from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import load_profiles
 from prfaas.units import NS_PER_S

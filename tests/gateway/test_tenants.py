@@ -12,7 +12,10 @@ import openai
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
 
+from prfaas.audit.gateway_audit import GatewayAudit
+from prfaas.audit.metrics import AuditMetrics
 from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
 from prfaas.core.dispatch.dispatcher import Dispatcher
@@ -139,7 +142,9 @@ def outside(
     deployment = deployment_for(checkpoint, identities, state, **tables)
     caplog.clear()
     table = GatewayTable(listen="0.0.0.0:8000")
-    access = Access(table, Tenants(deployment), lambda: None)
+    audit = GatewayAudit(None, "gateway", AuditMetrics(CollectorRegistry()))
+    deployment = deployment.model_copy(update={"gateway": table})
+    access = Access(deployment, Tenants(deployment), audit, lambda: None)
     return access, caplog.text
 
 

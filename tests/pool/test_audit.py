@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def ended(site: Site, direction: str) -> float:
     return sum(site.metric("transfers_total", direction=direction, state=s) for s in states)
 
 
+def all_ended(site: Site, count: int) -> bool:
+    return ended(site, "sent") == count
+
+
+def passed(proxy: FaultProxy, num_bytes: int) -> bool:
+    return proxy.num_bytes > num_bytes
+
+
 async def test_bytes_in_the_logs_of_both_sites_are_those_of_the_counters_over_faults(
     audited: Audited,
 ) -> None:
@@ -89,13 +98,13 @@ async def test_bytes_in_the_logs_of_both_sites_are_those_of_the_counters_over_fa
         transfer, before = rig.begin(), rig.proxy.num_bytes
         rig.push(transfer, 12)
         if fault is not None:
-            await until(lambda before=before: rig.proxy.num_bytes > before + BLOCK_BYTES)
+            await until(partial(passed, rig.proxy, before + BLOCK_BYTES))
             rig.proxy.strike(fault)
         if number == 4:
             rig.link.abort(transfer, TransferEnd.ABORTED, tell_peer=True)
         else:
             rig.link.finish(transfer)
-        await until(lambda n=number: ended(rig.prfaas, "sent") == n + 1)
+        await until(partial(all_ended, rig.prfaas, number + 1))
         await until(lambda: not rig.pd.node.inbound.num_open)
     await audited.stop()
 
@@ -185,9 +194,9 @@ async def test_a_log_that_cannot_be_written_closes_the_pool_only_if_it_is_told_t
         log._file._descriptor = os.open("/dev/full", os.O_WRONLY)
         engine = await world.engine("prfaas-pool")
         engine.push(signer="prfaas-pool")
-        await until(lambda site=site: site.metric("audit_failing"))
+        await until(partial(site.metric, "audit_failing"))
         engine.push()
-        await until(lambda site=site: ended(site, "sent") == 2)
+        await until(partial(all_ended, site, 2))
         refused = site.metric("tickets_refused_total", end="source", reason="not_audited")
         assert refused == (1 if expected else 0)
         await site.kill()

@@ -22,7 +22,7 @@ class Filter:
         since: Earliest time, ISO 8601 in UTC as in the lines.
         until: Time before which a record has to be.
         kinds: Kinds; without any, all but lines of the log's own book-keeping.
-        tenant: Beginning of a tenant class.
+        tenant: Beginning of a tenant class, or a tenant's name.
         outcome: Of a movement, or the reason of a refusal.
         source: Sending pool of a movement, or pool that a purge is about.
         operator: Name of the operator's key.
@@ -45,7 +45,10 @@ class Filter:
             (self.since is None or at >= self.since)
             and (self.until is None or at < self.until)
             and (line.kind in self.kinds if self.kinds else line.kind not in _FILES)
-            and _begins(fields.get("tenant"), self.tenant)
+            and (
+                _begins(fields.get("tenant"), self.tenant)
+                or self.tenant == fields.get("tenant_name")
+            )
             and _begins(fields.get("transfer"), self.transfer)
             and self.outcome in (None, fields.get("outcome"), fields.get("reason"))
             and self.source in (None, fields.get("from"))

@@ -21,9 +21,18 @@ from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enoug
 from prfaas.config.routing import RoutingTable
 from prfaas.config.supervision import SupervisionTable
 from prfaas.config.table import Table
-from prfaas.config.tenants import TENANTS_MAX, KeyHashes, RequestFields, TenantTable, check_keys
+from prfaas.config.tenants import (
+    TENANTS_MAX,
+    UNNAMED_OPERATOR,
+    KeyHashes,
+    OperatorTable,
+    RequestFields,
+    TenantTable,
+    check_keys,
+)
 from prfaas.config.tracing import TracingTable
 
+OPERATORS_MAX = 100
 TIMING_MARK = "timing"
 """Part of the name of a model of timing engines."""
 
@@ -96,9 +105,10 @@ class GatewayTable(Table):
     consoles_max: int = Field(default=32, ge=1, le=1000)
     """Open pages of the console; more are refused with 429."""
     operator_keys: KeyHashes = Field(default=[])
-    """Hashes of the keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`.
-    If empty, these endpoints are open to this machine if `listen` is a loopback address, and to all
-    clients if there are no tenants."""
+    """Hashes of the keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`;
+    the audit log calls their owners "operator". `[operators.OPERATOR]` has keys with names.
+    Without any key, these endpoints are open to this machine if `listen` is a loopback address, and
+    to all clients if there are no tenants."""
 
     request_fields: RequestFields = Field(default=[])
     """Fields of request bodies that reach the engines in addition to those of OpenAI's API and
@@ -138,6 +148,8 @@ class Deployment(Table):
     """Directory for sockets, logs, the secret of the salts, and generated files."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
     """Tenants. Without any, all clients can use it without a key."""
+    operators: dict[PartName, OperatorTable] = Field(default={}, max_length=OPERATORS_MAX)
+    """Operators with keys of their own."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -152,7 +164,7 @@ class Deployment(Table):
 
     @model_validator(mode="after")
     def _keys_have_one_owner(self) -> Deployment:
-        check_keys(self.tenants, self.gateway.operator_keys)
+        check_keys(self.tenants, self.operators, self.gateway.operator_keys)
         return self
 
     @model_validator(mode="after")
@@ -201,6 +213,12 @@ class Deployment(Table):
     def gateways(self) -> list[str]:
         """Names of all gateways."""
         return [self.gateway.name, *self.gateway.replicas]
+
+    @property
+    def operator_keys(self) -> list[tuple[str, str]]:
+        """Hashes of all operators' keys, each with the operator's name."""
+        named = [(key, name) for name, table in self.operators.items() for key in table.keys]
+        return named + [(key, UNNAMED_OPERATOR) for key in self.gateway.operator_keys]
 
     def run_by(self, gateway: str) -> Deployment:
         """The same deployment, as one of its gateways runs it.

@@ -17,7 +17,7 @@ from prfaas.config.membership import KubernetesTable, MembershipTable
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
 from prfaas.config.supervision import SupervisionTable
-from prfaas.config.tenants import TenantTable
+from prfaas.config.tenants import OperatorTable, TenantTable
 from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
@@ -43,6 +43,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[membership]", MembershipTable, ("folder",)),
     ("[membership.kubernetes]", KubernetesTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
+    ("[operators.OPERATOR]", OperatorTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),

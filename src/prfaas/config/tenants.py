@@ -16,6 +16,8 @@ from prfaas.config.table import Table
 KEY_HASH = r"^sha256:[0-9a-f]{64}$"
 KEYS_MAX = 16
 """Keys of one tenant: two while they are changed, a few for its services."""
+UNNAMED_OPERATOR = "operator"
+"""Name of the operators whose keys are in `gateway.operator_keys`."""
 TENANTS_MAX = 1000
 """Bounds the labels of metrics."""
 
@@ -48,13 +50,31 @@ class TenantTable(Table):
     rate, `routing.replication`."""
 
 
-def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> None:
-    """A key belongs to one tenant, or to the operators.
+class OperatorTable(Table):
+    """`[operators.OPERATOR]`: an operator with keys of their own."""
+
+    keys: Annotated[KeyHashes, Field(min_length=1)]
+    """Hashes of keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`. The
+    audit log names the operator of each change."""
+
+
+def check_keys(
+    tenants: Mapping[str, TenantTable],
+    operators: Mapping[str, OperatorTable],
+    operator_keys: list[str],
+) -> None:
+    """A key belongs to one tenant, or to one operator.
 
     Raises:
-        ValueError: One hash is given twice.
+        ValueError: One hash is given twice, or two operators have one name.
     """
+    if operator_keys and UNNAMED_OPERATOR in operators:
+        raise ValueError(
+            f"operators.{UNNAMED_OPERATOR}: the keys of gateway.operator_keys have this name; "
+            "choose another one"
+        )
     owners = [("gateway.operator_keys", key) for key in operator_keys]
+    owners += [(f"operators.{name}", key) for name, t in operators.items() for key in t.keys]
     owners += [(f"tenants.{name}", key) for name, table in tenants.items() for key in table.keys]
     counts = Counter(key for _, key in owners)
     for place, key in owners:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from prfaas.audit.changes import Entry
+from prfaas.audit.gateway_audit import GatewayAudit
+from prfaas.audit.settings import AuditSettings
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
@@ -145,18 +148,24 @@ class Gateway:
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
+        self.metrics = Metrics()
+        audit = AuditSettings.of(deployment.audit)
+        self._audit = GatewayAudit(audit, name, self.metrics.audit)
         tickets = TicketOffice(
-            self._signer, self.tenants.by_name, lifetime_ns, deployment.home_pools
+            self._signer,
+            self.tenants.by_name,
+            lifetime_ns,
+            deployment.home_pools,
+            on_signed=self._audit.signed,
         )
         self._table = deployment.gateway
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path, is_shared=len(self.tenants.by_name) > 1)
         self.index = PrefixIndex()
-        self.metrics = Metrics()
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over, self._transfer_judged)
-        self.journal = Journal(self.metrics.control.changed)
+        self.journal = Journal(self._changed)
         self.guards = make_guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
@@ -193,7 +202,9 @@ class Gateway:
         )
         holding = holding_for(deployment, self.tenants, self.engines)
         self.metrics.tenants.watch(self.tenants, holding.num_held)
-        self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
+        self._access = Access(
+            deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
+        )
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         fetcher = Fetcher(tickets, self.pools.pull)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
@@ -349,6 +360,11 @@ class Gateway:
         await self.engines.close()
         self._prompts.close()
         await asyncio.to_thread(self._tracing.close)
+        await asyncio.to_thread(self._audit.close)
+
+    def _changed(self, change: Entry) -> None:
+        self.metrics.control.changed(change)
+        self._audit.changed(change)
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)

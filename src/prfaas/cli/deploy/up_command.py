@@ -300,7 +300,7 @@ def _warn(deployment: Deployment) -> None:
         for door in open_doors(
             listen,
             tenants=bool(deployment.tenants),
-            operator_keys=bool(gateway.operator_keys),
+            operator_keys=bool(deployment.operator_keys),
             tls=gateway.tls is not None,
         )
     ]

@@ -100,7 +100,7 @@ def verify_command(
     type=click.Choice([kind.value for kind in Kind]),
     help="Kinds of records; all but the log's own book-keeping if absent.",
 )
-@click.option("--tenant", help="Tenant class of a ticket, or its beginning.")
+@click.option("--tenant", help="Tenant class, or its beginning; in logs of gateways also a name.")
 @click.option("--outcome", help="Outcome of a movement, or reason of a refusal.")
 @click.option("--source", help="Pool that sent the blocks, or that was purged.")
 @click.option("--operator", help="Name of the operator's key.")

@@ -20,7 +20,7 @@ def key() -> None:
     """Create an API key: print it once, and its hash for the deployment file.
 
     Give the key to the tenant; it is not stored. The hash goes into `keys` of [tenants.NAME],
-    or into `operator_keys` of [gateway].
+    or into `keys` of [operators.NAME] or `operator_keys` of [gateway].
 
     \b
     Examples:

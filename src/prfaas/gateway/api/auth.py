@@ -10,13 +10,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from time import monotonic_ns
 
 from aiohttp import web
 
-from prfaas.config.deployment import GatewayTable
+from prfaas.audit.gateway_audit import GatewayAudit
+from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import is_loopback, open_doors
+from prfaas.core.admission.wrong_keys import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
+from prfaas.gateway.http.rejections import RejectedError
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
@@ -28,6 +32,8 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS}
 """Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
+WITHOUT_KEY = "without_key"
+"""Name of operators where no key is required."""
 _SCHEME = "bearer "
 _LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _log = logging.getLogger(__name__)
@@ -41,16 +47,21 @@ class Access:
     """
 
     def __init__(
-        self, table: GatewayTable, tenants: Tenants, on_refused: Callable[[], None]
+        self,
+        deployment: Deployment,
+        tenants: Tenants,
+        audit: GatewayAudit,
+        on_refused: Callable[[], None],
     ) -> None:
-        self._tenants = tenants
-        self._operators = KeyRing((key, True) for key in table.operator_keys)
+        table = deployment.gateway
+        self._tenants, self._audit, self._wrong_keys = tenants, audit, WrongKeys()
+        self._operators = KeyRing(deployment.operator_keys)
         self._is_local = is_loopback(table.listen)
         self._on_refused = on_refused
         for warning in open_doors(
             table.listen,
             tenants=tenants.default is None,
-            operator_keys=bool(table.operator_keys),
+            operator_keys=bool(self._operators),
             tls=table.tls is not None,
         ):
             _log.warning(warning)
@@ -61,39 +72,43 @@ class Access:
     ) -> web.StreamResponse:
         """Pass a request, or answer 401 or 403."""
         try:
-            self._check(request)
-        except RequestError:
+            operator = self._check(request)
+        except RequestError as error:
             self._on_refused()
+            self._audit.refused(request, error.status)
             raise
-        return await handler(request)
+        return await self._audit.passed(request, handler, operator)
 
-    def _check(self, request: web.Request) -> None:
+    def _check(self, request: web.Request) -> str:
+        """Return the name of the operator; empty for clients."""
         path = request.path
         if path in OPEN_PATHS:
             request[OPERATOR] = self._is_operators(request)
-            return
-        key = _key(request)
+            return ""
         if path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX):
-            tenant = self._tenants.of_key(key)
+            tenant = self._tenants.of_key(key := _key(request))
             if tenant is None:
                 raise _unauthorized(key, "an API key")
             request[TENANT] = tenant
-        else:
-            self._check_operator(key, request.host)
+            return ""
+        return self._operator(request)
 
     def _is_operators(self, request: web.Request) -> bool:
         try:
-            self._check_operator(_key(request), request.host)
+            self._operator(request)
         except RequestError:
             return False
         return True
 
-    def _check_operator(self, key: str, host: str) -> None:
-        if self._operators.owner(key):
-            return
+    def _operator(self, request: web.Request) -> str:
+        key, host = _key(request), request.host
+        if name := self._operators.owner(key):
+            return name
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
             raise RequestError("this is for operators; a tenant's key does not open it", status=403)
         if self._operators:
+            if key and (wait_s := self._wrong_keys.wrong(request.remote or "", monotonic_ns())):
+                raise RejectedError("too many wrong operator keys", "wrong_keys", wait_s)
             raise _unauthorized(key, "an operator's key")
         if self._tenants.default is None and not self._is_local:
             raise RequestError(
@@ -106,6 +121,7 @@ class Access:
                 f"{host[:80]!r}; ask for it by one of these, or set a key",
                 status=403,
             )
+        return WITHOUT_KEY
 
 
 def _key(request: web.Request) -> str:

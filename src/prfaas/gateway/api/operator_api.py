@@ -9,12 +9,13 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
+from prfaas.audit.changes import Entry
 from prfaas.errors import RequestError
 from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.loops.operator_actions import THRESHOLD_MAX, Control
 from prfaas.gateway.loops.purging import Purging
-from prfaas.gateway.routing.change_log import ENTRIES_MAX, Entry
+from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.explain import explain
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX

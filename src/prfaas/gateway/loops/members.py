@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from prfaas.audit.changes import Loop
 from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
@@ -16,7 +17,7 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.change_log import Journal, Loop
+from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.membership.entries import engine_table, pool_table

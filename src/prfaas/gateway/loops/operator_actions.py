@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from prfaas.audit.changes import Entry, Loop
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.dispatch.links import Link
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import Pulse
-from prfaas.gateway.routing.change_log import Entry, Loop
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.membership.views import members_json, sources_json
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from msgspec.structs import asdict, replace
 
+from prfaas.audit.changes import Entry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.routing.change_log import Entry, Loop
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.wire.messages.gateway import Purged
 

@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.audit.changes import Loop
 from prfaas.config.routing import RoutingTable
 from prfaas.core.control.replication import Copy, CopySettings, Prompt, Replication
 from prfaas.core.dispatch.link_load import LinkBook
@@ -19,7 +20,7 @@ from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
-from prfaas.gateway.routing.change_log import Journal, Loop
+from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.wire.frames import TRANSFER_ID_BYTES

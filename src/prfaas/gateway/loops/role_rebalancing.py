@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from prfaas.audit.changes import Loop, Number
 from prfaas.core.control.role_loop import Role, RoleChange, StageLoad
 from prfaas.core.control.roles import Change, Roles
 from prfaas.core.control.split import Split
-from prfaas.gateway.routing.change_log import Journal, Loop, Number
+from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.units import NS_PER_S

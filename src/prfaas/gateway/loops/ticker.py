@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from prfaas.audit.changes import Loop, Number
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.resilience.guards import Guards
-from prfaas.gateway.routing.change_log import Journal, Loop, Number
+from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S, format_seconds
 

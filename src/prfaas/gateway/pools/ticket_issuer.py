@@ -38,6 +38,7 @@ class TicketOffice:
         lifetime_ns: How long a transfer may take from now on, prefill included.
         home: Pools of PD clusters: between two of them no tenant's rate is limited.
         unix_ns: Unix time.
+        on_signed: Called with each ticket and the tenant's name.
     """
 
     signer: TicketSigner
@@ -45,6 +46,7 @@ class TicketOffice:
     lifetime_ns: int
     home: Collection[str] = ()
     unix_ns: Callable[[], int] = time.time_ns
+    on_signed: Callable[[Ticket, str], None] = lambda *_: None
 
     def issue(
         self,
@@ -83,4 +85,5 @@ class TicketOffice:
             expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
             trace=transfer.trace,
         )
+        self.on_signed(ticket, tenant_name)
         return base64.b64encode(self.signer.seal(ticket)).decode()

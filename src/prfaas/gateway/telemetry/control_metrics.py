@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from prfaas.audit.changes import Entry
 from prfaas.core.control.role_loop import Role
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.calibration import Calibration
-from prfaas.gateway.routing.change_log import Entry
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.families import Families, show_state
