@@ -16,6 +16,7 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
 
+from .audit import audited
 from .engine import BLOCK_BYTES, LAYOUT, ScriptedEngine
 from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
@@ -32,6 +33,8 @@ EVENT_S = 5.0
 WAIT_S = 20.0
 """How long decode waits for blocks on their way."""
 CHUNK_BLOCKS = 4
+AUDIT = "audit"
+"""Folder of the audit logs."""
 SOURCE, DESTINATION = "prfaas-pool", "pd-pool"
 
 
@@ -303,7 +306,16 @@ class Drill:
             make_identity(self.directory, name)
         await self.proxy.open()
         self.proxy.read_bits_per_s = READ_BITS_PER_S
-        common = ["--memory", MEMORY, "--disk-limit", DISK, "--gateway", "gateway"]
+        common = [
+            "--audit",
+            str(self.directory / AUDIT),
+            "--memory",
+            MEMORY,
+            "--disk-limit",
+            DISK,
+            "--gateway",
+            "gateway",
+        ]
         options = {
             DESTINATION: ["--source", SOURCE],
             SOURCE: ["--peer", f"{DESTINATION}={LOOPBACK}:{self.proxy.port}"],
@@ -326,7 +338,7 @@ def plan(count: int, chance: random.Random) -> list[Kind]:
 async def run(
     directory: Path, count: int, seed: int, on_round: Callable[[Round], None] = lambda _: None
 ) -> list[Round]:
-    """Strike that many times."""
+    """Strike that many times; the audit logs are compared with the counters after the last."""
     rounds: list[Round] = []
     async with Drill.at(directory, seed) as drill:
         for kind in plan(count, drill.chance):
@@ -336,4 +348,5 @@ async def run(
             except (TimeoutError, OSError) as error:
                 rounds.append(Round(kind, problems=[f"no start: {error}"]))
             on_round(rounds[-1])
+        rounds[-1].problems += await audited(drill.nodes, directory / AUDIT)
     return rounds

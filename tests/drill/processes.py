@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,14 @@ class NodeProcess:
         await self._process.wait()
         await self._reader
 
+    async def stop(self) -> None:
+        """SIGTERM: it ends in order."""
+        assert self._process is not None
+        assert self._reader is not None
+        self._process.terminate()
+        await self._process.wait()
+        await self._reader
+
     async def metrics(self) -> dict[str, float]:
         """Every sample by name, summed over its labels."""
         url = f"{self._admin.rstrip('/')}/metrics"
@@ -87,6 +96,11 @@ class NodeProcess:
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
         return sums
+
+    def cpu_s(self) -> float:
+        """CPU time of the process so far, seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
         fields = Path(f"/proc/{self.pid}/statm").read_text().split()

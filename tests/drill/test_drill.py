@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from .drill import Kind, run
+from .audit import audited
+from .drill import AUDIT, Drill, Kind, run
 
 
 @pytest.mark.timeout(240)
@@ -13,3 +14,18 @@ async def test_every_kind_of_fault_twice(tmp_path: Path) -> None:
     assert {one.kind: one.problems for one in rounds if one.problems} == {}
     survived = [one for one in rounds if one.kind in {Kind.CUT, Kind.RESET, Kind.CORRUPT}]
     assert sum(one.num_served for one in survived) > sum(one.num_blocks for one in survived) / 2
+
+
+@pytest.mark.timeout(240)
+async def test_audit_logs_are_the_counters_to_the_byte_after_faults(tmp_path: Path) -> None:
+    """No process is killed, so that the counters are those of all faults together."""
+    kinds = [Kind.CUT, Kind.RESET, Kind.CORRUPT, Kind.FORGE, Kind.HALF_OPEN]
+    async with Drill.at(tmp_path, seed=5) as drill:
+        for kind in kinds:
+            await drill.ready()
+            assert (await drill.strike(kind)).problems == []
+        moved = (await drill.nodes["pd-pool"].metrics())["prfaas_link_wire_bytes_total"]
+        problems = await audited(drill.nodes, tmp_path / AUDIT)
+
+    assert problems == []
+    assert moved > 0

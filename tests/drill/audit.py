@@ -1,0 +1,108 @@
+"""Audit logs of pool node processes, and what they cost.
+
+python -m tests.drill.audit [--seconds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from prfaas.audit.reading import logs_of, records, verify
+from prfaas.core.audit.records import Kind
+
+from .processes import NodeProcess, Observer
+
+COUNTERS = {"link_bytes": "prfaas_link_bytes_total", "wire_bytes": "prfaas_link_wire_bytes_total"}
+CONCURRENT = 4
+
+
+async def audited(nodes: Mapping[str, NodeProcess], folder: Path) -> list[str]:
+    """Stop processes at rest; return what their logs and their last counters do not share.
+
+    Counters begin at 0 with a process, so only records since its last start are added up.
+    """
+    found = []
+    for name, node in nodes.items():
+        counted = await node.metrics()
+        await node.stop()
+        files = logs_of(folder)[name]
+        report = verify(folder, name, files)
+        found += [f"audit of {name}: {text}" for text in report.findings]
+        sums = dict.fromkeys(COUNTERS, 0)
+        for line in records(files):
+            if line.kind == Kind.START:
+                sums = dict.fromkeys(COUNTERS, 0)
+            for field in sums:
+                sums[field] += line.fields.get(field, 0)
+        for field, metric in COUNTERS.items():
+            if sums[field] != counted[metric]:
+                found.append(f"audit of {name}: {field} {sums[field]}, counted {counted[metric]}")
+    return found
+
+
+async def _load(directory: Path, seconds: float) -> None:
+    """Transfers as fast as they go, and the share of the audit's CPU time."""
+    from .drill import DESTINATION, SOURCE, Drill, prompt, until
+
+    chance = random.Random(1)
+    async with Drill.at(directory, 1) as drill:
+        drill.proxy.read_bits_per_s = 0
+        await drill.ready()
+        before = {name: node.cpu_s() for name, node in drill.nodes.items()}
+        ends_at, num_transfers = time.monotonic() + seconds, 0
+
+        async def push() -> None:
+            nonlocal num_transfers
+            while time.monotonic() < ends_at:
+                transfer = secrets.token_bytes(16)
+                await drill._prefill(transfer, prompt(chance))
+                observer = drill.observers[SOURCE]
+                await until("a transfer ends", partial(_has_ended, observer, transfer))
+                num_transfers += 1
+
+        began = time.monotonic()
+        await asyncio.gather(*(push() for _ in range(CONCURRENT)))
+        passed_s = time.monotonic() - began
+        print("| | source | destination |\n|---|---|---|")
+        rows = {name: await node.metrics() for name, node in drill.nodes.items()}
+        cpu = {name: node.cpu_s() - before[name] for name, node in drill.nodes.items()}
+        ends = (SOURCE, DESTINATION)
+        shares = {n: rows[n]["prfaas_audit_cpu_seconds_total"] / cpu[n] for n in ends}
+        rates = {n: rows[n][COUNTERS["link_bytes"]] / passed_s / 1e6 for n in ends}
+        for title, values in (
+            (
+                "link, MB/s",
+                [f"{rates[n]:.0f}" for n in ends],
+            ),
+            ("CPU of the process, s", [f"{cpu[n]:.2f}" for n in ends]),
+            ("share of the audit", [f"{shares[n]:.2%}" for n in ends]),
+            ("lines", [f"{rows[n]['prfaas_audit_last_line']:.0f}" for n in ends]),
+            ("write calls", [f"{rows[n]['prfaas_audit_writes_total']:.0f}" for n in ends]),
+        ):
+            print(f"| {title} | {' | '.join(values)} |")
+        print(f"\n{num_transfers} transfers in {passed_s:.1f} s")
+
+
+def _has_ended(observer: Observer, transfer: bytes) -> bool:
+    return bool(observer.states(transfer))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20)
+    with tempfile.TemporaryDirectory() as scratch:
+        asyncio.run(_load(Path(scratch), parser.parse_args().seconds))
+
+
+if __name__ == "__main__":
+    main()
