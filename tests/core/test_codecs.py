@@ -11,7 +11,6 @@ from prfaas.core.codec.gain import (
     GAIN_MIN,
     CodecSpeed,
     EndLoad,
-    coded_link_bytes_per_s,
     link_rates,
 )
 from prfaas.core.codec.switch import SAMPLES_TO_CHANGE, CodingSwitch
@@ -73,8 +72,6 @@ def test_a_link_that_the_network_limits_gains_the_ratio(gbits: float) -> None:
 
 def test_a_link_faster_than_the_codec_gains_nothing() -> None:
     assert link_rates(100 * GBIT, 1.33, SPEED).gain < 1
-    assert coded_link_bytes_per_s(100 * GBIT, 1.33, 1) == 100 * GBIT
-    assert coded_link_bytes_per_s(100 * GBIT, 1.33, 8) == pytest.approx(133 * GBIT)
 
 
 def test_a_busy_thread_is_the_limit_and_not_the_network() -> None:

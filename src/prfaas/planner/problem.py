@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from prfaas.core.codec.planned import RAW_LINK, CodedLink, PlannedCoding
+from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import ConfigError
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import KvGeometry
@@ -54,11 +56,23 @@ class Link:
         bits_per_s: Bandwidth that transfers can use, above 0.
         rtt_s: Round-trip time, s.
         price_per_tb: Price of moving 10**12 bytes.
+        coding: Coding of blocks by the pool nodes at both ends.
     """
 
     bits_per_s: float
     rtt_s: float = 0.0
     price_per_tb: float = 0.0
+    coding: PlannedCoding = RAW_LINK
+
+    @property
+    def coded(self) -> CodedLink:
+        """The link while it is busy."""
+        return self.coding.of(self.bits_per_s / BITS_PER_BYTE)
+
+    @property
+    def wire_bits_per_s(self) -> float:
+        """What the network carries; less than `bits_per_s` where the codec is the limit."""
+        return self.coded.wire_bytes_per_s * BITS_PER_BYTE
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def plan(
     Examples:
       prfaas plan examples/plan/paper-case-study.toml
       prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
+      prfaas plan FILE --set 'prfaas.0.link.codec="auto"'     what coding of the link changes
       prfaas plan FILE --report plan.html       one HTML file without external resources
       prfaas plan FILE --emit                   settings for `prfaas up`
       prfaas plan FILE --map                    the verdict over bandwidth, round trip and loss

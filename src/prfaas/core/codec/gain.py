@@ -2,7 +2,8 @@
 
 A link carries the least of three: the network, and the I/O thread of either end, which encrypts,
 moves and codes. Coding divides the bytes that the network and the encryption see by the ratio, and
-adds the time of the codec at both ends. Pool nodes, planner and simulator use the same arithmetic.
+adds the time of the codec at both ends. Pool nodes use it through `switch.py`, planner and
+simulator through `planned.py`.
 """
 
 from __future__ import annotations
@@ -91,19 +92,3 @@ def link_rates(
         raw = min(raw, thread)
         coded = min(coded, 1 / (1 / (thread * ratio) + 1 / (codec * end.cores)))
     return LinkRates(raw, coded)
-
-
-def coded_link_bytes_per_s(
-    wire_bytes_per_s: float, ratio: float, cores: float, speed: CodecSpeed | None = None
-) -> float:
-    """Return what a link of that rate carries with coding where it pays, bytes of blocks a second.
-
-    Args:
-        wire_bytes_per_s: Of the network.
-        ratio: Bytes of blocks for a byte on the link if coded.
-        cores: That code at each end, together.
-        speed: Of the codec on a core; the conservative one without.
-    """
-    end = EndLoad(cores=cores)
-    rates = link_rates(wire_bytes_per_s, ratio, speed or CodecSpeed(), end, end)
-    return rates.coded if rates.gain >= GAIN_MIN else rates.raw

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf
 
+from prfaas.planner.answer.coding import (
+    CodingEffect,
+    asks_for_coding,
+    coding_effect,
+    side_of,
+    without_coding,
+)
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.answer.verdict import Verdict, judge
 from prfaas.planner.problem import Problem
@@ -85,6 +92,7 @@ class Plan:
         recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
         break_even_price: WAN price at which it stops paying, or the reason why there is none.
         notes: Assumptions the reader has to know, such as extrapolated profiles.
+        coding: What coding of links changes; None where all are raw.
     """
 
     question: Question
@@ -99,6 +107,16 @@ class Plan:
     recompute_bits_per_s: float
     break_even_price: BreakEvenPrice
     notes: list[str]
+    coding: CodingEffect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    paper: Comparison
+    exact: Comparison
+    swings: list[Swing]
+    sizing: Sizing | None
+    verdict: Verdict
 
 
 def make_plan(question: Question) -> Plan:
@@ -109,25 +127,41 @@ def make_plan(question: Question) -> Plan:
             workload's lengths.
     """
     problem = question.problem
-    paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
-    swings = sensitivity.tornado(problem, Mode.EXACT)
-    found, demand = exact.prfaas.operation, question.arrival_per_s
-    sizing = None if demand is None else size(problem, demand)
+    judged = _judged(question)
+    exact, found = judged.exact, judged.exact.prfaas.operation
     long = found.mean_long or problem.mean_new_tokens
     return Plan(
         question=question,
-        paper=paper,
+        paper=judged.paper,
         exact=exact,
         latencies=_latencies(question, exact),
         shadow=sensitivity.shadow_values(problem, Mode.EXACT, found.rate_per_s),
-        tornado=swings,
-        verdict=verdict_of(question, paper, exact, swings, sizing),
-        sizing=sizing,
+        tornado=judged.swings,
+        verdict=judged.verdict,
+        sizing=judged.sizing,
         break_even_bits_per_s=sensitivity.break_even_bandwidth(problem, Mode.EXACT),
         recompute_bits_per_s=sensitivity.recompute_bandwidth(problem, long),
         break_even_price=sensitivity.break_even_price(problem, Mode.EXACT),
         notes=[*_notes(problem), *few_long_prompts(problem, found)],
+        coding=_coding(question, judged, long) if asks_for_coding(problem) else None,
     )
+
+
+def _judged(question: Question) -> _Judged:
+    problem, demand = question.problem, question.arrival_per_s
+    paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
+    swings = sensitivity.tornado(problem, Mode.EXACT)
+    sizing = None if demand is None else size(problem, demand)
+    verdict = verdict_of(question, paper, exact, swings, sizing)
+    return _Judged(paper, exact, swings, sizing, verdict)
+
+
+def _coding(question: Question, judged: _Judged, mean_long: float) -> CodingEffect:
+    raw = _judged(replace(question, problem=without_coding(question.problem)))
+    sides = (
+        side_of(each.exact.prfaas, each.verdict.answer, each.exact.gain) for each in (raw, judged)
+    )
+    return coding_effect(question.problem, mean_long, *sides)
 
 
 def verdict_of(

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from prfaas.core.codec.codecs import RATIOS, LinkCodec
+from prfaas.core.codec.gain import CODEC_BYTES_PER_S
 from prfaas.toml_tables import quantity
 from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size
 
@@ -21,6 +23,9 @@ def _bits_per_s(value: object) -> float:
 def _bytes(value: object) -> int:
     return quantity(value, parse_size, "16GiB")
 
+
+CODEC_RATIO_MAX = 4.0
+"""Largest ratio of a lossless codec that is taken for a plan."""
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 BitsPerSecond = Annotated[float, BeforeValidator(_bits_per_s)]
@@ -172,6 +177,15 @@ class LinkTable(_Table):
     """Round-trip time."""
     price_per_tb: Annotated[float, Field(ge=0)] = 0.0
     """Price of moving 10**12 bytes."""
+    codec: LinkCodec = LinkCodec.RAW
+    """Lossless coding of blocks: raw, auto where it raises the rate of the link, as pool nodes do,
+    or always."""
+    codec_ratio: Annotated[float, Field(ge=1, le=CODEC_RATIO_MAX)] = RATIOS["bfloat16"]
+    """Bytes of a bfloat16 block for a byte on the link; other formats are sent raw."""
+    codec_rate: Annotated[BitsPerSecond, Field(gt=0)] = 8 * CODEC_BYTES_PER_S
+    """Blocks that one core codes, and that one decodes."""
+    codec_cores: Positive = 1.0
+    """Cores that code at each end of the link; a pool node has one."""
 
 
 class _ClusterTable(_Table):

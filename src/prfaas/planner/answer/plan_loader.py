@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prfaas.core.codec.gain import CodecSpeed
+from prfaas.core.codec.planned import PlannedCoding
+from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.overrides import override
 from prfaas.planner.answer.plan_file import (
     DecodeTable,
+    LinkTable,
     ModelTable,
     PdTable,
     PlanFile,
@@ -25,6 +29,7 @@ from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.hardware.roofline import ModelSize, Roofline
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_dtype import KV_DTYPES, canonical_dtype
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind
 from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import check_threshold
@@ -160,13 +165,12 @@ class _Loader:
         return Workload(lengths, mean_prompt, table.output_tokens, table.arrival_cv)
 
     def _prfaas(self, table: PrfaasTable) -> PrfaasCluster:
-        link = table.link
         return PrfaasCluster(
             name=table.name,
             num_instances=table.instances,
             gpus_per_instance=table.gpus_per_instance,
             prefill=self._prefill(table),
-            link=Link(link.bandwidth, link.rtt, link.price_per_tb),
+            link=_link(table.link),
             price_per_gpu_h=table.price_per_gpu_hour,
         )
 
@@ -233,6 +237,17 @@ class _Loader:
         return roofline, self._size
 
 
+def _link(table: LinkTable) -> Link:
+    codec_bytes_per_s = table.codec_rate / BITS_PER_BYTE
+    coding = PlannedCoding(
+        table.codec,
+        table.codec_cores,
+        CodecSpeed(codec_bytes_per_s, codec_bytes_per_s),
+        table.codec_ratio,
+    )
+    return Link(table.bandwidth, table.rtt, table.price_per_tb, coding)
+
+
 def prefill_from(table: PrefillTable, name: str) -> PrefillProfile:
     """The profile that a `[prefill]` table describes."""
     return PrefillProfile(
@@ -277,4 +292,9 @@ def _geometry_by_hand(table: ModelTable) -> KvGeometry:
     groups = [LayerGroup(LayerKind.FULL, 1, token_bytes=tokens, detail=by_hand)]
     if table.kv_state:
         groups.append(LayerGroup(LayerKind.LINEAR, 1, state_bytes=table.kv_state, detail=by_hand))
-    return KvGeometry(table.name or "model", tuple(groups))
+    kv = canonical_dtype("bfloat16" if table.kv_dtype == "auto" else table.kv_dtype)
+    state = canonical_dtype("float32" if table.state_dtype == "auto" else table.state_dtype)
+    for key, dtype in (("kv_dtype", kv), ("state_dtype", state)):
+        if dtype not in KV_DTYPES:
+            raise ConfigError(f"model.{key} is {dtype!r}; it is one of {', '.join(KV_DTYPES)}")
+    return KvGeometry(table.name or "model", tuple(groups), kv, state)

@@ -14,6 +14,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from prfaas.core.codec.planned import CodedLink
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -127,6 +129,22 @@ def kv_bytes_at(geometry: KvGeometry, num_tokens: FloatArray) -> FloatArray:
         kept = num_tokens if group.window is None else np.minimum(num_tokens, group.window)
         total += float(group.num_layers * group.token_bytes) * kept
     return total
+
+
+def wire_bytes_at(geometry: KvGeometry, num_tokens: FloatArray, link: CodedLink) -> FloatArray:
+    """Bytes on the network for the `kv_bytes_at` of some lengths.
+
+    Args:
+        geometry: Layer groups of the model.
+        num_tokens: Lengths in tokens, any shape.
+        link: The link that carries them.
+    """
+    whole = kv_bytes_at(geometry, num_tokens)
+    if not link.is_coding:
+        return whole
+    state = geometry.state_bytes
+    coded_state = state / link.ratio_of(geometry.state_dtype)
+    return (whole - state) / link.ratio_of(geometry.kv_dtype) + coded_state
 
 
 def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:

@@ -8,6 +8,7 @@ from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.report import html_figures as figures
+from prfaas.planner.report.coding import HEAD, coding_rows, links_in_words
 from prfaas.planner.report.html_parts import figure, page, table
 from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.designs import Design
@@ -62,6 +63,7 @@ def html_report(plan: Plan) -> str:
         figure(figures.egress_figure(plan)),
         "</div>",
         figure(figures.cost_figure(plan)),
+        _coding(plan),
         "<h2>Break-even points</h2>",
         table(("figure", "value"), facts(plan), css="narrow"),
         "<h2>One more unit, settings re-optimised</h2>",
@@ -78,6 +80,15 @@ def html_report(plan: Plan) -> str:
         _sources(plan),
     ]
     return page(problem.title, _STYLE, body)
+
+
+def _coding(plan: Plan) -> str:
+    effect = plan.coding
+    if effect is None:
+        return ""
+    rows = table(HEAD, coding_rows(effect), css="narrow")
+    links = escape(links_in_words(effect))
+    return f"<h2>Coding of links, {effect.quality}</h2>{rows}<p>{links}</p>"
 
 
 def _notes(notes: list[str]) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.report.coding import HEAD, coding_rows, links_in_words
 from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.curves import Curve, against_threshold
 from prfaas.planner.solve.designs import Design
@@ -39,6 +40,7 @@ def _parts(plan: Plan) -> list[RenderableType]:
     return [
         _designs_table("Exact expectations E[T(L)]", plan.exact),
         _designs_table("The paper's representative lengths T(E[L])", plan.paper),
+        *_coding_table(plan),
         _throughputs_table(plan),
         _stages_table(plan),
         _latency_table(plan),
@@ -87,6 +89,18 @@ def _design_row(design: Design) -> tuple[str, ...]:
         w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-",
         w.price(design.price_per_mtoken),
     )
+
+
+def _coding_table(plan: Plan) -> list[Table]:
+    effect = plan.coding
+    if effect is None:
+        return []
+    table = _table(f"Coding of links, {effect.quality}, exact", *HEAD)
+    table.caption = links_in_words(effect)
+    table.caption_justify = "left"
+    for row in coding_rows(effect):
+        table.add_row(*row)
+    return [table]
 
 
 def _throughputs_table(plan: Plan) -> Table:

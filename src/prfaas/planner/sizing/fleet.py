@@ -161,7 +161,7 @@ class _Search:
     def _priced(self, problem: Problem, found: Operation) -> Fleet:
         bits_per_s = found.egress_bits_per_s * self._demand_per_s / found.rate_per_s
         terabytes = bits_per_s / tp.BITS * _SECONDS_PER_H / BYTES_PER_TB
-        shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+        shared = zip(problem.prfaas, found.traffic_shares, strict=True)
         link_price = sum(share * cluster.link.price_per_tb for cluster, share in shared)
         offloads = found.offload_fraction > 1e-9
         return Fleet(

@@ -89,9 +89,10 @@ def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> 
     nothing = np.array([problem.workload.lengths.high])
     grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
     found = replace(within_target(alone, mode, grid), offload_threshold=None)
+    none = tuple(0.0 for _ in problem.prfaas)
     return replace(
         _priced(name, alone, found),
-        operation=replace(found, cluster_shares=tuple(0.0 for _ in problem.prfaas)),
+        operation=replace(found, cluster_shares=none, traffic_shares=none),
     )
 
 
@@ -213,5 +214,5 @@ def terabytes_per_h(found: Operation) -> float:
 
 def mean_link_price(problem: Problem, found: Operation) -> float:
     """Price of 10**12 bytes, averaged over clusters by their traffic."""
-    shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+    shared = zip(problem.prfaas, found.traffic_shares, strict=True)
     return sum(share * cluster.link.price_per_tb for cluster, share in shared)

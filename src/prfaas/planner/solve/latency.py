@@ -20,8 +20,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from prfaas.core.codec.planned import CodedLink
 from prfaas.errors import ConfigError
-from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at
+from prfaas.planner.model.kv_geometry import FloatArray, wire_bytes_at
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.throughput import BITS
@@ -154,7 +155,7 @@ def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time
 
 
 def _link_load(problem: Problem, found: Operation, arrival_per_s: float) -> float:
-    capacity = sum(c.link.bits_per_s for c in problem.prfaas) or np.inf
+    capacity = sum(c.link.wire_bits_per_s for c in problem.prfaas) or np.inf
     scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
     return found.egress_bits_per_s * scale / capacity if found.egress_bits_per_s else 0.0
 
@@ -173,11 +174,12 @@ def _classes(
         if not remote.any() or not share:
             continue
         prefill = cluster.prefill.at(tokens[remote])
-        bits_per_s = cluster.link.bits_per_s * (1 - link_load)
+        bits_per_s = cluster.link.wire_bits_per_s * (1 - link_load)
         arrival = _arrival(
             problem,
             tokens[remote],
             prefill,
+            link=cluster.link.coded,
             bits_per_s=bits_per_s,
             transfer=transfer,
             chunk_tokens=chunk_tokens,
@@ -201,16 +203,18 @@ def _arrival(
     tokens: FloatArray,
     prefill_s: FloatArray,
     *,
+    link: CodedLink,
     bits_per_s: float,
     transfer: Transfer,
     chunk_tokens: int,
 ) -> FloatArray:
     """Time from the start of prefill to the last byte of the KV cache, s."""
-    whole_s = kv_bytes_at(problem.geometry, tokens) * BITS / bits_per_s
+    geometry = problem.geometry
+    whole_s = wire_bytes_at(geometry, tokens, link) * BITS / bits_per_s
     if transfer is Transfer.AFTER_PREFILL:
         return prefill_s + whole_s
     chunks = np.ceil(tokens / chunk_tokens)
-    state_s = problem.geometry.state_bytes * BITS / bits_per_s
+    state_s = geometry.state_bytes / link.ratio_of(geometry.state_dtype) * BITS / bits_per_s
     last_s = (whole_s - state_s) / chunks + state_s
     fast_link, slow_link = prefill_s + last_s, prefill_s / chunks + whole_s
     return np.asarray(np.maximum(fast_link, slow_link), dtype=np.float64)

@@ -68,8 +68,10 @@ class Operation:
         pd_prefill_per_s: Θ_pd-p, req/s; inf when all is offloaded.
         decode_per_s: Θ_pd-d, req/s.
         rate_per_s: Λ_max, req/s.
-        egress_bits_per_s: Traffic of all PrfaaS links at Λ_max.
+        egress_bits_per_s: Traffic of all PrfaaS links at Λ_max, as the network sees it.
         cluster_shares: Share of the offloaded requests that each PrfaaS cluster takes.
+        traffic_shares: Share of the traffic of each PrfaaS link; differs where one codes and
+            another does not.
         capacity_per_s: Rate Λ at which each stage alone would bind, req/s.
     """
 
@@ -87,6 +89,7 @@ class Operation:
     rate_per_s: float
     egress_bits_per_s: float
     cluster_shares: tuple[float, ...]
+    traffic_shares: tuple[float, ...]
     capacity_per_s: dict[Bottleneck, float]
 
     @property
@@ -182,6 +185,8 @@ def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: 
     terms, rate = grid.terms, float(grid.rate[row, column])
     p = float(terms.offload_fraction[column])
     num_prefill = int(grid.num_prefill[row])
+    shares, sizes = _shares(grid.clusters[:, column]), terms.wire_long_bytes[:, column].tolist()
+    size = _mean_size(shares, sizes)
     return Operation(
         mode=mode,
         offload_threshold=float(terms.threshold[column]),
@@ -195,8 +200,12 @@ def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: 
         pd_prefill_per_s=float(grid.pd_prefill[row, column]),
         decode_per_s=float(grid.decode[row, column]),
         rate_per_s=rate,
-        egress_bits_per_s=rate * p * float(terms.kv_long_bytes[column]) * tp.BITS,
-        cluster_shares=_shares(grid.clusters[:, column]),
+        egress_bits_per_s=rate * p * size * tp.BITS,
+        cluster_shares=shares,
+        traffic_shares=tuple(
+            share * (each / size) if size else 0.0
+            for share, each in zip(shares, sizes, strict=True)
+        ),
         capacity_per_s=_capacities(problem, grid, row, column),
     )
 
@@ -208,6 +217,14 @@ def _shares(carried: FloatArray) -> tuple[float, ...]:
     return tuple((carried / total).tolist())
 
 
+def _mean_size(shares: tuple[float, ...], sizes: list[float]) -> float:
+    """Mean bytes of an offloaded request on the links."""
+    if not sizes:
+        return 0.0
+    first = sizes[0]
+    return first + sum(s * (size - first) for s, size in zip(shares, sizes, strict=True))
+
+
 def _capacities(
     problem: Problem, grid: SearchGrid, row: int, column: int
 ) -> dict[Bottleneck, float]:
@@ -215,10 +232,13 @@ def _capacities(
     p = float(terms.offload_fraction[column])
     compute = network = np.inf
     if p > 1e-12:
-        seconds, size = terms.prefill_long_s[:, column], float(terms.kv_long_bytes[column])
+        seconds, sizes = terms.prefill_long_s[:, column], terms.wire_long_bytes[:, column].tolist()
         per_cluster = [c.num_instances / s for c, s in zip(problem.prfaas, seconds, strict=True)]
         compute = sum(per_cluster) / p
-        network = sum(c.link.bits_per_s for c in problem.prfaas) / (size * tp.BITS) / p
+        first = sizes[0] if sizes else 1.0
+        links = zip(problem.prfaas, sizes, strict=True)
+        bits_per_s = sum(c.link.wire_bits_per_s * (first / size) for c, size in links)
+        network = bits_per_s / (first * tp.BITS) / p
         # Clusters that bind on different sides carry less than either sum alone.
         together = grid.prfaas[column] / p
         compute, network = (together, network) if compute <= network else (compute, together)

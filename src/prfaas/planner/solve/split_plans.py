@@ -6,11 +6,14 @@ from dataclasses import replace
 from functools import lru_cache
 from math import log
 
+import numpy as np
+
 from prfaas.core.control.role_loop import SplitPlan
 from prfaas.core.control.split import Plans
 from prfaas.core.control.traffic_mix import Mix
 from prfaas.errors import ConfigError
-from prfaas.planner.problem import Problem, Workload
+from prfaas.planner.model.kv_geometry import kv_bytes_at, wire_bytes_at
+from prfaas.planner.problem import Link, Problem, Workload
 from prfaas.planner.solve.search import best_thresholds, search_grid
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
@@ -23,7 +26,7 @@ _PLANS_MAX = 16
 
 def split_plans(problem: Problem) -> Plans:
     """Plans of a deployment's splits, for links of any total capacity; each is made once."""
-    planned = sum(c.link.bits_per_s for c in problem.prfaas)
+    planned = sum(_block_bits_per_s(c.link, problem) for c in problem.prfaas)
 
     @lru_cache(_PLANS_MAX)
     def of(step: int, mix: Mix | None) -> dict[int, SplitPlan]:
@@ -51,6 +54,15 @@ def split_plans(problem: Problem) -> Plans:
         return of(round(log(bits_per_s / planned, _STEP)), mix).get(num_prefill)
 
     return plans
+
+
+def _block_bits_per_s(link: Link, problem: Problem) -> float:
+    """Rate that gateways measure: bytes of blocks, of a hand-off of mean length."""
+    if not link.coded.is_coding:
+        return link.bits_per_s
+    tokens, geometry = np.array([problem.mean_new_tokens]), problem.geometry
+    wire = wire_bytes_at(geometry, tokens, link.coded)
+    return link.wire_bits_per_s * float(kv_bytes_at(geometry, tokens)[0] / wire[0])
 
 
 def _workload(planned: Workload, mix: Mix | None) -> Workload:

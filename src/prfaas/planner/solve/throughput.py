@@ -7,7 +7,7 @@ only the four stage terms below differ.
     symbol                          here
     p                               offload_fraction
     T_prefill(l_long), PrfaaS       prefill_long_s, one row per PrfaaS cluster
-    S_kv(l_long)                    kv_long_bytes
+    S_kv(l_long)                    wire_long_bytes, one row per PrfaaS cluster
     T_prefill(l_short), PD-P        prefill_short_s
 
 Several PrfaaS clusters share the long requests in proportion to what each can carry, so their
@@ -22,7 +22,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at
+from prfaas.core.codec.planned import CodedLink
+from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PdCluster, Problem
 from prfaas.planner.workload.prompt_lengths import LengthDistribution
 
@@ -46,7 +47,8 @@ class StageTerms:
         mean_long: l_long, tokens, shape (T,); 0 where nothing is offloaded.
         mean_short: l_short, tokens, shape (T,); 0 where everything is.
         prefill_long_s: Prefill time of offloaded requests, s, shape (clusters, T).
-        kv_long_bytes: KV bytes of offloaded requests, shape (T,).
+        wire_long_bytes: Bytes of an offloaded request on each link: its KV bytes, less where the
+            link codes, shape (clusters, T).
         prefill_short_s: Prefill time of local requests on PD-P, s, shape (T,).
     """
 
@@ -55,7 +57,7 @@ class StageTerms:
     mean_long: FloatArray
     mean_short: FloatArray
     prefill_long_s: FloatArray
-    kv_long_bytes: FloatArray
+    wire_long_bytes: FloatArray
     prefill_short_s: FloatArray
 
 
@@ -83,17 +85,22 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
     split = _Split(lengths, threshold, fraction)
     mean_short, mean_long = split.sides(lengths.mean_up_to)
 
-    def kv(tokens: FloatArray) -> FloatArray:
-        return kv_bytes_at(problem.geometry, tokens)
+    links = [cluster.link.coded for cluster in problem.prfaas]
+
+    def wire(link: CodedLink) -> Callable[[FloatArray], FloatArray]:
+        return lambda tokens: wire_bytes_at(problem.geometry, tokens, link)
 
     if mode is Mode.PAPER:
         long_s = [c.prefill.at(mean_long) for c in problem.prfaas]
-        kv_long, short_s = kv(mean_long), problem.pd.prefill.at(mean_short)
+        wire_long = [wire(link)(mean_long) for link in links]
+        short_s = problem.pd.prefill.at(mean_short)
     else:
         long_s = [split.expectations(c.prefill.at)[1] for c in problem.prfaas]
-        kv_long, short_s = split.expectations(kv)[1], split.expectations(problem.pd.prefill.at)[0]
-    rows = np.array(long_s, dtype=np.float64).reshape(len(problem.prfaas), len(threshold))
-    return StageTerms(threshold, fraction, mean_long, mean_short, rows, kv_long, short_s)
+        wire_long = [split.expectations(wire(link))[1] for link in links]
+        short_s = split.expectations(problem.pd.prefill.at)[0]
+    shape = len(problem.prfaas), len(threshold)
+    rows, sizes = (np.array(x, dtype=np.float64).reshape(shape) for x in (long_s, wire_long))
+    return StageTerms(threshold, fraction, mean_long, mean_short, rows, sizes, short_s)
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def cluster_throughputs(problem: Problem, terms: StageTerms) -> FloatArray:
     carried = np.zeros_like(terms.prefill_long_s)
     for row, cluster in enumerate(problem.prfaas):
         compute = _rate(cluster.num_instances, terms.prefill_long_s[row])
-        network = _rate(cluster.link.bits_per_s, terms.kv_long_bytes * BITS)
+        network = _rate(cluster.link.wire_bits_per_s, terms.wire_long_bytes[row] * BITS)
         carried[row] = np.minimum(compute, network)
     return carried
 

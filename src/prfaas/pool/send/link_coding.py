@@ -12,6 +12,7 @@ from prfaas.core.codec.codecs import (
     LinkCodec,
     codec_of,
 )
+from prfaas.core.codec.planned import RATIO_WEIGHT
 from prfaas.core.codec.switch import CodingSwitch
 from prfaas.core.codec.trials import Trials
 from prfaas.core.kv.planes import Planes, part
@@ -24,8 +25,6 @@ from prfaas.wire.fragments import encode_coded_prefix, encode_prefix
 
 CODED_BYTES_MIN = 4096
 """Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
-RATIO_WEIGHT = 0.25
-"""Time of the newest sample."""
 
 
 class LinkCoding:

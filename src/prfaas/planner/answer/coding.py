@@ -1,0 +1,140 @@
+"""What coding of links changes in an answer: the same question with every link raw, beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.planned import QUALITY, RAW_LINK, CodedLink, Quality
+from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at, wire_bytes_at
+from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.solve.designs import Design
+from prfaas.planner.solve.throughput import BITS
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEffect:
+    """Coding of one link.
+
+    Args:
+        cluster: PrfaaS cluster at its end.
+        codec: The operator's choice.
+        is_coding: True if it codes at this bandwidth.
+        ratio: Bytes of a block for a byte on the link, of blocks that are coded; 1 if none is.
+        gain: Rate of coded blocks for that of raw ones, expected by the rule of pool nodes.
+        hand_off_ratio: Bytes of the whole hand-off of a prompt of l_long for a byte on the link.
+    """
+
+    cluster: str
+    codec: LinkCodec
+    is_coding: bool
+    ratio: float
+    gain: float
+    hand_off_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class CodingSide:
+    """An answer with or without coding, exact.
+
+    Args:
+        answer: Verdict.
+        gain: At equal cost.
+        offload_threshold: t, tokens.
+        rate_per_s: Λ_max, req/s.
+        egress_bits_per_s: Traffic of all links at Λ_max.
+        offloaded_bytes: Bytes on the links for one offloaded request; 0 if none is.
+        price_per_mtoken: Price of one million prompt tokens.
+        traffic_price_per_h: Price of the traffic at Λ_max for one hour.
+    """
+
+    answer: Answer
+    gain: float
+    offload_threshold: float | None
+    rate_per_s: float
+    egress_bits_per_s: float
+    offloaded_bytes: float
+    price_per_mtoken: float
+    traffic_price_per_h: float
+
+
+@dataclass(frozen=True, slots=True)
+class CodingEffect:
+    """The effect of coding on an answer.
+
+    Args:
+        quality: Quality class of coded blocks.
+        links: Every link.
+        raw: The answer if all links were raw.
+        coded: The answer.
+    """
+
+    quality: Quality
+    links: tuple[LinkEffect, ...]
+    raw: CodingSide
+    coded: CodingSide
+
+
+def asks_for_coding(problem: Problem) -> bool:
+    """Return True if any link may code."""
+    return any(c.link.coding.mode is not LinkCodec.RAW for c in problem.prfaas)
+
+
+def without_coding(problem: Problem) -> Problem:
+    """Return the question with every link raw."""
+    clusters = tuple(
+        replace(cluster, link=replace(cluster.link, coding=RAW_LINK)) for cluster in problem.prfaas
+    )
+    return replace(problem, prfaas=clusters)
+
+
+def side_of(design: Design, answer: Answer, gain: float) -> CodingSide:
+    """Return one side of the comparison."""
+    found = design.operation
+    offloaded_per_s = found.rate_per_s * found.offload_fraction
+    size = found.egress_bits_per_s / BITS / offloaded_per_s if offloaded_per_s else 0.0
+    return CodingSide(
+        answer=answer,
+        gain=gain,
+        offload_threshold=found.offload_threshold,
+        rate_per_s=found.rate_per_s,
+        egress_bits_per_s=found.egress_bits_per_s,
+        offloaded_bytes=size,
+        price_per_mtoken=design.price_per_mtoken,
+        traffic_price_per_h=design.link_price_per_h,
+    )
+
+
+def coding_effect(
+    problem: Problem, mean_long: float, raw: CodingSide, coded: CodingSide
+) -> CodingEffect:
+    """Return the effect of coding.
+
+    Args:
+        problem: The question.
+        mean_long: l_long, tokens.
+        raw: The answer if all links were raw.
+        coded: The answer.
+    """
+    links = tuple(_link_effect(cluster, problem.geometry, mean_long) for cluster in problem.prfaas)
+    return CodingEffect(QUALITY, links, raw, coded)
+
+
+def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float) -> LinkEffect:
+    link = cluster.link.coded
+    return LinkEffect(
+        cluster=cluster.name,
+        codec=cluster.link.coding.mode,
+        is_coding=link.is_coding,
+        ratio=link.ratio,
+        gain=link.gain,
+        hand_off_ratio=_hand_off_ratio(geometry, mean_long, link),
+    )
+
+
+def _hand_off_ratio(geometry: KvGeometry, num_tokens: float, link: CodedLink) -> float:
+    tokens = np.array([num_tokens])
+    return float(kv_bytes_at(geometry, tokens)[0] / wire_bytes_at(geometry, tokens, link)[0])

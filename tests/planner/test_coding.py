@@ -1,0 +1,167 @@
+"""Plans of links that code blocks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from prfaas.cli.plan.plan_command import plan
+from prfaas.errors import ConfigError
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.report.html_report import html_report
+from prfaas.planner.solve import designs
+from prfaas.planner.solve.split_plans import split_plans
+from prfaas.planner.solve.throughput import Mode
+
+from .paths import EXAMPLES
+
+CASE = EXAMPLES / "paper-case-study.toml"
+SCARCE = 'prfaas.0.link.bandwidth="5Gbps"'
+AUTO = 'prfaas.0.link.codec="auto"'
+TOKEN_BYTES, STATE_BYTES = 17280, 173.925 * 2**20
+
+
+def wire_ratio(found: designs.Design) -> float:
+    """Bytes of an offloaded request on the link, for each byte of its blocks."""
+    operation = found.operation
+    block_bytes = TOKEN_BYTES * operation.mean_long + STATE_BYTES
+    offloaded_per_s = operation.rate_per_s * operation.offload_fraction
+    return operation.egress_bits_per_s / 8 / offloaded_per_s / block_bytes
+
+
+def test_attention_shrinks_on_the_link_and_float32_state_does_not() -> None:
+    question = load_question(CASE, [SCARCE, AUTO])
+    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+    attention = TOKEN_BYTES * found.operation.mean_long
+
+    expected = (attention / 1.33 + STATE_BYTES) / (attention + STATE_BYTES)
+
+    assert wire_ratio(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_state_in_bfloat16_shrinks_too() -> None:
+    question = load_question(CASE, [SCARCE, AUTO, 'model.state_dtype="bfloat16"'])
+
+    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+
+    assert wire_ratio(found) == pytest.approx(1 / 1.33)
+
+
+def test_a_plan_reports_what_coding_changes() -> None:
+    plain = make_plan(load_question(CASE, [SCARCE, "prfaas.0.link.price_per_tb=20"]))
+    coded = make_plan(load_question(CASE, [SCARCE, "prfaas.0.link.price_per_tb=20", AUTO]))
+
+    assert plain.coding is None
+    effect = coded.coding
+    assert effect is not None
+    before, after = plain.exact.prfaas.operation, coded.exact.prfaas.operation
+    assert effect.raw.egress_bits_per_s == before.egress_bits_per_s
+    assert effect.raw.offload_threshold == before.offload_threshold
+    assert effect.raw.answer is plain.verdict.answer
+    assert effect.raw.gain == plain.exact.gain
+    assert effect.coded.rate_per_s == after.rate_per_s > before.rate_per_s
+    assert effect.coded.price_per_mtoken < effect.raw.price_per_mtoken
+    assert effect.coded.traffic_price_per_h < effect.raw.traffic_price_per_h
+    assert (effect.links[0].is_coding, effect.quality) == (True, "lossless")
+    assert 1.2 < effect.links[0].hand_off_ratio < 1.33
+
+
+def test_coding_moves_threshold_and_verdict_of_a_scarce_link() -> None:
+    narrow = ['prfaas.0.link.bandwidth="10Gbps"', "prfaas.0.link.price_per_tb=1", AUTO]
+
+    effect = make_plan(load_question(CASE, narrow)).coding
+
+    assert effect is not None
+    raw, coded = effect.raw, effect.coded
+    assert raw.offload_threshold is not None
+    assert coded.offload_threshold is not None
+    assert coded.offload_threshold < raw.offload_threshold
+    assert coded.gain > raw.gain
+    assert (raw.answer, coded.answer) == ("depends", "pays")
+
+
+def test_a_link_that_is_too_fast_for_the_codec_stays_raw() -> None:
+    effect = make_plan(load_question(CASE, [AUTO])).coding
+
+    assert effect is not None
+    assert effect.raw == effect.coded
+    assert not effect.links[0].is_coding
+    assert effect.links[0].gain < 1
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "float16", "float32"])
+def test_a_cache_that_no_codec_is_for_changes_nothing(dtype: str) -> None:
+    effect = make_plan(load_question(CASE, [SCARCE, AUTO, f'model.kv_dtype="{dtype}"'])).coding
+
+    assert effect is not None
+    assert effect.raw == effect.coded
+    assert effect.links[0].hand_off_ratio == 1
+
+
+def test_traffic_is_priced_by_the_bytes_of_each_link() -> None:
+    file = EXAMPLES / "two-prfaas-clusters.toml"
+    prices = ["prfaas.0.link.price_per_tb=10", "prfaas.1.link.price_per_tb=0"]
+    question = load_question(file, [*prices, 'prfaas.1.link.codec="always"'])
+
+    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+
+    operation = found.operation
+    assert sum(operation.traffic_shares) == pytest.approx(1)
+    assert operation.traffic_shares[0] > operation.cluster_shares[0]
+    priced = designs.terabytes_per_h(operation) * operation.traffic_shares[0] * 10
+    assert found.link_price_per_h == pytest.approx(priced)
+
+
+def test_splits_are_planned_for_the_rate_of_blocks_that_gateways_measure() -> None:
+    problem = load_question(CASE, [SCARCE, AUTO]).problem
+    coded, raw = split_plans(problem), split_plans(load_question(CASE, [SCARCE]).problem)
+
+    planned, measured = coded(3, 6.2e9, None), raw(3, 5e9, None)
+
+    assert planned is not None
+    assert measured is not None
+    assert planned.rate_per_s > measured.rate_per_s
+    assert planned == coded(3, 6.3e9, None)
+
+
+def test_json_terminal_and_page_show_it() -> None:
+    arguments = [str(CASE), "--set", SCARCE, "--set", AUTO]
+
+    coding = json.loads(CliRunner().invoke(plan, [*arguments, "--json"]).stdout)["coding"]
+    shown = CliRunner().invoke(plan, arguments).output
+    page = html_report(make_plan(load_question(CASE, [SCARCE, AUTO])))
+
+    assert coding["quality"] == "lossless"
+    assert coding["links"][0]["codec"] == "auto"
+    assert coding["coded"]["egress_bits_per_s"] < coding["raw"]["egress_bits_per_s"]
+    for output in (shown, page):
+        assert "Coding of links, lossless" in output
+        assert "codes 1.33:1, the whole hand-off 1.2" in output
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('prfaas.0.link.codec="kivi4"', "codec"),
+        ("prfaas.0.link.codec_ratio=0.5", "codec_ratio"),
+        ("prfaas.0.link.codec_ratio=100.0", "codec_ratio"),
+        ("prfaas.0.link.codec_cores=0", "codec_cores"),
+        ('prfaas.0.link.codec_rate="0Gbps"', "codec_rate"),
+        ('model.kv_dtype="bfloat"', "model.kv_dtype is 'bfloat'; it is one of"),
+    ],
+)
+def test_impossible_settings_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_question(CASE, [setting])
+
+
+def test_cores_of_a_codec_count() -> None:
+    question = load_question(CASE, [AUTO, "prfaas.0.link.codec_cores=8"])
+
+    assert question.problem.prfaas[0].link.coded.is_coding
+    one = replace(question.problem.prfaas[0].link.coding, cores=1.0)
+    assert not one.of(100e9 / 8).is_coding
