@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.resources.prefill_instance import Job
-from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
+from prfaas.sim.resources.shared_link import Flow, Purpose
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup
@@ -60,13 +61,7 @@ class Transport:
         self._capacity_ratio, self._num_pools_down = 1.0, 0
         self._open: dict[Request, _Transfer] = {}
         self._copies: dict[Flow, Ended] = {}
-        self.home = SharedLink(
-            clock,
-            cluster.link.bits_per_s,
-            on_landed=self._landed,
-            flow_bits_per_s=cluster.link.flow_bits_per_s,
-            rtt_ns=cluster.link.rtt_ns,
-        )
+        self.home = make_link(clock, cluster.link, cluster.costs.state_bytes, self._landed)
 
     # Hand-offs
 

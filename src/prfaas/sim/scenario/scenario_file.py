@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
@@ -71,6 +72,9 @@ class LinkTable(_Table):
     loss."""
     pool_nodes: Annotated[int, Field(ge=1)] = 1
     """Pool nodes that send over a link in parallel; a transfer uses one. Counts with loss."""
+    codec: LinkCodec | None = None
+    """Lossless coding of blocks: raw, auto where it raises the rate of the link, or always; the
+    plan's if absent. Ratio, rate and cores of the codec are the plan's."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
     dead_after: Seconds = 5.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs
@@ -11,6 +15,7 @@ from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.hardware.cost_tables import make_costs
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.step_time import step_time
+from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.problem import Link, Problem
 from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.split_plans import split_plans
@@ -88,7 +93,13 @@ def make_setup(
         price_per_h=problem.gpu_price_per_h,
         roles=_roles(file, problem),
     )
-    notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, setup.routing)]
+    coded = [
+        f"link of {cluster.name}: {cluster.link.coding.in_words(cluster.link.bits_per_s / 8)}"
+        for cluster in clusters
+        if cluster.link.coding is not None
+    ]
+    threshold = _threshold_note(file, setup.routing)
+    notes = [*_continued(problem, num_prompt_tokens_max), *coded, threshold]
     return setup, notes
 
 
@@ -104,7 +115,7 @@ def _clusters(
             cluster.name,
             cluster.num_instances,
             _costs(file, question, cluster.prefill, num_prompt_tokens_max),
-            _link(file.link, cluster.link),
+            _link(file.link, cluster.link, problem.geometry),
             CacheSetup(
                 table.prfaas_blocks,
                 table.prfaas_disk_blocks,
@@ -190,7 +201,8 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
     return RolesSetup(settings, split_plans(problem))
 
 
-def _link(table: LinkTable, planned: Link) -> LinkSetup:
+def _link(table: LinkTable, planned: Link, geometry: KvGeometry) -> LinkSetup:
+    coding = replace(planned.coding, mode=table.codec or planned.coding.mode)
     rtt_s = planned.rtt_s if table.rtt is None else table.rtt
     bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
     flow_bits_per_s = float("inf")
@@ -206,6 +218,9 @@ def _link(table: LinkTable, planned: Link) -> LinkSetup:
         dead_after_ns=_ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
         planned_bits_per_s=planned.bits_per_s,
+        coding=BlockCoding(coding, geometry.kv_dtype, geometry.state_dtype)
+        if coding.mode is not LinkCodec.RAW
+        else None,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.control.split import Plans
@@ -83,6 +84,7 @@ class LinkSetup:
         price_per_tb: Price of 10**12 bytes.
         planned_bits_per_s: Rate that the gateway expects until one is measured; None is what the
             link carries.
+        coding: How blocks are coded; None sends all raw.
     """
 
     bits_per_s: float
@@ -91,6 +93,7 @@ class LinkSetup:
     dead_after_ns: int = 5 * NS_PER_S
     price_per_tb: float = 0.0
     planned_bits_per_s: float | None = None
+    coding: BlockCoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
