@@ -1,0 +1,59 @@
+"""Hostile streams into admitted data connections, and proof that each check notices its damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.pool.receive.block_assembly import Assembly
+from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.sealed.records import Opener
+
+from . import links
+from .links import Attacker, LinkFigures, a_site
+
+
+async def attacked(directory: Path, encryption: LinkEncryption, num_streams: int) -> LinkFigures:
+    async with a_site(directory, encryption) as site:
+        return await Attacker(site, directory, encryption, seed=1).run(num_streams)
+
+
+@pytest.mark.parametrize("encryption", LinkEncryption)
+async def test_damaged_streams_leave_no_wrong_byte_and_nothing_behind(
+    tmp_path: Path, encryption: LinkEncryption
+) -> None:
+    figures = await attacked(tmp_path, encryption, num_streams=48)
+
+    assert figures.num_streams == 48 + links.AT_ONCE
+    assert figures.num_links_ended > 0
+    assert figures.num_blocks > links.AT_ONCE
+
+
+async def test_without_digests_wrong_bytes_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReceivedBlock, "is_intact", property(lambda _: True))
+
+    with pytest.raises(AssertionError, match=r"wrong bytes|nobody sent"):
+        await attacked(tmp_path, LinkEncryption.TLS, num_streams=400)
+
+
+async def test_without_tags_the_damage_of_a_path_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Opener, "check", lambda self, data, _tag: self._keys.take(len(data)))
+
+    with pytest.raises(AssertionError, match="the path's damage ended it"):
+        await attacked(tmp_path, LinkEncryption.NETWORK, num_streams=400)
+
+
+async def test_blocks_that_are_never_finished_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "ENDED_S", 3.0)
+    monkeypatch.setattr(Assembly, "close", lambda _: None)
+
+    with pytest.raises(TimeoutError):
+        await attacked(tmp_path, LinkEncryption.SEALED, num_streams=400)
