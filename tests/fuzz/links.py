@@ -263,7 +263,7 @@ class Attacker:
             await asyncio.gather(*sends)
             if damage is Damage.NONE:
                 async with asyncio.timeout(ENDED_S):
-                    await until(lambda: self._site.held())
+                    await until(self._site.held)
             await self._check(session, damage)
             session.peer.channel.send(Abort(transfer_id=session.transfer))
         finally:
