@@ -1,15 +1,20 @@
 """Rendered pods as processes of this machine: only addresses, ports and paths are others.
 
 A container's command, arguments, variables and files are taken as they are rendered. The
-addresses of Services, the content of volumes and issued certificates are added here.
+addresses of Services, the content of volumes, issued certificates and an API server with the
+EndpointSlices of the Services are added here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,7 @@ from cryptography import x509
 from prfaas.cli.host.processes import Part
 from prfaas.engines.launch import Command
 from prfaas.wire.identity import issue
+from tests.membership.fake_api import FakeApi, endpoint, endpoint_slice
 from tests.ports import free_port
 
 from .charts import NAMESPACE, ROOT, Object, matches, of_kind, pod_templates
@@ -26,6 +32,7 @@ from .charts import NAMESPACE, ROOT, Object, matches, of_kind, pod_templates
 IN_THE_IMAGE = "/opt/prfaas/examples"
 HOST_NAME = "external-dns.alpha.kubernetes.io/hostname"
 PROGRAMS = {"prfaas": [sys.executable, "-m", "prfaas"], "python3": [sys.executable]}
+API_FOLDER = "/etc/prfaas/api"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 """The folder of a pod for which this machine's own serves."""
 
@@ -60,6 +67,7 @@ class Cluster:
     claims: dict[str, Path]
     authority: Path
     pods: list[LocalPod] = field(default_factory=list)
+    api: FakeApi = field(default_factory=lambda: FakeApi(NAMESPACE))
 
     def __post_init__(self) -> None:
         for each in of_kind(self.objects, "Certificate"):
@@ -90,21 +98,51 @@ class Cluster:
         authority = (self.authority / "ca.pem").read_bytes()
         return {"tls.crt": certificate, "tls.key": key, "ca.crt": authority}
 
+    @contextlib.asynccontextmanager
+    async def api_server(self) -> AsyncIterator[FakeApi]:
+        """Run the API server, with the EndpointSlices of the Services that have labels for it."""
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        files = [self.home / "api.pem", self.home / "api.key"]
+        issued = issue(self.authority, "kubernetes", [address])
+        for file, content in zip(files, issued, strict=True):
+            file.write_bytes(content)
+        tls.load_cert_chain(*files)
+        await self.api.start(tls=tls)
+        for service in of_kind(self.objects, "Service"):
+            labels = service["metadata"]["labels"]
+            if "prfaas/kind" in labels:
+                pod, ports = self._behind(service)
+                node = pod.spec.get("nodeSelector", {}).get("kubernetes.io/hostname", "any")
+                name = service["metadata"]["name"]
+                found = endpoint(pod.name, "127.0.0.1", node)
+                await self.api.put(endpoint_slice(f"{name}-0", labels, ports, found))
+        try:
+            yield self.api
+        finally:
+            await self.api.stop()
+
+    def _behind(self, service: Object) -> tuple[LocalPod, dict[str, int]]:
+        """The pod of a Service, and the ports of this machine by those of the Service."""
+        selector = {"matchLabels": service["spec"]["selector"]}
+        pod = next(pod for pod in self.pods if matches(selector, pod.labels))
+        named = {
+            port["name"]: port["containerPort"]
+            for container in _containers(pod.spec)
+            for port in container.get("ports", [])
+        }
+        ports = service["spec"]["ports"]
+        return pod, {port["name"]: pod.ports[named[port["targetPort"]]] for port in ports}
+
     def places(self) -> dict[str, str]:
         """Addresses of this machine by those at which the site's Services are reached."""
         found: dict[str, str] = {}
         for service in of_kind(self.objects, "Service"):
-            selector = {"matchLabels": service["spec"]["selector"]}
-            pod = next(pod for pod in self.pods if matches(selector, pod.labels))
-            named = {
-                port["name"]: port["containerPort"]
-                for container in _containers(pod.spec)
-                for port in container.get("ports", [])
-            }
+            _, ports = self._behind(service)
             hosts = [f"{service['metadata']['name']}.{NAMESPACE}.svc"]
             hosts += [service["metadata"].get("annotations", {}).get(HOST_NAME)]
             for port in service["spec"]["ports"]:
-                local = pod.ports[named[port["targetPort"]]]
+                local = ports[port["name"]]
                 found |= {f"{host}:{port['port']}": f"127.0.0.1:{local}" for host in hosts if host}
         return found
 
@@ -174,19 +212,25 @@ class Cluster:
         env = {each["name"]: each["value"] for each in container.get("env", [])}
         env = {name: self._here(value, pod, places, paths) for name, value in env.items()}
         if folders is not None:
-            self._files_here(folders, pod, places, paths)
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            self._files_here(mounted, folders, pod, places, paths)
         path = str(Path(sys.executable).parent) + ":/usr/bin:/bin"
+        if API_FOLDER in paths:
+            # As in every pod.
+            host, port = self.api.url.removeprefix("https://").split(":")
+            env |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         return Command(PROGRAMS.get(program, [program]) + args, {"PATH": path, **env})
 
     def _files_here(
         self,
+        mounted: set[str],
         folders: dict[str, Path],
         pod: LocalPod,
         places: dict[str, str],
         paths: dict[str, str],
     ) -> None:
         for volume in pod.spec["volumes"]:
-            if "configMap" in volume:
+            if "configMap" in volume and volume["name"] in mounted:
                 for file in folders[volume["name"]].iterdir():
                     file.write_text(self._here(file.read_text(), pod, places, paths))
 
@@ -226,14 +270,22 @@ class Cluster:
         found: dict[str, tuple[bytes, int]] = {}
         for source in volume.get("projected", {}).get("sources", []):
             ((kind, told),) = source.items()
+            mode = volume["projected"]["defaultMode"]
+            if kind == "serviceAccountToken":
+                found[told["path"]] = b"a-token", mode
+                continue
+            if kind == "downwardAPI":
+                found |= {item["path"]: (NAMESPACE.encode(), mode) for item in told["items"]}
+                continue
             files = (
                 self._config(told["name"]) if kind == "configMap" else self.secrets[told["name"]]
             )
-            mode = volume["projected"]["defaultMode"]
             found |= {item["path"]: (files[item["key"]], mode) for item in told["items"]}
         return found
 
     def _config(self, name: str) -> dict[str, bytes]:
+        if name == "kube-root-ca.crt":
+            return {"ca.crt": (self.authority / "ca.pem").read_bytes()}
         (found,) = [
             each for each in of_kind(self.objects, "ConfigMap") if each["metadata"]["name"] == name
         ]

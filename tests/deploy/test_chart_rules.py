@@ -15,8 +15,13 @@ from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import ModelTable
 from prfaas.config.load import load_deployment
+from prfaas.config.membership import PeersFile
+from prfaas.core.membership.members import Kind, Member
 from prfaas.engines import launch
+from prfaas.membership.endpoint_slices import members_in, read_slice
+from prfaas.membership.folder import MemberFile
 from prfaas.wire.identity import NAME
+from tests.membership.fake_api import endpoint, endpoint_slice
 
 from .charts import (
     CHART,
@@ -133,7 +138,8 @@ def test_every_identity_that_a_part_uses_is_issued_for_its_name(role: str) -> No
     for _, pod in pod_templates(objects):
         for volume in pod["spec"].get("volumes", []):
             for source in volume.get("projected", {}).get("sources", []):
-                used |= {item["path"].removesuffix(".key") for item in source["secret"]["items"]}
+                items = source.get("secret", {}).get("items", [])
+                used |= {item["path"].removesuffix(".key") for item in items}
     assert {name for name in used if not name.endswith(".pem")} == set(names)
     for name, spec in names.items():
         assert NAME.fullmatch(name)
@@ -233,23 +239,125 @@ def test_the_deployment_file_is_one_that_gateways_read(
     settings = '[tenants.a]\nkeys = ["sha256:' + "1" * 64 + '"]\n'
     for gateway in (WHOLE_GATEWAY, WHOLE_GATEWAY | {"settings": settings}, {"settings": ""}):
         values: Object = {**WHOLE, **site("pd", certificates, mode), "gateway": gateway}
-        (files,) = [
-            each["data"]
-            for each in of_kind(rendered("pd", values), "ConfigMap")
-            if "deployment.toml" in each["data"]
-        ]
-        for name, text in files.items():
+        for name, text in config(rendered("pd", values), "gateway").items():
             (tmp_path / name).write_text(text)
         read = load_deployment(tmp_path / "deployment.toml", tmp_path / "settings.toml")
         assert set(read.clusters) == {"pd", "prefill"}
-        assert len(read.clusters["pd"].pools) == 2
+        assert not read.pools, "members come and go, and the file restarts gateways"
         assert bool(read.tenants) == (gateway.get("settings") == settings)
-        places = [e.url or "" for c in read.clusters.values() for e in c.engines.values()]
-        places += [p.address or "" for c in read.clusters.values() for p in c.pools.values()]
-        assert all(places)
-        services = {each["metadata"]["name"] for each in of_kind(rendered("pd", values), "Service")}
-        inside = [re.sub(r"\w+://", "", place) for place in places if ".prfaas.svc:" in place]
-        assert {place.partition(".")[0] for place in inside} == services - {"pd-prfaas-gateway"}
+        table = read.membership.kubernetes
+        assert table is not None
+        assert table.selector == "prfaas/kind,app.kubernetes.io/instance=pd"
+
+
+def config(objects: list[Object], part: str) -> dict[str, str]:
+    """Files of a ConfigMap."""
+    (found,) = [
+        each.get("data", {})
+        for each in of_kind(objects, "ConfigMap")
+        if each["metadata"]["name"].endswith(f"-prfaas-{part}")
+    ]
+    return dict(found)
+
+
+def written_members(objects: list[Object]) -> dict[str, Member]:
+    """Members in the ConfigMap, as gateways and pool nodes read them."""
+    return {
+        name: MemberFile.model_validate(tomllib.loads(text))
+        .listed(name.removesuffix(".toml"), with_links=True)
+        .member
+        for name, text in config(objects, "members").items()
+    }
+
+
+def sliced_members(objects: list[Object]) -> list[Member]:
+    """Members that the EndpointSlices of the Services describe."""
+    slices = [
+        endpoint_slice(
+            each["metadata"]["name"],
+            each["metadata"]["labels"],
+            {port["name"]: port["port"] for port in each["spec"]["ports"]},
+            endpoint("pod", f"10.0.0.{number}"),
+        )
+        for number, each in enumerate(of_kind(objects, "Service"))
+        if "prfaas/kind" in each["metadata"]["labels"]
+    ]
+    listed, refused = members_in(map(read_slice, slices))
+    assert not refused
+    return [each.member for each in listed]
+
+
+@of_every_cell
+def test_every_part_is_a_member_by_exactly_one_source(
+    role: str, certificates: str, mode: str
+) -> None:
+    values = site(role, certificates, mode)
+    objects = rendered(role, values)
+    sliced, written = sliced_members(objects), written_members(objects)
+    assert {each.cluster for each in sliced} == ({"pd"} if role == "pd" else set())
+    away = "prefill" if role == "pd" else "pd"
+    assert {each.cluster for each in written.values()} == {away}
+    by_file = written_members(rendered(role, {**values, "membership": {"endpointSlices": False}}))
+    if role == "pd":
+        own = {each.name: each for each in by_file.values() if each.cluster == "pd"}
+        assert own.keys() == {each.name for each in sliced}
+        for each in sliced:
+            same = own[each.name]
+            assert (each.kind, each.pool, each.role) == (same.kind, same.pool, same.role)
+            assert dict(each.settings).keys() <= dict(same.settings).keys()
+    else:
+        assert by_file == written
+        assert dict(written["pd-a.toml"].settings) == {"budget": "9000000000"}
+
+
+def test_members_without_endpoint_slices_are_reached_by_their_services() -> None:
+    objects = rendered("pd", {"membership": {"endpointSlices": False}})
+    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    places = [
+        place
+        for each in written_members(objects).values()
+        for place in (each.address, *dict(each.settings).values())
+        if ".prfaas.svc:" in place
+    ]
+    hosts = {re.sub(r"\w+://", "", place).partition(".")[0] for place in places}
+    assert hosts == services - {"pd-prfaas-gateway"}
+    assert not of_kind(objects, "Role", "RoleBinding")
+    assert "kubernetes" not in tomllib.loads(config(objects, "peers")["peers.toml"])
+
+
+@of_every_cell
+def test_a_token_is_mounted_only_by_those_who_list_members(
+    role: str, certificates: str, mode: str
+) -> None:
+    objects = site_of(role, certificates, mode)
+    found = set()
+    for _, pod in pod_templates(objects):
+        tokens = {
+            volume["name"]
+            for volume in pod["spec"].get("volumes", [])
+            for source in volume.get("projected", {}).get("sources", [])
+            if "serviceAccountToken" in source
+        }
+        for each in containers(pod):
+            if tokens & {mount["name"] for mount in each.get("volumeMounts", [])}:
+                found.add(each["name"])
+    assert found == ({"gateway", "pool"} if role == "pd" else set())
+    rules = [rule for each in of_kind(objects, "Role") for rule in each["rules"]]
+    may = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]}
+    assert rules == ([may | {"verbs": ["list", "watch"]}] if role == "pd" else [])
+
+
+@of_every_cell
+def test_pool_nodes_read_the_clusters_of_their_peers(
+    role: str, certificates: str, mode: str
+) -> None:
+    found = tomllib.loads(
+        config(rendered(role, site(role, certificates, mode)), "peers")["peers.toml"]
+    )
+    table = PeersFile.model_validate(found)
+    assert table.targets == ["pd"]
+    assert set(table.sources) == ({"pd", "prefill"} if role == "pd" else set())
+    assert (table.kubernetes is not None) == (role == "pd")
 
 
 def notes(role: str, folder: Path) -> str:
@@ -341,7 +449,7 @@ def test_authorities_of_peers_are_trusted_beside_the_sites_own() -> None:
     }
     peer |= {"pools": [{"name": "o"}], "engines": [{"name": "o-0", "pool": "o"}]}
     objects = rendered("pd", {"site": {"ca": pem.format("AA=="), "peers": [peer]}})
-    (bundle,) = [o for o in of_kind(objects, "ConfigMap") if "ca.pem" in o["data"]]
+    (bundle,) = [o for o in of_kind(objects, "ConfigMap") if "ca.pem" in o.get("data", {})]
     assert bundle["data"]["ca.pem"].split() == (pem.format("AA==") + pem.format("BB==")).split()
     for name, pod in pod_templates(objects):
         sources = [
@@ -350,7 +458,9 @@ def test_authorities_of_peers_are_trusted_beside_the_sites_own() -> None:
             for s in v.get("projected", {}).get("sources", [])
         ]
         authorities = [s["configMap"]["name"] for s in sources if "configMap" in s]
-        assert authorities == [bundle["metadata"]["name"]] * bool(sources), name
+        # The last one is the API server's.
+        expected = [bundle["metadata"]["name"]] * any("secret" in s for s in sources)
+        assert [name for name in authorities if name != "kube-root-ca.crt"] == expected, name
 
 
 def test_the_rules_and_the_dashboard_are_the_projects(tmp_path: Path) -> None:
@@ -378,20 +488,49 @@ def test_the_charts_version_is_the_projects() -> None:
     assert f"version: {project}\n" in chart
 
 
+def host(name: str, node: str, **engine: str) -> Object:
+    return {"name": name, "node": node, "engines": [{"name": f"{name}-0", **engine}]}
+
+
+@pytest.mark.parametrize("slices", [True, False])
+def test_another_host_of_a_pd_site_restarts_nothing(slices: bool) -> None:
+    hosts, member = [host("pd-a", "n"), host("pd-b", "m")], {"endpointSlices": slices}
+    before = dict(pod_templates(rendered("pd", {"hosts": hosts, "membership": member})))
+    more = [*hosts, host("pd-c", "o")]
+    after = dict(pod_templates(rendered("pd", {"hosts": more, "membership": member})))
+    assert after.keys() - before.keys() == {"pd-prfaas-pd-c", "pd-prfaas-pd-c-0"}
+    test = "pd-prfaas-test"
+    assert {name for name in before if before[name] != after[name]} <= {test}
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_another_host_of_the_other_site_restarts_nothing(role: str) -> None:
+    """A new PD host needs no restart of a pool node that pushes to it."""
+    example = yaml.safe_load((EXAMPLES / f"{role}-values.yaml").read_text())
+    (peer,) = example["site"]["peers"]
+    before = rendered(role)
+    grown = peer | {"pools": [*peer["pools"], {"name": "new", "budget": "1Gbps"}]}
+    if role == "pd":
+        grown["engines"] = [*peer["engines"], {"name": "new-0", "pool": "new"}]
+    after = rendered(role, {"site": {"peers": [grown]}})
+    assert dict(pod_templates(before)) == dict(pod_templates(after))
+    new = written_members(after).keys() - written_members(before).keys()
+    assert new == ({"new.toml", "new-0.toml"} if role == "pd" else {"new.toml"})
+
+
 def test_pool_nodes_of_a_pd_site_exchange_blocks_with_each_other() -> None:
-    hosts: list[Object] = [
-        {"name": "pd-a", "node": "n", "engines": [{"name": "e-a", "role": "prefill"}]},
-        {"name": "pd-b", "node": "m", "engines": [{"name": "e-b", "role": "decode"}]},
-    ]
+    hosts = [host("pd-a", "n", role="prefill"), host("pd-b", "m", role="decode")]
     objects = rendered("pd", {"hosts": hosts})
-    (own, other) = (
-        container["args"]
-        for _, template in pod_templates(objects)
-        for container in template["spec"]["containers"]
-        if container["name"] == "pool"
-    )
-    for args, peer in ((own, "pd-b"), (other, "pd-a")):
-        assert f"--source={peer}" in args
-        (dialled,) = (arg for arg in args if arg.startswith("--peer="))
-        assert dialled.startswith(f"--peer={peer}=")
-        assert dialled.endswith(":7100")
+    pools = {each.name for each in sliced_members(objects) if each.kind is Kind.POOL}
+    assert pools == {"pd-a", "pd-b"}
+    roles = {each.name: each.role for each in sliced_members(objects) if each.kind is Kind.ENGINE}
+    assert roles == {"pd-a-0": "prefill", "pd-b-0": "decode"}
+    file = tomllib.loads(config(objects, "gateway")["deployment.toml"])
+    assert file["clusters"]["pd"]["has_roles"]
+    assert not tomllib.loads(config(rendered("pd"), "gateway")["deployment.toml"])["clusters"][
+        "pd"
+    ].get("has_roles")
+    for _, template in pod_templates(objects):
+        for container in template["spec"]["containers"]:
+            if container["name"] == "pool":
+                assert "--peers-from=/etc/prfaas/peers/peers.toml" in container["args"]

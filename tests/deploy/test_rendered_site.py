@@ -124,6 +124,18 @@ async def moved_bytes(url: str) -> float:
     return sum(map(float, re.findall(r"^prfaas_kv_bytes_total\{.*\} (.+)$", page, re.MULTILINE)))
 
 
+async def until_known(url: str, engines: int) -> None:
+    """Wait until a gateway has found the engines of both sites."""
+    known = re.compile(r'^prfaas_members\{kind="engine",state="ready"\} (\d+)', re.MULTILINE)
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/metrics") as reply:
+                    if [str(engines)] == known.findall(await reply.text()):
+                        return
+            await asyncio.sleep(0.1)
+
+
 async def until_whole(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         while True:
@@ -135,12 +147,21 @@ async def until_whole(url: str) -> None:
 
 async def run_both(home: Cluster, away: Cluster) -> None:
     """Start both sites, send requests to every gateway, and run both `helm test`s."""
+    async with home.api_server(), away.api_server():
+        await serve_both(home, away)
+        assert set(home.api.tokens) == {"Bearer a-token"}
+        assert not away.api.tokens, "a PrfaaS site needs no API server"
+
+
+async def serve_both(home: Cluster, away: Cluster) -> None:
     places = home.places() | away.places()
     parts = [*home.parts(places), *away.parts(places)]
     of_kind = {kind: [p for p in parts if p.kind == kind] for kind in ("pool", "engine", "gateway")}
     async with started([of_kind["pool"], of_kind["engine"] + of_kind["gateway"]]):
         urls = [part.whole_url.removesuffix("/health") for part in of_kind["gateway"]]
         assert len(urls) == 2
+        ready = len(of_kind["engine"])
+        await asyncio.gather(*(until_known(url, ready) for url in urls))
         await asyncio.gather(*map(until_whole, urls))
         found = await asyncio.gather(
             *(

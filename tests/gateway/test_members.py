@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
-from prfaas.core.membership.members import Kind, Listed, Member, State
+from prfaas.core.membership.members import Kind, Listed, Member, Reason, State
+from prfaas.gateway.app import Gateway
+from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.engines.engine import Engine
 from prfaas.membership.deployment_file import DeploymentFile, gateway_view
 from prfaas.wire.identity import make_identity
 
-from .conftest import LAYOUT, World, until
+from .conftest import LAYOUT, TIMING, World, until
 from .ctl_runner import run
 from .prompts import LONG, SHORT
 from .scripted_engine import ScriptedEngine, hang
@@ -202,6 +205,57 @@ address = "127.0.0.1:{pool_ports[1]}"
 [clusters.pd.engines]
 {home}
 """
+
+
+@asynccontextmanager
+async def grown(
+    checkpoint: Path, identities: Path, state: Path, **cluster: object
+) -> AsyncIterator[Gateway]:
+    """A gateway that is started without any member."""
+    deployment = Deployment.model_validate(
+        {
+            "model": {"name": "tiny", "path": str(checkpoint)},
+            "gateway": {"listen": "127.0.0.1:0"},
+            "routing": {"offload_threshold": 10_000},
+            "security": {"identities": str(identities)},
+            "membership": {"folder": str(state)},
+            "state": str(state),
+            "clusters": {"pd": {"role": "pd", **cluster}},
+        }
+    )
+    gateway = Gateway(deployment, Endpoints({}, {}), poll_s=0.02, timing=TIMING)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
+
+
+async def test_engines_with_roles_join_a_site_that_has_none(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    engines = ScriptedEngine("one"), ScriptedEngine("two")
+    pool = ScriptedPool("pd-pool", identities, {each.name: LAYOUT for each in engines})
+    async with (
+        started(*engines, pool),
+        grown(checkpoint, identities, tmp_path / "state", has_roles=True) as gateway,
+    ):
+        place = f"127.0.0.1:{pool.port}"
+        members = [Member("pd-pool", Kind.POOL, "pd", place)] + [
+            Member(engine.name, Kind.ENGINE, "pd", engine.url, "pd-pool", role)
+            for engine, role in zip(engines, ("prefill", "decode"), strict=True)
+        ]
+        gateway.members.listed("test", [Listed(each) for each in members])
+        state_of = gateway.members.machine.state_of
+        await until(lambda: all(state_of(each.name) is State.READY for each in engines))
+        split = gateway.driver.split
+        assert split is not None
+        await until(lambda: {n for n, ready in split.ready() if ready} == {"one", "two:decode"})
+        both = Member("late", Kind.ENGINE, "pd", "http://127.0.0.1:1", "pd-pool", "both")
+        gateway.members.listed("test", [Listed(each) for each in [*members, both]])
+        assert gateway.members.refusals()["late"].reason is Reason.UNKNOWN_ROLE
+        gateway.members.listed("test", [])
+        await until(lambda: not gateway.members.machine.members())
 
 
 class File:

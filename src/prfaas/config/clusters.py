@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -207,6 +207,9 @@ class ClusterTable(Table):
     engines: dict[PartName, EngineTable] = Field(default={})
     timing: TimingTable | None = None
     """Makes the engines that are started here timing engines, which compute nothing."""
+    has_roles: bool = False
+    """Engines of this PD cluster that join by `[membership]` have the roles "prefill" and "decode";
+    true if engines in the file have them."""
 
     @model_validator(mode="after")
     def _pools_exist(self) -> ClusterTable:
@@ -217,7 +220,7 @@ class ClusterTable(Table):
         return self
 
 
-def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool) -> None:
+def check_roles(clusters: Collection[tuple[str, ClusterTable]], *, reroling: bool) -> None:
     """Roles of engines are given for all PD engines or for none, and make a working split.
 
     Raises:
@@ -233,6 +236,10 @@ def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool)
             elif engine.role is not EngineRole.BOTH:
                 raise ValueError(f"engine {name}: only PD engines have a role; {cluster} is PrfaaS")
     given = set(roles.values())
+    if apart := [cluster for cluster, table in clusters if table.has_roles]:
+        _check_apart(apart, clusters, given)
+        if not given:
+            return
     if given <= {EngineRole.BOTH}:
         if reroling:
             raise ValueError('routing.reroling needs PD engines with role = "prefill" or "decode"')
@@ -249,3 +256,21 @@ def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool)
             "PD engines with a role hand blocks over within a cluster; put them into one, they are "
             f"in {shown}"
         )
+
+
+def _check_apart(
+    apart: Sequence[str], clusters: Collection[tuple[str, ClusterTable]], given: set[EngineRole]
+) -> None:
+    """See that `has_roles` does not contradict the rest.
+
+    Raises:
+        ValueError: It does.
+    """
+    homes = [cluster for cluster, table in clusters if table.role is ClusterRole.PD]
+    if apart != homes:
+        raise ValueError(
+            f"has_roles is set for {', '.join(apart)}, and the PD clusters are {', '.join(homes)}; "
+            "engines with a role hand blocks over within the only PD cluster"
+        )
+    if EngineRole.BOTH in given:
+        raise ValueError('has_roles is set, and a PD engine in the file has the role "both"')

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.audit import AuditTable
-from prfaas.config.clusters import ClusterRole, ClusterTable, PoolTable, check_roles
+from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
 from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
@@ -208,6 +208,13 @@ class Deployment(Table):
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def has_roles(self) -> bool:
+        """PD engines prefill or decode, and none does both."""
+        home = self.with_role(ClusterRole.PD)
+        roles = {engine.role for cluster in home for engine in cluster.engines.values()}
+        return EngineRole.BOTH not in roles if roles else any(each.has_roles for each in home)
 
     @property
     def gateways(self) -> list[str]:

@@ -8,16 +8,14 @@ from functools import lru_cache
 from pydantic import ValidationError
 
 from prfaas.config.addresses import join_address
-from prfaas.config.clusters import ClusterRole, EngineRole, EngineTable, PoolTable
+from prfaas.config.clusters import ClusterRole, EngineTable, PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.membership.members import Kind, Listed, Member, Site
 
 
 def site_of(deployment: Deployment) -> Site:
     """The facts with which members of a deployment have to agree."""
-    roles = {e.role for c in deployment.with_role(ClusterRole.PD) for e in c.engines.values()}
-    apart = bool(roles) and EngineRole.BOTH not in roles
-    home = ("prefill", "decode") if apart else ("both",)
+    home = ("prefill", "decode") if deployment.has_roles else ("both",)
     return Site(
         {
             name: home if table.role is ClusterRole.PD else ("both",)

@@ -148,6 +148,9 @@ metadata:
     {{- end }}
     prfaas/job: prfaas-engine
     app.kubernetes.io/component: engine
+  {{- if .sidecar }}
+  {{- include "prfaas.pool.annotations" .root | nindent 2 }}
+  {{- end }}
 spec:
   {{- include "prfaas.pod" .root | nindent 2 }}
   {{- include "prfaas.nodeSelector" (dict "root" .root "node" .host.node) | nindent 2 }}

@@ -13,32 +13,14 @@
 - --identities=/etc/prfaas/identity
 {{- if eq $values.site.role "pd" }}
 - --gateway={{ $values.gateway.name }}
-{{- $root := .root }}
-{{- $name := .host.name }}
-{{- range $values.hosts }}
-{{- if ne .name $name }}
-- --source={{ .name }}
-- --peer={{ .name }}={{ include "prfaas.address" (dict "root" $root "part" .name "port" $values.pool.port) }}
 {{- end }}
-{{- end }}
-{{- end }}
-{{- range $peer := $values.site.peers }}
+{{- range $values.site.peers }}
 {{- range .gateways }}
 - --gateway={{ . }}
 {{- end }}
-{{- range .pools }}
-{{- if eq $values.site.role "pd" }}
-- --source={{ .name }}
-{{- else }}
-- --peer={{ .name }}={{ .address | default (printf "%s.%s:7100" .name $peer.address) }}
-{{- if .budget }}
-- --link-budget={{ .name }}={{ .budget }}
 {{- end }}
-{{- if .connections }}
-- --link-connections={{ .name }}={{ int64 .connections }}
-{{- end }}
-{{- end }}
-{{- end }}
+{{- if include "prfaas.peersFile" .root }}
+- --peers-from=/etc/prfaas/peers/peers.toml
 {{- end }}
 - --log-format={{ $values.logFormat }}
 {{- range $values.pool.args }}
@@ -90,9 +72,21 @@ volumeMounts:
   - {name: socket, mountPath: /run/prfaas}
   {{- include "prfaas.identityMount" "identity" | nindent 2 }}
   - {name: tmp, mountPath: /tmp}
+  {{- if include "prfaas.peersFile" .root }}
+  - {name: peers, mountPath: /etc/prfaas/peers, readOnly: true}
+  {{- include "prfaas.memberMounts" .root | nindent 2 }}
+  {{- end }}
   {{- if $values.pool.disk.limit }}
   - {name: blocks, mountPath: /var/lib/prfaas/blocks}
   {{- end }}
+{{- end }}
+
+{{- /* Annotations of a pod with a pool node: it reads peers.toml, the names of the sites, when it starts. */ -}}
+{{- define "prfaas.pool.annotations" -}}
+{{- with include "prfaas.peersFile" . }}
+annotations:
+  checksum/peers: {{ sha256sum . }}
+{{- end }}
 {{- end }}
 
 {{- /* Volumes of a pool node, but for the socket's. */ -}}
@@ -101,6 +95,11 @@ volumeMounts:
 {{ include "prfaas.identity" (dict "root" .root "part" .host.name "volume" "identity") }}
 - name: tmp
   emptyDir: {}
+{{- if include "prfaas.peersFile" .root }}
+- name: peers
+  configMap: {name: {{ include "prfaas.fullname" .root }}-peers}
+{{ include "prfaas.memberVolumes" .root }}
+{{- end }}
 {{- if $values.pool.disk.limit }}
 - name: blocks
   hostPath: {path: {{ $values.pool.disk.hostPath }}/{{ .host.name }}, type: DirectoryOrCreate}

@@ -95,7 +95,12 @@ def check_plan(deployment: Deployment) -> None:
 
 
 def _other_instances(deployment: Deployment, question: Question) -> Iterator[str]:
-    """Clusters that the plan or the deployment lacks, and clusters of another size."""
+    """Clusters that the plan or the deployment lacks, and clusters of another size.
+
+    With engines that come and go, sizes are not compared.
+    """
+    if deployment.membership.has_sources:
+        return
     tables = deployment.clusters.items()
     away = {n: len(c.engines) for n, c in tables if c.role is ClusterRole.PRFAAS}
     planned = {c.name: c.num_instances for c in question.problem.prfaas}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole
+from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings
 from prfaas.core.control.split import Split, decode_name
@@ -70,7 +70,7 @@ def make_split(deployment: Deployment, profiles: Profiles) -> Split | None:
         for cluster in deployment.with_role(ClusterRole.PD)
         for name, engine in cluster.engines.items()
     }
-    if not engines or EngineRole.BOTH in engines.values():
+    if not deployment.has_roles:
         return None
     routing = deployment.routing
     loop = None
