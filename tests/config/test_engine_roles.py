@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from prfaas.config.deployment import Deployment
 
 
-def deployment(*, reroling: bool = False, **clusters: dict[str, Any]) -> Deployment:
+def deployment(*, reroling: bool = False, **clusters: Any) -> Deployment:
     return Deployment.model_validate(
         {
             "model": {"name": "m", "path": "m"},

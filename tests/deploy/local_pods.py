@@ -103,11 +103,11 @@ class Cluster:
         """Run the API server, with the EndpointSlices of the Services that have labels for it."""
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        files = [self.home / "api.pem", self.home / "api.key"]
+        certificate, key = self.home / "api.pem", self.home / "api.key"
         issued = issue(self.authority, "kubernetes", [address])
-        for file, content in zip(files, issued, strict=True):
+        for file, content in zip((certificate, key), issued, strict=True):
             file.write_bytes(content)
-        tls.load_cert_chain(*files)
+        tls.load_cert_chain(certificate, key)
         await self.api.start(tls=tls)
         for service in of_kind(self.objects, "Service"):
             labels = service["metadata"]["labels"]
