@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from prfaas.config.deployment import Deployment
 
 
-def deployment(*, reroling: bool = False, **clusters: Any) -> Deployment:
+def deployment(clusters: dict[str, Any], *, reroling: bool = False) -> Deployment:
     return Deployment.model_validate(
         {
             "model": {"name": "m", "path": "m"},
@@ -29,13 +29,13 @@ def engines(*roles: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("reroling", [False, True])
 def test_engines_that_join_may_have_roles(reroling: bool) -> None:
-    assert deployment(reroling=reroling, pd={"role": "pd", "has_roles": True}).has_roles
-    assert not deployment(pd={"role": "pd"}).has_roles
+    assert deployment({"pd": {"role": "pd", "has_roles": True}}, reroling=reroling).has_roles
+    assert not deployment({"pd": {"role": "pd"}}).has_roles
 
 
 def test_engines_in_the_file_show_whether_they_have_roles() -> None:
-    assert deployment(pd={"role": "pd", **engines("prefill", "decode")}).has_roles
-    assert not deployment(pd={"role": "pd", **engines("both")}).has_roles
+    assert deployment({"pd": {"role": "pd", **engines("prefill", "decode")}}).has_roles
+    assert not deployment({"pd": {"role": "pd", **engines("both")}}).has_roles
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_engines_in_the_file_show_whether_they_have_roles() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_refused(clusters: dict[str, dict[str, Any]], words: str) -> None:
+def test_a_contradiction_is_refused(clusters: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        deployment(**clusters)
+        deployment(clusters)
