@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import signal
 import socket
 import stat
@@ -13,6 +14,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.audit.reading import logs_of, records, verify
+from prfaas.audit.settings import AuditSettings
+from prfaas.audit.up_audit import NAME
 from prfaas.cli.host.processes import Part
 from prfaas.cli.main import main
 from prfaas.cli.supervision import keeper, restarts
@@ -268,6 +272,7 @@ async def test_an_operator_sees_parts_and_restarts_one(
     state.mkdir(parents=True, mode=0o755)
     (state / SOCKET_NAME).touch()  # of a killed one
     engine, gateway = make("engine"), make("gateway")
+    audit = AuditSettings(tmp_path / "audit", tmp_path / "audit")
     async with kept(engine, gateway, restart=False) as (supervisor, _):
 
         async def ctl(*args: str) -> tuple[int, str, str]:
@@ -275,7 +280,7 @@ async def test_an_operator_sees_parts_and_restarts_one(
 
         umask = os.umask(0)
         try:
-            async with control_channel(supervisor, state):
+            async with control_channel(supervisor, state, audit):
                 assert mode(state / SOCKET_NAME) == 0o600
                 other = pids(gateway)
                 kill(engine)
@@ -296,3 +301,12 @@ async def test_an_operator_sees_parts_and_restarts_one(
             os.umask(umask)
         code, _, errors = await ctl("parts")
         assert (code, "give --file FILE" in errors) == (2, True)
+    files = logs_of(audit.folder)[NAME]
+    (record,) = [line.fields for line in records(files) if line.kind == "operator"]
+    user = f"unix:{pwd.getpwuid(os.getuid()).pw_name}"
+    assert (record["operator"], record["action"], record["what"]) == (
+        user,
+        "restart",
+        "part engine",
+    )
+    assert verify(audit.folder, NAME, files).is_intact

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from prfaas.audit.settings import AuditSettings
 from prfaas.cli.common.console import console_for
 from prfaas.cli.common.options import logs_of_parts
 from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
@@ -163,7 +164,8 @@ async def running(
         supervisor = Supervisor(
             parts(topology), lines.show, deployment.supervision, restart=restart
         )
-        async with control_channel(supervisor, deployment.state):
+        audit = AuditSettings.of(deployment.audit)
+        async with control_channel(supervisor, deployment.state, audit):
             try:
                 with lines.starting():
                     await _start(supervisor, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -11,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from prfaas.audit.settings import AuditSettings
+from prfaas.audit.up_audit import UpAudit, user_of
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.errors import ConfigError
 
@@ -19,19 +22,24 @@ BODY_BYTES_MAX = 4096
 
 
 @contextlib.asynccontextmanager
-async def control_channel(supervisor: Supervisor, state: Path) -> AsyncIterator[None]:
+async def control_channel(
+    supervisor: Supervisor, state: Path, settings: AuditSettings | None = None
+) -> AsyncIterator[None]:
     """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
 
     Args:
         supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
+        settings: Audit log of restarts; None without.
 
     Raises:
-        ConfigError: The socket cannot be made.
+        ConfigError: The socket cannot be made, or the log cannot be written.
     """
+    audit = UpAudit(settings)
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    app.router.add_get("/parts", _Parts(supervisor).show)
-    app.router.add_post("/parts/{name}/restart", _Parts(supervisor).restart)
+    pages = _Parts(supervisor, audit)
+    app.router.add_get("/parts", pages.show)
+    app.router.add_post("/parts/{name}/restart", pages.restart)
     path = state / SOCKET_NAME
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -41,6 +49,7 @@ async def control_channel(supervisor: Supervisor, state: Path) -> AsyncIterator[
     finally:
         await runner.cleanup()
         path.unlink(missing_ok=True)
+        await asyncio.to_thread(audit.close)
 
 
 def _listener(path: Path) -> socket.socket:
@@ -65,8 +74,8 @@ def _listener(path: Path) -> socket.socket:
 class _Parts:
     """Handlers."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, audit: UpAudit) -> None:
+        self._supervisor, self._audit = supervisor, audit
 
     async def show(self, _: web.Request) -> web.Response:
         return web.json_response(
@@ -75,14 +84,25 @@ class _Parts:
 
     async def restart(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if not self._audit.accepts:
+            return _error(
+                'the audit log cannot be written, and audit.on_full is "closed": nothing is '
+                "restarted; make room on its disk",
+                503,
+            )
         try:
             self._supervisor.ask_restart(name)
         except KeyError:
             known = ", ".join(part.name for part in self._supervisor.parts)
-            message = f"there is no part {name!r} here; there are {known}"
-            return web.json_response({"error": {"message": message}}, status=404)
+            return _error(f"there is no part {name!r} here; there are {known}", 404)
+        connection = request.get_extra_info("socket")
+        await self._audit.restarted(user_of(connection) if connection else "", name)
         found = [each for each in self._supervisor.changes() if each.part.name == name]
         return web.json_response({"parts": [_as_json(change) for change in found]}, status=202)
+
+
+def _error(message: str, status: int) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
 
 
 def _as_json(change: PartChange) -> dict[str, Any]:
