@@ -171,7 +171,7 @@ def _show(log: str, report: Report, *, is_key_given: bool) -> None:
         click.echo(f"  note    {text}")
     if report.unsigned_lines:
         click.echo(
-            f"  note    {report.unsigned_lines} lines after the last checkpoint are not signed: an "
+            f"  note    not signed: lines after the last checkpoint ({report.unsigned_lines}); an "
             "edit there, or a cut, does not show without --expect-lines"
         )
     if not is_key_given:
