@@ -4,6 +4,7 @@ import pytest
 
 from prfaas.gateway.console.alarms import Alarm, Facts, Severity, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.gateway.telemetry.metrics import Totals
 
 LINK = "far>near"
 GBIT = 10**9
@@ -16,7 +17,13 @@ CARRIES = LinkSample(
     in_flight_bytes=0,
     offload_threshold=1000,
 )
-QUIET = Sample(0.0, 0, 0, 0, 0, 0, 0, {LINK: CARRIES})
+QUIET = Sample(0.0, Totals(0, 0, 0, 0, 0, {}), {LINK: CARRIES})
+
+
+def after(kv_bytes: int = 0, **counts: int) -> Sample:
+    """A sample with these counts since the quiet one."""
+    moved = {("far", "near"): kv_bytes}
+    return replace(QUIET, totals=replace(QUIET.totals, link_bytes=moved, **counts))
 
 
 def heard(*samples: Sample, facts: Facts = WELL) -> list[Alarm]:
@@ -100,19 +107,18 @@ def test_nothing_is_offloaded_although_much_is_long(
     num_long: int, num_remote: int, expected: list[str]
 ) -> None:
     facts = replace(WELL, num_long=num_long, num_decided=20)
-    assert names(QUIET, replace(QUIET, num_remote=num_remote), facts=facts) == expected
+    assert names(QUIET, after(num_remote=num_remote), facts=facts) == expected
 
 
 def test_offloaded_requests_that_moved_nothing() -> None:
-    after = replace(QUIET, num_remote=5, kv_bytes=0)
-    assert names(QUIET, after) == ["no_kv_bytes"]
-    assert names(QUIET, replace(after, kv_bytes=1)) == []
+    assert names(QUIET, after(num_remote=5)) == ["no_kv_bytes"]
+    assert names(QUIET, after(1, num_remote=5)) == []
 
 
 def test_many_fallbacks_and_refusals() -> None:
-    after = replace(QUIET, num_remote=20, num_local=20, kv_bytes=1, num_fallbacks=3, num_refused=3)
-    assert names(QUIET, after) == ["fallbacks", "refusals"]
-    few = replace(after, num_fallbacks=2, num_refused=2)
+    many = after(1, num_remote=20, num_local=20, num_fallbacks=3, num_refused=3)
+    assert names(QUIET, many) == ["fallbacks", "refusals"]
+    few = after(1, num_remote=20, num_local=20, num_fallbacks=2, num_refused=2)
     assert names(QUIET, few) == []
 
 

@@ -69,8 +69,8 @@ async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World)
     world.pd_pool.tiers, world.pd_pool.num_leased = {"host": use}, 2
     world.pd_pool.leased_bytes = 1 << 20
     world.pd_pool.tell_state()
-    pools = world.gateway.pools
-    await until(lambda: bool(pools.tiers("pd-pool")))
+    pd = world.gateway.pools.subscription("pd-pool")
+    await until(lambda: bool(pd.tiers))
     _, state = await get(world, "/console/api/state")
     held = {pool["name"]: pool for cluster in state["clusters"] for pool in cluster["pools"]}
     assert held["pd-pool"]["tiers"] == [{"name": "host", **msgspec.to_builtins(use)}]
@@ -79,8 +79,8 @@ async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World)
     link = state["sample"]["links"]["prfaas-pool>pd-pool"]
     assert (link["kv_bytes"], link["cost"]) == (0, None)
     await world.pd_pool.stop()
-    await until(lambda: not pools.tiers("pd-pool") and not pools.num_leased("pd-pool"))
-    assert pools.leased_bytes("pd-pool") == 0
+    await until(lambda: not pd.tiers and not pd.num_leased)
+    assert pd.leased_bytes == 0
 
 
 async def test_the_stream_repeats_the_state_and_has_places(

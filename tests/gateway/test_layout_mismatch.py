@@ -125,7 +125,8 @@ async def test_another_model_is_named_with_its_commit(world: World) -> None:
         for each in world.prfaas_pool.facts
     ]
     world.prfaas_pool.tell_state()
-    await until(lambda: world.gateway.pools.model("prfaas-pool", "prefill") == "org/tiny@beef")
+    reported = world.gateway.pools.subscription("prfaas-pool")
+    await until(lambda: "org/tiny@beef" in {each.model for each in reported.facts.values()})
     [found] = world.gateway.layouts.mismatches()
     assert found.words == (
         "model.weights: aa at decode, bb at prefill (models: org/tiny@0123 and org/tiny@beef)"

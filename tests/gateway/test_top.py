@@ -17,7 +17,7 @@ async def test_top_shows_parts_alarms_and_requests(world: World) -> None:
     use = TierUse(used_bytes=3 << 20, capacity_bytes=1 << 30, num_blocks=7)
     world.pd_pool.tiers, world.pd_pool.num_leased = {"host": use}, 1_234
     world.pd_pool.tell_state()
-    await until(lambda: world.gateway.pools.num_leased("pd-pool") == 1_234)
+    await until(lambda: world.gateway.pools.subscription("pd-pool").num_leased == 1_234)
     await world.post({"model": "tiny", "prompt": "x" * 20, "max_tokens": 2})
     code, shown = await run("--once", "--url", world.url)
     assert code == 0, shown

@@ -70,6 +70,7 @@ from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.follower import Follower
 from prfaas.membership.port import Source
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.plain_http import name_server
@@ -350,9 +351,7 @@ class Gateway:
             await self.connections.stop()
             await self._runner.cleanup()
         await self._console.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self.members.close()
         await self._control.purging.close()
         await self.engine_events.close()

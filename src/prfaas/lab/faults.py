@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from prfaas.tasks import cancel_all
+
 CHUNK_BYTES = 1 << 16
 PIECE_BYTES = 1 << 12
 """Most that is taken of a connection at once while all of them share a rate."""
@@ -95,9 +97,7 @@ class FaultProxy:
         if self._server is not None:
             self._server.close()
         self.strike(Fault.RESET)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def strike(self, fault: Fault, index: int | None = None) -> None:
         """Break one connection, by its age, or all of them.

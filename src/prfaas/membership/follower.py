@@ -13,6 +13,7 @@ from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
 from prfaas.logs import log_event
 from prfaas.membership.entries import fault_of
 from prfaas.membership.port import Connections, Source
+from prfaas.tasks import cancel_all
 
 DRAIN_LOOK_S = 0.2
 """Time between two looks at members that drain."""
@@ -52,9 +53,7 @@ class Follower:
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def listed(
         self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()

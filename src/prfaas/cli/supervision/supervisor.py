@@ -16,6 +16,7 @@ from prfaas.cli.supervision.keeper import Keeper, answers
 from prfaas.cli.supervision.restarts import Phase, RestartPolicy
 from prfaas.config.supervision import SupervisionTable
 from prfaas.errors import ConfigError, EngineError
+from prfaas.tasks import cancel_all
 
 _SETTLED = (Phase.READY, Phase.UNHEALTHY, Phase.FAILED)
 
@@ -120,9 +121,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop everything, the last started first; what does not stop in time is killed."""
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await cancel_all(self._keeping)
         if self._http is not None:
             await self._http.close()
         for stage in reversed(self.stages):

@@ -18,6 +18,7 @@ from prfaas.engines.timing.profile import InstanceProfile
 from prfaas.engines.timing.pushes import NewBlock
 from prfaas.engines.timing.scheduler import Scheduler, Sequence, Step
 from prfaas.engines.timing.tier import Tier
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
 
@@ -121,8 +122,7 @@ class Instance:
 
     async def close(self) -> None:
         """Stop; running requests end."""
-        self._runner.cancel()
-        await asyncio.gather(self._runner, return_exceptions=True)
+        await cancel_all([self._runner])
         if self.tier is not None:
             await self.tier.close()
         await self.events.close()

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from prfaas.errors import ConfigError
+from prfaas.tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +141,7 @@ class ZmqEvents(Events):
     async def close(self) -> None:
         """See `Events`."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
         self._pub.close(linger=0)
         self._context.destroy(linger=0)
 

@@ -22,6 +22,7 @@ from prfaas.engines.timing.content import block_bytes
 from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.pushes import NewBlock, PushOfRequest
 from prfaas.engines.timing.rows import Rows
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
@@ -109,9 +110,7 @@ class Tier:
 
     async def close(self) -> None:
         """Leave the pool node."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await asyncio.to_thread(self._client.close)
         self.rows.close()
 

@@ -158,7 +158,7 @@ def _seen(window: Sequence[Sample], name: str) -> Iterator[LinkSample]:
 def _traffic(window: Sequence[Sample], facts: Facts) -> Iterator[Alarm]:
     if len(window) < 2:
         return
-    first, last = window[0], window[-1]
+    first, last = window[0].totals, window[-1].totals
     num_remote = last.num_remote - first.num_remote
     num_refused = last.num_refused - first.num_refused
     num_fallbacks = last.num_fallbacks - first.num_fallbacks

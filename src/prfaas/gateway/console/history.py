@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.telemetry.metrics import Totals
 
 SAMPLES_MAX = 3600
+COUNTS = ("num_in_flight", "num_remote", "num_local", "num_refused", "num_fallbacks")
 INTERVAL_S = 1.0
 
 
@@ -47,31 +49,16 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One instant. Counts are of everything since the gateway started.
-
-    Attributes:
-        at_unix_s: When.
-        num_in_flight: Requests being served.
-        num_remote: Requests that were offloaded and have ended.
-        num_local: Requests that stayed in the PD cluster and have ended.
-        num_refused: Refused requests.
-        num_fallbacks: Offloaded requests that fell back.
-        kv_bytes: KV cache that arrived.
-        links: By "SOURCE>DESTINATION".
-    """
+    """One instant; `links` are by "SOURCE>DESTINATION"."""
 
     at_unix_s: float
-    num_in_flight: int
-    num_remote: int
-    num_local: int
-    num_refused: int
-    num_fallbacks: int
-    kv_bytes: int
+    totals: Totals
     links: Mapping[str, LinkSample]
 
     def as_json(self) -> JsonObject:
         """The sample as the console reads it."""
-        fields: JsonObject = {name: getattr(self, name) for name in self.__slots__}
+        fields: JsonObject = {"at_unix_s": self.at_unix_s, "kv_bytes": self.totals.kv_bytes}
+        fields |= {name: getattr(self.totals, name) for name in COUNTS}
         links = {
             name: {field: getattr(link, field) for field in link.__slots__}
             for name, link in self.links.items()

@@ -19,6 +19,7 @@ from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_
 from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import STREAM_HEADERS, json_response
 from prfaas.gateway.http.sse import encode_event
+from prfaas.tasks import cancel_all
 
 BODY_BYTES_MAX = 1 << 16
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -42,8 +43,7 @@ class Console:
         """Stop."""
         self._what_if.close()
         if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
+            await cancel_all([self._pulse])
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""

@@ -40,17 +40,8 @@ class Parts:
 
     def sample(self) -> Sample:
         """This instant, for the history."""
-        counted = self.live.metrics.totals()
-        return Sample(
-            at_unix_s=round(time.time(), 3),
-            num_in_flight=counted.num_in_flight,
-            num_remote=counted.num_remote,
-            num_local=counted.num_local,
-            num_refused=counted.num_refused,
-            num_fallbacks=counted.num_fallbacks,
-            kv_bytes=sum(counted.link_bytes.values()),
-            links=self._links(counted.link_bytes),
-        )
+        totals = self.live.metrics.totals()
+        return Sample(round(time.time(), 3), totals, self._links(totals.link_bytes))
 
     def state(self, history: History) -> JsonObject:
         """This moment as the page reads it."""
@@ -87,13 +78,14 @@ class Parts:
         ]
 
     def _pool(self, name: str) -> JsonObject:
+        reported = self.live.pools.subscription(name)
         return {
             "name": name,
-            "is_live": self.live.pools.is_live(name),
+            "is_live": reported.is_live,
             "index_state": self.live.index.state(name).value,
             "num_blocks": self.live.index.num_blocks(name),
-            "num_leased": self.live.pools.num_leased(name),
-            "leased_bytes": self.live.pools.leased_bytes(name),
+            "num_leased": reported.num_leased,
+            "leased_bytes": reported.leased_bytes,
             "tiers": [
                 {
                     "name": tier,
@@ -101,7 +93,7 @@ class Parts:
                     "capacity_bytes": use.capacity_bytes,
                     "num_blocks": use.num_blocks,
                 }
-                for tier, use in self.live.pools.tiers(name).items()
+                for tier, use in reported.tiers.items()
             ],
         }
 

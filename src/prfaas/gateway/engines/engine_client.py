@@ -27,6 +27,7 @@ from prfaas.gateway.http.answer_limits import read_answer
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
 KEEPALIVE_S = 3.0
@@ -98,9 +99,7 @@ class Engines:
     async def close(self) -> None:
         """Stop, and close all connections."""
         await self.probes.close()
-        for task in self._ending:
-            task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await cancel_all(self._ending)
         if self._session is not None:
             await self._session.close()
 

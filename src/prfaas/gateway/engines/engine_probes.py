@@ -19,6 +19,7 @@ from prfaas.gateway.http.json_codec import as_count, as_object, from_json
 from prfaas.gateway.openai.adapters import adapters_in
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
+from prfaas.tasks import cancel_all
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to answer a health check; a dead one refuses the connection
@@ -79,9 +80,7 @@ class EngineProbes:
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     async def _watch(self, engine: Engine) -> None:
         while True:

@@ -32,6 +32,7 @@ from prfaas.gateway.engines.zmq_sockets import (
 )
 from prfaas.log_throttle import SaidOnce
 from prfaas.logs import log_event
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
 BATCH_BYTES_MAX = 16 << 20
@@ -309,9 +310,7 @@ class EngineEvents:
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
         if self._context is not None:
             self._context.destroy(linger=0)
 

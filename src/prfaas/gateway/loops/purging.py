@@ -19,6 +19,7 @@ from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.tasks import cancel_all
 from prfaas.wire.messages.gateway import Purged
 
 TRIES_MAX, TRIES_FREE = 40, 4
@@ -63,9 +64,7 @@ class Purging:
 
     async def close(self) -> None:
         """Break off; what is left of a purge is done when it is asked for again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
         if is_dry or source not in self._live.pools.names():
@@ -94,14 +93,14 @@ class Purging:
 
     async def _at(self, pool: str, source: str, is_dry: bool) -> Purged:
         try:
-            return await self._live.pools.purge(pool, source, is_dry=is_dry)
+            return await self._live.pools.client(pool).purge(source, is_dry=is_dry)
         except PeerError as error:
             return Purged(0, 0, 0, 0, 0, str(error))
 
     async def _end_at(self, pool: str, source: str, told: Purged) -> Purged:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._live.pools.end_purge(pool, source)
+            was_barred = await self._live.pools.client(pool).end_purge(source)
         except PeerError as error:
             return replace(told, problem=told.problem or f"at its end: {error}")
         return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.kv.layout_facts import Difference, differences, in_words
+from prfaas.core.kv.layout_facts import Difference, Facts, differences, in_words
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.logs import log_event
@@ -23,11 +23,12 @@ PAIRS_MAX = 256
 
 
 class _Announced(NamedTuple):
-    """An engine, its pool node, and the layout that it announced."""
+    """The layout that an engine announced; facts and model are empty if its pool sends none."""
 
     name: str
-    pool: str
     layout_id: bytes
+    facts: Facts
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,13 @@ class LayoutCheck:
         self._logged = now
 
     def _announced(self, name: str, pool: str) -> _Announced | None:
-        layout = self._pools.layout(pool, name)
-        return None if layout is None else _Announced(name, pool, layout.layout_id)
+        reported = self._pools.subscription(pool)
+        layout = reported.layouts.get(name)
+        if layout is None:
+            return None
+        sent = reported.facts.get(layout.layout_id)
+        facts, model = (sent.facts, sent.model) if sent is not None else ({}, "")
+        return _Announced(name, layout.layout_id, facts, model)
 
     def _reference(self) -> _Announced | None:
         known = [
@@ -153,18 +159,16 @@ class LayoutCheck:
             other.name,
             reference.name,
             self._differences(reference, other),
-            self._pools.model(other.pool, other.name),
-            self._pools.model(reference.pool, reference.name),
+            other.model,
+            reference.model,
         )
 
     def _differences(self, reference: _Announced, other: _Announced) -> Sequence[Difference]:
-        ours = self._pools.facts(reference.pool, reference.name)
-        theirs = self._pools.facts(other.pool, other.name)
-        if not ours or not theirs:
+        if not reference.facts or not other.facts:
             return ()
         pair = reference.layout_id, other.layout_id
         if pair not in self._found:
             if len(self._found) >= PAIRS_MAX:
                 self._found.clear()
-            self._found[pair] = differences(ours, theirs)
+            self._found[pair] = differences(reference.facts, other.facts)
         return self._found[pair]

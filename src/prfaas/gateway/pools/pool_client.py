@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.layout_facts import Facts
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.engines.endpoints import Endpoints
@@ -21,6 +20,7 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
+from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
@@ -34,7 +34,6 @@ from prfaas.wire.messages.gateway import (
     PurgeEnd,
     PurgeEnded,
     Subscribe,
-    TierUse,
 )
 from prfaas.wire.messages.link import Abort, Pull, Release
 
@@ -280,52 +279,31 @@ class Pools:
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     def names(self) -> list[str]:
         """Names of all pools."""
         return list(self._clients)
 
+    def client(self, pool: str) -> PoolClient:
+        """The connection to a pool."""
+        return self._clients[pool]
+
+    def subscription(self, pool: str) -> Subscription:
+        """What a pool has reported."""
+        return self._clients[pool].subscription
+
     def is_live(self, pool: str) -> bool:
         """Return True if the event stream of `pool` is connected."""
-        return self._clients[pool].subscription.is_live
+        return self.subscription(pool).is_live
 
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""
-        return self._clients[pool].subscription.layouts.get(engine)
-
-    def facts(self, pool: str, engine: str) -> Facts:
-        """Facts of an engine's layout; empty if its pool node does not send them."""
-        subscription = self._clients[pool].subscription
-        layout = subscription.layouts.get(engine)
-        found = subscription.facts.get(layout.layout_id) if layout is not None else None
-        return {} if found is None else found.facts
-
-    def model(self, pool: str, engine: str) -> str:
-        """The model of an engine as text, such as `org/name@commit`; "" if unknown."""
-        subscription = self._clients[pool].subscription
-        layout = subscription.layouts.get(engine)
-        found = subscription.facts.get(layout.layout_id) if layout is not None else None
-        return "" if found is None else found.model
-
-    def tiers(self, pool: str) -> dict[str, TierUse]:
-        """Contents of a pool's tiers, by name; empty while it is disconnected or does not report
-        them."""
-        return self._clients[pool].subscription.tiers
-
-    def num_leased(self, pool: str) -> int:
-        """Blocks of transfers at a pool that nobody has loaded yet."""
-        return self._clients[pool].subscription.num_leased
-
-    def leased_bytes(self, pool: str) -> int:
-        """Bytes of these."""
-        return self._clients[pool].subscription.leased_bytes
+        return self.subscription(pool).layouts.get(engine)
 
     def link_up(self, source: str, destination: str) -> bool:
         """Return True if a transfer between two pools can begin, and be followed."""
-        reaches = self._clients[source].subscription.links.get(destination, False)
+        reaches = self.subscription(source).links.get(destination, False)
         return reaches and self.is_live(source) and self.is_live(destination)
 
     def telemetry(self) -> dict[tuple[str, str], LinkTelemetry]:
@@ -340,25 +318,6 @@ class Pools:
         """Ask a pool to fetch blocks; False if it is not connected."""
         client = self._clients.get(destination)
         return client is not None and client.pull(pull)
-
-    async def purge(self, pool: str, source: str, *, is_dry: bool) -> Purged:
-        """Have a pool drop what came from a source, or count it.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
-        return await self._clients[pool].purge(source, is_dry=is_dry)
-
-    async def end_purge(self, pool: str, source: str) -> bool:
-        """Have a pool take blocks of a source again.
-
-        Returns:
-            False if it took some since the purge began.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
-        return await self._clients[pool].end_purge(source)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Report the end of a transfer to both pools."""

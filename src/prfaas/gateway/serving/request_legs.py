@@ -43,6 +43,7 @@ from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
 
@@ -130,8 +131,7 @@ class Legs:
             await asyncio.wait({leg})
         finally:
             self._prefilling = None
-            leg.cancel()
-            await asyncio.gather(leg, return_exceptions=True)
+            await cancel_all([leg])
         exchange.record.prefilled(time.monotonic_ns() - started_ns)
         if leg.cancelled():
             return

@@ -58,6 +58,11 @@ class Totals:
     num_fallbacks: int
     link_bytes: Mapping[tuple[str, str], int]
 
+    @property
+    def kv_bytes(self) -> int:
+        """KV cache that arrived over any link."""
+        return sum(self.link_bytes.values())
+
 
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""

@@ -20,6 +20,7 @@ from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.errors import ConfigError, PeerError
 from prfaas.logs import log_event
 from prfaas.pool.engine.engine_memory import EngineMemory
+from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame, FrameDecoder, VersionError
 from prfaas.wire.liveness import PING_INTERVAL_S
@@ -141,9 +142,7 @@ class EnginePort:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _ping(self) -> None:
         """Ping engines. They need not answer: a scheduler may be busy."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
+from prfaas.tasks import cancel_all
+
 
 class IoThread:
     """Starts with the first thing it is given to do."""
@@ -70,9 +72,7 @@ class IoThread:
         await asyncio.to_thread(self._hashing.shutdown)
 
     async def _cancel_all(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         asyncio.get_running_loop().stop()
 
 

@@ -20,6 +20,7 @@ from prfaas.errors import ConfigError, PeerError, TransferError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.listener import Listener
 from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.sockets import (
@@ -269,9 +270,7 @@ async def _measure(connections: list[ssl.SSLSocket], seconds: float) -> Probe:
         await _wait(pouring, seconds)
         after, took = [tcp_info(connection) for connection in connections], loop.time() - began
     finally:
-        for task in pouring:
-            task.cancel()
-        await asyncio.gather(*pouring, return_exceptions=True)
+        await cancel_all(pouring)
     return Probe(
         num_connections=len(connections),
         goodput_bits_per_s=round(_grown(before, after, "acked_bytes") * 8 / took),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from prfaas.errors import PeerError
 from prfaas.log_throttle import SaidOnce
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable
+from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
 from prfaas.wire.sealed.records import MAGIC as SEALED_MAGIC
@@ -90,10 +91,7 @@ class Listener:
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
-        tasks = [*self._callers]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._callers)
 
     def _look_at(self, connection: socket.socket) -> None:
         if len(self._callers) >= CALLERS_MAX:

@@ -26,6 +26,7 @@ from prfaas.pool.send.data_sender import DataSenders
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.send.send_queue import SendQueue
+from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -265,10 +266,8 @@ class Dialer:
             await closed.wait()
         finally:
             channel.close("this pool node stops")
-            for task in tasks:
-                task.cancel()
             try:
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel_all(tasks)
             finally:
                 if self._senders is not None:
                     await self._senders.close()

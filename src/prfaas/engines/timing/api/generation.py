@@ -15,6 +15,7 @@ from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
 from prfaas.engines.timing.instance import Instance, Work
 from prfaas.errors import RequestError
+from prfaas.tasks import cancel_all
 
 
 class Generation:
@@ -86,9 +87,7 @@ class Generation:
                 else:
                     yield grown
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _work(self, number: int, work: Work) -> None:
         try:
