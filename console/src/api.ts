@@ -6,7 +6,8 @@ export interface LinkSample {
   rtt_ms: number;
   queued_bytes: number;
   in_flight_bytes: number;
-  offload_threshold: number;
+  /** null between hosts of the PD cluster */
+  offload_threshold: number | null;
   /** KV cache that arrived over it since the gateway started. */
   kv_bytes: number;
   /** Price of these bytes, in the currency of the plan; null where the plan has none. */

@@ -152,8 +152,9 @@ function fromSamples(samples: Sample[]): Recording {
   });
   const perSecond = (pick: (s: Sample) => number) =>
     samples.map((s, i) => (i ? pick(s) - pick(samples[i - 1]!) : 0));
-  const ofLinks = (pick: (s: Sample["links"][string]) => number) =>
-    links.map((name) => samples.map((s) => (s.links[name] ? pick(s.links[name]) : null)));
+  const routed = links.filter((name) => samples.at(-1)!.links[name]!.offload_threshold != null);
+  const ofLinks = (pick: (s: Sample["links"][string]) => number | null, names = links) =>
+    names.map((name) => samples.map((s) => (s.links[name] ? pick(s.links[name]) : null)));
   return {
     title: "The last hour of this gateway",
     at: samples.map((s) => s.at_unix_s),
@@ -167,8 +168,8 @@ function fromSamples(samples: Sample[]): Recording {
       },
       {
         title: "threshold",
-        lines: links.map(line),
-        columns: ofLinks((l) => l.offload_threshold),
+        lines: routed.map(line),
+        columns: ofLinks((l) => l.offload_threshold, routed),
         format: count,
       },
       {

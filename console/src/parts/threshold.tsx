@@ -7,8 +7,8 @@ import { count } from "../format";
 export function Threshold({ state }: { state: State }) {
   const [said, setSaid] = useState("");
   const links = Object.values(state.sample.links);
-  if (!links.length) return null;
-  const present = links[0]!.offload_threshold;
+  const present = links.map((link) => link.offload_threshold).find((tokens) => tokens != null);
+  if (present == null) return null;
   const set = (event: SubmitEvent) => {
     event.preventDefault();
     const tokens = Number(new FormData(event.currentTarget as HTMLFormElement).get("tokens"));

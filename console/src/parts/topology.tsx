@@ -158,8 +158,12 @@ function Link({ name, link, isSlow }: { name: string; link: LinkSample; isSlow: 
         <dd class="cost" title="in the currency of the plan, since this gateway started">
           {link.cost == null ? "no price set" : money(link.cost)}
         </dd>
-        <dt>threshold</dt>
-        <dd>{count(link.offload_threshold)} tokens</dd>
+        {link.offload_threshold != null && (
+          <>
+            <dt>threshold</dt>
+            <dd>{count(link.offload_threshold)} tokens</dd>
+          </>
+        )}
       </dl>
       <small>
         {source} → {destination}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.operate.ctl_views import status_lines
 from tests.pool.sites import until
 
 from .deployment import World, alone
@@ -59,6 +60,28 @@ async def test_a_host_that_dies_costs_only_time(
         await until(lambda: not world.gateway.pools.is_live(host))
         text = await world.text(PROMPT)
         assert text == await alone(checkpoint, tmp_path, PROMPT)
+
+
+async def test_a_link_between_hosts_shows_no_threshold(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with site_of(tmp_path, checkpoint, identities, APART) as world:
+        async with world.http.get(f"{world.url}/control/status") as reply:
+            status = await reply.json()
+        assert [link["offload_threshold"] for link in status["links"]] == [None, None]
+        [line] = [line for line in status_lines(status) if "pool-a:pool-b" in line]
+        assert "threshold" not in line
+        async with world.http.get(f"{world.url}/console/api/state") as reply:
+            state = await reply.json()
+        links = state["sample"]["links"].values()
+        assert [link["offload_threshold"] for link in links] == [None, None]
+        async with world.http.get(f"{world.url}/metrics") as reply:
+            assert "prfaas_offload_threshold_tokens{" not in await reply.text()
+        one = {"tokens": 9, "source": "pool-a", "destination": "pool-b"}
+        async with world.http.post(f"{world.url}/control/threshold", json=one) as reply:
+            assert reply.status == 409, await reply.text()
+        async with world.http.post(f"{world.url}/control/threshold", json={"tokens": 9}) as reply:
+            assert await reply.json() == {"decisions": []}
 
 
 BOTH = {f"pool-{n}": {f"e{n}": "both"} for n in range(3)}

@@ -39,9 +39,8 @@ def status_lines(found: Json) -> list[str]:
     for link in found["links"]:
         state = "up" if link["is_up"] else "DOWN"
         lines.append(
-            f"link       {link['source']}:{link['destination']}  {state}  "
-            f"threshold {link['offload_threshold']:,} tokens{_coding(link)}"
-            f"{_encryption(link)}"
+            f"link       {link['source']}:{link['destination']}  {state}"
+            f"{_threshold(link)}{_coding(link)}{_encryption(link)}"
         )
     for cluster in found["clusters"]:
         state = "on" if cluster["is_on"] else "OFF"
@@ -78,6 +77,12 @@ def _member_lines(found: Json) -> list[str]:
             f"for {each['age_s']:.0f} s  {each['address'] or ''}{why}".rstrip()
         )
     return lines
+
+
+def _threshold(link: Json) -> str:
+    """Threshold of a link; empty between hosts of a cluster, where it decides nothing."""
+    tokens = link["offload_threshold"]
+    return "" if tokens is None else f"  threshold {tokens:,} tokens"
 
 
 def _coding(link: Json) -> str:

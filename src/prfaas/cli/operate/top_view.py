@@ -98,7 +98,7 @@ def _links(state: State) -> Table:
             format_rate(carried) if busy else "-",
             _ms(link["rtt_ms"] or None),
             format_size(link["queued_bytes"]),
-            f"{link['offload_threshold']:,} tokens",
+            "-" if (tokens := link["offload_threshold"]) is None else f"{tokens:,} tokens",
         )
     return table
 

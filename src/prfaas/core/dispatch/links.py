@@ -25,6 +25,7 @@ class Link:
         settings: How requests are routed.
         cluster: The PrfaaS cluster at one end; None is unknown, or no end is in one.
         expected_bits_per_s: Its rate without such a cluster, until one is measured; 0 is unknown.
+        is_in_site: Both pools are hosts of the PD cluster.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Link:
         settings: DispatchSettings,
         cluster: RemoteCluster | None = None,
         expected_bits_per_s: float = 0.0,
+        *,
+        is_in_site: bool = False,
     ) -> None:
-        self.source, self.destination = source, destination
+        self.source, self.destination, self.is_in_site = source, destination, is_in_site
         self.up = False
         price_per_tb = 0.0
         if cluster is not None:
@@ -58,6 +61,11 @@ class Link:
         """State of both paths."""
         link = self.book.latest(now_ns)
         return PathSignals(local_wait_ns, remote_wait_ns, link, self.book.num_open)
+
+    @property
+    def offload_threshold(self) -> int | None:
+        """Threshold, tokens; None between hosts of the PD cluster, where it decides nothing."""
+        return None if self.is_in_site else self.policy.offload_threshold
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""
@@ -114,8 +122,9 @@ class Links:
             return self._links[source, destination]
         except KeyError:
             cluster = self._clusters.get(source) or self._clusters.get(destination)
-            rate = SITE_BITS_PER_S if {source, destination} <= self._site else 0.0
-            link = Link(source, destination, self._settings, cluster, rate)
+            is_in_site = {source, destination} <= self._site
+            rate = SITE_BITS_PER_S if is_in_site else 0.0
+            link = Link(source, destination, self._settings, cluster, rate, is_in_site=is_in_site)
             self._links[source, destination] = link
             return link
 

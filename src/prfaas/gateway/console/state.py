@@ -112,7 +112,7 @@ class Parts:
                 rtt_ms=round(seen.rtt_ns / NS_PER_MS, 3) if seen else 0.0,
                 queued_bytes=seen.queued_bytes if seen else 0,
                 in_flight_bytes=seen.in_flight_bytes if seen else 0,
-                offload_threshold=link.policy.offload_threshold,
+                offload_threshold=link.offload_threshold,
                 kv_bytes=kv_bytes,
                 cost=kv_bytes * price / BYTES_PER_TB if price else None,
                 carried_bits_per_s=round(flow.bits_per_s),

@@ -39,11 +39,18 @@ class Control:
         """Set the threshold of a link, or of all; the loops go on from there.
 
         Raises:
-            RequestError: There is no such link.
+            RequestError: There is no such link, or it connects two hosts of the PD cluster.
         """
-        links = self.links() if link is None else [self._link(*link)]
         entries = []
-        for each in links:
+        for each in self.links() if link is None else [self._link(*link)]:
+            if each.is_in_site and link is not None:
+                raise RequestError(
+                    f"link {':'.join(link)} connects two hosts of the PD cluster: it has no "
+                    "threshold; choose one from a PrfaaS cluster",
+                    status=409,
+                )
+            if each.is_in_site:
+                continue
             old = each.policy.offload_threshold
             each.replan(tokens)
             what = f"link {each.source}:{each.destination}"
@@ -172,7 +179,7 @@ class Control:
             "destination": link.destination,
             "is_up": link.up,
             "breaker": self._live.guards.breakers[link.source, link.destination].state.value,
-            "offload_threshold": link.policy.offload_threshold,
+            "offload_threshold": link.offload_threshold,
             "promised_bytes": link.book.promised_bytes,
             "coding_ratio": round(measured.coding_ratio, 3) if measured else 1.0,
             "encryption": measured.encryption if measured else "unknown",

@@ -79,13 +79,13 @@ class Reroling:
         if found.offload_threshold is None:
             return
         for link in self._driver.dispatcher.links:
-            if link.policy.offload_threshold == found.offload_threshold:
+            if link.offload_threshold in (found.offload_threshold, None):
                 continue
             self._journal.note(
                 Loop.ROLES,
                 "replanned",
                 f"link {link.source}:{link.destination}",
-                old=link.policy.offload_threshold,
+                old=link.offload_threshold,
                 new=found.offload_threshold,
                 why="the best threshold of the plan for this split and the rates of the links",
                 numbers=numbers,

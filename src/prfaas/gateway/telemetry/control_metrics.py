@@ -22,8 +22,9 @@ def _backlog_s(driver: Driver, cluster: str) -> float:
     return driver.backlog_ns(cluster) / NS_PER_S
 
 
+THRESHOLD = "offload_threshold_tokens"
 LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
-    "offload_threshold_tokens": (
+    THRESHOLD: (
         "New tokens above which a prompt is offloaded",
         lambda link: link.policy.offload_threshold,
     ),
@@ -118,6 +119,8 @@ class ControlMetrics:
         self._home, self._prices = driver.home, driver.price_per_tb
         for link in driver.dispatcher.links:
             for name, (_, value) in LINK_GAUGES.items():
+                if name == THRESHOLD and link.is_in_site:
+                    continue
                 gauge = self._links[name].labels(link.source, link.destination)
                 gauge.set_function(partial(value, link))
         for (path, cluster), calibration in driver.dispatcher.calibrations.items():
