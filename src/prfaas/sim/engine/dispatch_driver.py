@@ -31,11 +31,7 @@ from prfaas.sim.system.setup import ClusterSetup, Setup
 
 
 class Front(DispatcherBooks):
-    """The gateway of a simulated run. Output lengths do not get past it.
-
-    Args:
-        setup: The system.
-    """
+    """The gateway of a simulated run. Output lengths do not get past it."""
 
     def __init__(self, setup: Setup) -> None:
         self.home = setup.name

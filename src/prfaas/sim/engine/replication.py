@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class Copier:
-    """Copies prefixes that the PD cluster often misses.
-
-    Args:
-        simulation: Whose pools and links.
-    """
+    """Copies prefixes that the PD cluster often misses."""
 
     def __init__(self, simulation: RunParts) -> None:
         self._sim, setup = simulation, simulation.setup

@@ -60,13 +60,8 @@ class RunParts(Protocol):
     """A run in progress: its parts, as used by requests, signals, loops and failures.
 
     Attributes:
-        setup: What the run depends on.
-        clock: Virtual time.
-        front: The dispatcher and its inputs.
-        guards: Breakers.
         fleet: What the machines of all requests share.
         reactions: Counts of what was done about failures.
-        suspects: Prompts that instances died with.
         open: Requests under way, by index.
         transports: Links by PrfaaS cluster.
         locals: Prefill instances of the PD cluster, by name.
@@ -108,13 +103,7 @@ class RunParts(Protocol):
 
 
 class RequestRun(Executor):
-    """Carries out the actions for one request.
-
-    Args:
-        parts: Of the run.
-        request: The request.
-        routed: Where it goes.
-    """
+    """Carries out the actions for one request."""
 
     __slots__ = (
         "_events",

@@ -39,11 +39,7 @@ def as_dict(change: Change) -> dict[str, Any]:
 
 
 class Roles:
-    """Roles of instances, and the long-term loop.
-
-    Args:
-        simulation: Whose instances.
-    """
+    """Roles of instances, and the long-term loop."""
 
     def __init__(self, simulation: RunParts) -> None:
         self._sim, setup, front = simulation, simulation.setup, simulation.front

@@ -38,12 +38,7 @@ class _Watch:
 
 
 class Telemetry:
-    """Observes a simulation, reports to its gateway, and adjusts the threshold.
-
-    Args:
-        simulation: What is observed.
-        copier: Who copies hot prefixes, where that is set.
-    """
+    """Observes a simulation, reports to its gateway, and adjusts the threshold."""
 
     def __init__(self, simulation: RunParts, copier: Copier | None) -> None:
         self._sim, self._copier = simulation, copier

@@ -48,7 +48,6 @@ class Simulation:
     """A system and its requests.
 
     Args:
-        setup: The system.
         requests: Those that come by themselves, in order of arrival.
         on_progress: Called with the number of requests that have arrived, now and then.
     """

@@ -13,7 +13,6 @@ class Suspects:
     """Suspects of a run, by index of their request: no two requests have the same prompt.
 
     Args:
-        clock: Virtual time.
         go_on: Called with a request that may run again, or with one that is refused and False.
     """
 

@@ -24,7 +24,6 @@ class Sample(NamedTuple):
     """Sample of one time.
 
     Attributes:
-        at_ns: When.
         local_wait_ns: Work before a PD-P instance, mean over those that are up.
         remote_wait_ns: The same of the PrfaaS cluster.
         link_bits_per_s: Capacity of the link.
@@ -53,12 +52,7 @@ class Sample(NamedTuple):
 
 
 class Series:
-    """Samples of a simulation, at most `NUM_SAMPLES_MAX`.
-
-    Args:
-        simulation: The observed simulation.
-        roles: Which PD instances do what.
-    """
+    """Samples of a simulation, at most `NUM_SAMPLES_MAX`."""
 
     def __init__(self, simulation: RunParts, roles: Roles) -> None:
         self._sim, self._roles = simulation, roles

@@ -43,7 +43,6 @@ def write_chrome_trace(run: Run, path: Path, origin: Mapping[str, str]) -> None:
 
     Args:
         run: Made with `num_recorded`; it has ended.
-        path: Where to.
         origin: Command and version, for the file's description of itself.
 
     Raises:

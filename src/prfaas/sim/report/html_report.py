@@ -52,8 +52,6 @@ def html_report(
     """The whole report; plotly.js is inside, so the file is about 5 MB.
 
     Args:
-        scenario: What was run.
-        runs: By policy.
         rows: Rows of the table that compares policies.
         origin: Where the report comes from: file, command, version.
     """

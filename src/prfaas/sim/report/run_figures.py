@@ -25,8 +25,6 @@ class RunFigures:
     """One run.
 
     Attributes:
-        results: Its figures.
-        samples: Its time series.
         egress_at_s: Middle of each span of the egress, s.
         egress_bits_per_s: Mean egress of each span.
         ttft_s: TTFT at each of `ratios`, s.

@@ -21,10 +21,6 @@ class Span:
     Attributes:
         process: Stage, or instance that does many things at once.
         thread: Instance; None takes a free slot of the process.
-        start_ns: Begin.
-        end_ns: End.
-        name: What happens.
-        attempt: Whose.
         parts: Names and ends of what it consists of.
     """
 

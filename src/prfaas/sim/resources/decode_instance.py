@@ -31,8 +31,6 @@ class DecodeInstance:
     """One instance.
 
     Args:
-        name: Unique.
-        clock: Virtual time.
         step_ns: Step time by batch and mean context.
         limits: Batch and KV cache.
         kv_bytes: KV bytes that a request holds on average while it decodes.

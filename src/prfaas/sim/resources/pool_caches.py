@@ -31,7 +31,6 @@ class Pool:
     """One cache.
 
     Args:
-        setup: Its limits.
         blocks: What they count in.
         costs: Of the cluster's prefill, to tell whether reading from disk pays.
         remote: True if the cluster is a PrfaaS cluster.
@@ -96,7 +95,6 @@ class Caches:
     """All pools by name, and what instances hold themselves.
 
     Args:
-        setup: The system.
         instances: Names of the instances that prefill, by cluster.
     """
 

@@ -37,8 +37,6 @@ class PrefillInstance:
     """One instance.
 
     Args:
-        name: Unique.
-        clock: Virtual time.
         on_start: A job leaves the queue.
         on_chunk: A chunk is done: the job and the tokens computed so far.
         on_done: A job is done; called after its last chunk.

@@ -34,8 +34,6 @@ class Transport:
     """One link, from the PrfaaS cluster.
 
     Args:
-        clock: Virtual time.
-        cluster: The PrfaaS cluster.
         on_landed: Called when all blocks of a hand-off have arrived.
         on_pulled: A prefix that a request waits for has arrived in the PD pool.
         on_change: The link was found dead (False) or alive (True).

@@ -55,9 +55,6 @@ def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
 class Finished:
     """Requests that have finished.
 
-    Args:
-        columns: Of them.
-
     Attributes:
         ttft_ns: Time to first token.
         latency_ns: From arrival to the last token.

@@ -33,7 +33,6 @@ def check(simulation: Simulation, columns: Columns | None = None) -> None:
     """Check conservation, causality, leaks, and that no report reached a decision too early.
 
     Args:
-        simulation: The run.
         columns: Of its requests, if they were read already.
 
     Raises:

@@ -22,10 +22,6 @@ class Attempt:
     """One way of a request through the system. Instants in ns, UNSET if it did not get there.
 
     Attributes:
-        request: Whose.
-        number: 1 is the first.
-        routed: Where it went and why.
-        num_new_tokens: Tokens that are prefilled.
         decode: Instance that decodes; empty until it is chosen.
         lost: True if it ended because something broke.
     """
@@ -48,9 +44,6 @@ class _RecordedRun(RequestRun):
     """A request whose attempts are recorded.
 
     Args:
-        parts: Of the run.
-        request: The request.
-        routed: Where it goes.
         attempts: Take those of the request.
     """
 
@@ -109,8 +102,6 @@ class RecordedSimulation(Simulation):
     """The same run, with a record of its first requests.
 
     Args:
-        setup: The system.
-        requests: In order of arrival.
         on_progress: Called with the number of requests that have arrived, now and then.
         num_requests_max: Requests that are recorded.
     """

@@ -39,7 +39,6 @@ class Results:
         window_s: Length of the window, s.
         num_requests: Requests that arrived in it.
         good_request_count: Those of them that met every target.
-        outcomes: How they ended.
         request_throughput: First tokens in the window, 1/s.
         goodput: Requests that arrived in the window and met every target, 1/s.
         slo_attainment: Share of the arrivals that met every target.
@@ -70,7 +69,6 @@ class Results:
         jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
         traffic: Of each link: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens.
-        digest: Of the whole trace of the run.
     """
 
     window_s: float

@@ -18,7 +18,6 @@ def by_tenant(
 
     Args:
         sim: Its costs count.
-        arrived: Requests that arrived.
         good: Those of them that met every target.
     """
     of_tenant: dict[str, list[Request]] = {}

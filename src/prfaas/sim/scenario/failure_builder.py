@@ -20,11 +20,7 @@ def make_failures(
     """Failures.
 
     Args:
-        tables: Of the file.
-        clusters: PrfaaS clusters.
-        home: Name of the PD cluster.
         num_prefill: PD instances that prefill.
-        num_pd_instances: All PD instances.
 
     Raises:
         ConfigError: A cluster or an instance does not exist.

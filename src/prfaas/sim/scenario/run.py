@@ -37,7 +37,6 @@ def run(
     """Simulate.
 
     Args:
-        scenario: What.
         on_progress: Called with arrived and all requests, now and then.
         stop_at_ns: Stop there with requests unfinished; None runs until all have ended.
         num_recorded: First requests whose every attempt is recorded, for a Chrome trace.
@@ -93,7 +92,6 @@ class Knee:
 
     Attributes:
         scale: Factor on the scenario's arrival rate.
-        results: Figures there.
     """
 
     scale: float

@@ -27,10 +27,6 @@ class Scenario:
     """A system, what arrives, and what of it is measured.
 
     Attributes:
-        title: For people.
-        setup: The system.
-        workload: What arrives.
-        seed: Of the workload.
         start_ns: Earlier arrivals are not counted.
         end_ns: End of the arrivals; None takes the last arrival.
         notes: What a reader of the results should know.

@@ -52,8 +52,6 @@ def make_setup(
     """The system that a file and its plan describe.
 
     Args:
-        file: The scenario file.
-        question: Its plan.
         num_prompt_tokens_max: No prompt is longer.
 
     Returns:

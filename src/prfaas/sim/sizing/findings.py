@@ -33,7 +33,6 @@ class Report:
     """Figures of a fleet over several seeds, and the finding.
 
     Args:
-        finding: Does it hold?
         carried_ratio: First tokens as a share of the arrivals of the same time.
         ttft_p90_s: P90 of the time to first token, s.
         ttft_p99_s: P99 of the same, s.

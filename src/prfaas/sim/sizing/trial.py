@@ -41,11 +41,9 @@ class Trial:
 
     Args:
         problem: The question, with the fleet's numbers of instances.
-        num_prefill: N_p.
         offload_threshold: t, tokens; None offloads nothing.
         rate_per_s: Arrival rate, req/s.
         num_requests: Measured requests; those of the warm-up come before them.
-        seed: Seed of arrivals and lengths.
         to_the_end: Run until every request has ended; otherwise stop with the arrivals.
     """
 
@@ -63,7 +61,6 @@ class Figures:
     """Figures of one run over its measured time.
 
     Args:
-        num_arrived: Requests that arrived.
         arrived_per_s: Rate of the same, req/s.
         carried_per_s: Requests that got their first token, req/s.
         local_per_s: Those of them that were prefilled in the PD cluster, req/s.
@@ -90,15 +87,7 @@ class Figures:
 def trial_of(
     problem: Problem, found: Operation, rate_per_s: float, num_requests: int, seed: int
 ) -> Trial:
-    """Return the trial of a plan's settings, run to the end.
-
-    Args:
-        problem: The question with the fleet of the settings.
-        found: Settings.
-        rate_per_s: Arrival rate, req/s.
-        num_requests: Measured requests.
-        seed: Seed of arrivals and lengths.
-    """
+    """Return the trial of a plan's settings, run to the end."""
     threshold = found.offload_threshold if found.offload_fraction > 0 else None
     if threshold is None and found.offload_fraction > 0:
         threshold = 0.0  # everything is offloaded, whatever its length

@@ -14,9 +14,7 @@ class Arrivals:
     """Schedules arrivals.
 
     Args:
-        clock: Virtual time.
         roots: Those that come by themselves, in order of arrival.
-        on_come: One has come.
         on_progress: Called with the number of roots that have come, now and then.
     """
 

@@ -26,14 +26,11 @@ class Request:
     Attributes:
         index: Unique in the workload.
         arrived_at_ns: When it came; of one that follows another, set when it comes.
-        num_prompt_tokens: Prompt, tokens.
         num_output_tokens: Output, tokens; no policy sees it.
         block_ids: Ids of the prompt's blocks; the last may be a partial one.
         tenant: Whose it is; empty if nobody's in particular.
         followers: Requests of the same session that wait for its end.
-        decision: Where it is prefilled.
         attempt: Counts prefills, also those given up; events of an earlier one are void.
-        num_new_tokens: Tokens that are prefilled.
         kept_tokens: Prefix that decode kept of a transfer that was cut.
         had_tokens: Output that its client had when a decode instance broke; another one continues.
         routed_at_ns: When the last attempt began.

@@ -51,9 +51,6 @@ class Failure:
     """Something breaks at an instant and recovers later.
 
     Attributes:
-        kind: What.
-        at_ns: When.
-        for_ns: How long.
         index: Which instance; ignored for link and pool.
         capacity_ratio: What is left of the link's capacity; 0 is a cut.
         cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool, or instance
@@ -78,7 +75,6 @@ class LinkSetup:
 
     Attributes:
         bits_per_s: Capacity of each direction.
-        rtt_ns: Round-trip time.
         flow_bits_per_s: What one transfer gets at most; loss decides it.
         dead_after_ns: Silence after which both ends take the link for dead.
         price_per_tb: Price of 10**12 bytes.
@@ -118,7 +114,6 @@ class BlockSetup:
     """Units of all caches.
 
     Attributes:
-        tokens: Tokens of a block.
         checkpoint_blocks: Size of a checkpoint of linear state, in blocks; 0 is a model without.
     """
 
@@ -133,7 +128,6 @@ class ClusterSetup:
     Attributes:
         name: Unique; its pool has the same name.
         num_instances: They prefill.
-        costs: Times and bytes.
         link: To the PD cluster.
         cache: Of its pool and instances.
     """
@@ -189,7 +183,6 @@ class RoutingSetup:
     """Settings of routing.
 
     Attributes:
-        policy: Which policy.
         offload_threshold: t, tokens.
         bandwidth: Regime of the paper's rule.
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
@@ -237,12 +230,7 @@ class Setup:
 
     Attributes:
         name: Of the PD cluster; its pool has the same name.
-        prfaas: PrfaaS clusters.
-        num_prefill: PD-P instances.
-        num_decode: PD-D instances.
         costs: Times and bytes of the PD cluster.
-        step_ns: Decode step time.
-        decode: Limits of a decode instance.
         cache: Of the PD cluster's pool and instances.
         price_per_h: Price of all GPUs for one hour.
         roles: How PD instances change their roles; None keeps them.

@@ -29,7 +29,6 @@ class Swing:
 
     Attributes:
         ratio: Swing, as a share of the mean, in [0, 1).
-        period_s: Period.
     """
 
     ratio: float
@@ -80,8 +79,6 @@ def draw_arrivals(
     """Instants below `until_s`, s, rising.
 
     Args:
-        rng: Source of chance.
-        rate_per_s: Mean rate.
         until_s: End of the arrivals.
         cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
         shape: How the rate moves; None is constant. Gaps are stretched by it.

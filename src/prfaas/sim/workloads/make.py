@@ -30,7 +30,6 @@ def make_workload(
     """Return the workload of a table.
 
     Args:
-        table: The table.
         directory: Where its paths start.
         planned: Lengths of synthetic requests.
         block_tokens: Tokens of a block of the caches.

@@ -21,7 +21,6 @@ def read_rate_curve(path: Path, model: str, period_s: float | None = None) -> St
     Args:
         path: CSV with the columns model, t0_s (start of the window, s), rate_rps,
             rate_weighted_client_cv; windows of one model have equal lengths.
-        model: Which model's rows.
         period_s: Length of the whole curve; None keeps its own.
 
     Raises:

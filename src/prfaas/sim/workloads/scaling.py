@@ -17,8 +17,6 @@ class Workload:
     """A source, changed.
 
     Attributes:
-        source: Where requests come from.
-        block_tokens: Tokens of a block.
         prompt_scale: Prompts become so many times as long; common prefixes do too.
         output_scale: Factor of output lengths.
         tenants: Share of each tenant, in any unit. Empty keeps those of the source. Requests that

@@ -22,7 +22,6 @@ class Synthetic:
     Attributes:
         rate_per_s: Mean arrival rate.
         duration_ns: Length of the arrivals.
-        lengths: Prompt lengths.
         output_tokens: Mean output length.
         arrival_cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
         shape: How the rate moves around its mean; None is constant.
