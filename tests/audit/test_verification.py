@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_log_of_any_history_is_intact(steps: list[str]) -> None:
     assert len([note for note in report.notes if TORN in note]) == steps.count("crash")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, DAMAGES)
 def test_any_single_damage_of_a_signed_log_is_found(steps: list[str], damage: Damage) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +51,7 @@ def test_any_single_damage_of_a_signed_log_is_found(steps: list[str], damage: Da
     assert not report.is_intact, damage
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(0, 10**6))
 def test_a_cut_at_any_byte_before_the_last_checkpoint_is_found(steps: list[str], at: int) -> None:
     """All files after the cut are gone too, as if the log had ended there."""
@@ -138,6 +139,15 @@ def test_a_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
     assert not [note for note in report.notes if TORN in note]
 
 
+def test_a_torn_line_that_is_gone_is_missed(tmp_path: Path) -> None:
+    make_log(tmp_path, ["record", "crash"])
+    path = file_path(tmp_path, LOG, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4] + lines[5:]))
+
+    assert [text for text in verified(tmp_path).findings if "is missing before it" in text]
+
+
 def test_a_file_whose_first_line_was_torn_is_begun_anew(tmp_path: Path) -> None:
     make_log(tmp_path, ["record"])
     file_path(tmp_path, LOG, 2).write_bytes(b'{"n":')
@@ -209,3 +219,59 @@ def test_fields_of_wrong_types_are_no_exception(tmp_path: Path) -> None:
     file.close()
 
     assert not verified(tmp_path).is_intact
+
+
+@settings(max_examples=80, deadline=None)
+@given(STEPS, DAMAGES, st.integers(1, 5))
+def test_damage_before_the_last_checkpoint_is_found_while_the_log_is_in_use(
+    steps: list[str], damage: Damage, num_after: int
+) -> None:
+    """The lines after the checkpoint stay as they are."""
+    assume(damage.kind not in ("unlink", "rechain"))
+    steps = [step for step in steps if step != "rotate"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = file_path(Path(folder), LOG, 1)
+        make_log(Path(folder), [*steps, "checkpoint"], is_clean=False)
+        signed = path.stat().st_size
+        make_log(Path(folder), [], is_clean=False)
+        file = ChainFile(damaged_logs.settings(Path(folder)), LOG)
+        for _ in range(num_after):
+            file.append([(0, {"kind": "movement"})])
+        file.close()
+        content = path.read_bytes()
+        path.write_bytes(content[:signed])
+        assume(damage.apply(Path(folder)))
+        path.write_bytes(path.read_bytes() + content[signed:])
+        report = verified(Path(folder))
+
+    assert not report.is_intact, damage
+
+
+def test_every_drop_swap_cut_and_changed_byte_of_one_log_is_found(tmp_path: Path) -> None:
+    """Exhaustive, over a log with a crash, a restart, two files and checkpoints."""
+    make_log(tmp_path, ["record", "crash", "batch", "rotate", "restart", "checkpoint", "record"])
+    paths = list(logs_of(tmp_path)[LOG].values())
+    missed, num_changes = [], 0
+    for path in paths:
+        content = path.read_bytes()
+        lines = content.splitlines(keepends=True)
+        numbers = range(len(lines))
+        changes = {f"drop {n}": b"".join(lines[:n] + lines[n + 1 :]) for n in numbers}
+        changes |= {f"keep {n} lines": b"".join(lines[:n]) for n in numbers}
+        changes |= {f"cut at {at}": content[:at] for at in range(0, len(content), 7)}
+        for one, other in combinations(numbers, 2):
+            swapped = list(lines)
+            swapped[one], swapped[other] = lines[other], lines[one]
+            changes[f"swap {one} {other}"] = b"".join(swapped)
+        for at in range(0, len(content), 3):
+            flipped = bytes([content[at] ^ 1])
+            changes[f"byte {at}"] = content[:at] + flipped + content[at + 1 :]
+        for name, changed in changes.items():
+            path.write_bytes(changed)
+            missed += [(path.name, name)] if verified(tmp_path).is_intact else []
+        path.write_bytes(content)
+        num_changes += len(changes)
+
+    assert missed == []
+    assert num_changes > 2000
+    assert verified(tmp_path).is_intact

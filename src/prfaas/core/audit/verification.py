@@ -161,7 +161,7 @@ class Verifier:
             self._torn = self._torn or Torn(place)
             self._torn.add(data, is_whole=is_whole)
             return
-        self._explain_torn(parsed)
+        self._explain_torn(parsed, place)
         self._connect(parsed, place)
         self._take(parsed, place)
 
@@ -170,7 +170,7 @@ class Verifier:
 
         Args:
             expected_lines: Number of lines that is known from elsewhere, such as the metric
-                `prfaas_audit_lines_total` of its process; 0 if unknown.
+                `prfaas_audit_last_line` of its process; 0 if unknown.
         """
         self._settle_torn(is_end=True)
         report, first = self.report, self._first_file
@@ -242,11 +242,13 @@ class Verifier:
         elif line.fields.get("after") == "crash":
             self.report.note(f"{place}: the process before it did not end in order")
 
-    def _explain_torn(self, line: Line) -> None:
+    def _explain_torn(self, line: Line, place: Place) -> None:
         """A torn line is no damage if the record after it states it."""
         torn, stated = self._torn, line.fields
         is_stated = line.kind == Kind.START and stated.get("note") == TORN
-        if torn is not None and is_stated and stated.get("torn_sha256") == torn.digest:
+        if is_stated and torn is None:
+            self.report.found(f"{place}: the torn line that it records is missing before it")
+        if is_stated and torn is not None and stated.get("torn_sha256") == torn.digest:
             self.report.note(f"{torn.place}: {TORN} ({torn.num_bytes} bytes), recorded after it")
             self._torn = None
         self._settle_torn()
