@@ -29,6 +29,8 @@ def simulate(
         f"routing.threshold={design.threshold}",
         f"routing.prefill_instances={design.num_prefill}",
         f"link.rtt={rtt_s * 1e3:g}ms",
+        # The live gateway has no `ttft_max`: it refuses nobody.
+        "routing.admission=false",
     ):
         override(tables, setting)
     file = validated(ScenarioFile, tables, PLAN)
