@@ -71,7 +71,7 @@ class Link:
 
     @property
     def wire_bits_per_s(self) -> float:
-        """What the network carries; less than `bits_per_s` where the codec is the limit."""
+        """Rate of the network; less than `bits_per_s` where the codec is the limit."""
         return self.coded.wire_bytes_per_s * BITS_PER_BYTE
 
 

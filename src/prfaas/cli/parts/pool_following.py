@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a pool node follows.
+    """Sources that a pool node follows.
 
     Attributes:
         clusters: Whose pool nodes are its peers.

@@ -56,7 +56,7 @@ _SPEED = CodecSpeed()
 
 @dataclass(frozen=True, slots=True)
 class PlannedCoding:
-    """How the pool nodes of a link code.
+    """Coding by the pool nodes of a link.
 
     Attributes:
         mode: The operator's choice (`link_codec`).

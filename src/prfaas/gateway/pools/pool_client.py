@@ -290,7 +290,7 @@ class Pools:
         return self._clients[pool]
 
     def subscription(self, pool: str) -> Subscription:
-        """What a pool has reported."""
+        """Reports of a pool."""
         return self._clients[pool].subscription
 
     def is_live(self, pool: str) -> bool:

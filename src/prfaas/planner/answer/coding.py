@@ -1,4 +1,4 @@
-"""What coding of links changes in an answer: the same question with every link raw, beside it."""
+"""Effect of the coding of links: an answer beside that of the same question with raw links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What coding of links changes, for every kind of output."""
+"""Effect of the coding of links, for every kind of output."""
 
 from __future__ import annotations
 
