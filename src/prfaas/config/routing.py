@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
+from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 
 
@@ -62,8 +63,9 @@ class RoutingTable(Table):
     ttft_max: DurationNs | None = None
     """Refuse with 429 requests that are predicted to take longer to their first token; needs a
     `plan`, and predictions that are proven by observed TTFTs."""
-    prefill_timeout: DurationNs = 60 * 10**9
-    """Time limit of a remote prefill; then the prompt is prefilled locally."""
+    prefill_timeout: DurationNs = PREFILL_TIMEOUT_NS
+    """Time limit of a remote prefill; then the prompt is prefilled where that is soonest. A queue
+    that moves is waited for if nothing else is sooner."""
     transfer_timeout: DurationNs = 10 * 10**9
     """Time limit of decode for blocks after the end of the prefill leg, and of a local prefill for
     a pulled prefix."""

@@ -21,7 +21,7 @@ from prfaas.core.request.actions import (
     WakeAt,
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
-from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.fleet import Again, Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import Told
@@ -42,6 +42,9 @@ class ScriptedBooks:
     """Engine that decodes where the route names none."""
     prefill_ns: int | None = None
     local_ns: int | None = None
+    left_ns: int | None = None
+    again: list[Again] = field(default_factory=list)
+    """Routes to take when a prefill is given up."""
     told: Counter[str] = field(default_factory=Counter)
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
@@ -78,13 +81,24 @@ class ScriptedBooks:
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         return next((name for name in self.others if name != avoid), None)
 
+    def prefill_again(
+        self, number: int, avoid: str, now_ns: int, *, offloadable: bool
+    ) -> Again | None:
+        self.told["prefill_again"] += 1
+        return self.again.pop(0) if self.again else None
+
+    def prefill_left_ns(self, number: int, now_ns: int) -> int | None:
+        return self.left_ns
+
     def expected_prefill_ns(self, number: int) -> int | None:
         return self.prefill_ns
 
     def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         return self.local_ns
 
-    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+    def local_path_ns(
+        self, number: int, name: str, now_ns: int, *, beside: bool = False
+    ) -> int | None:
         return self.local_ns
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
@@ -109,6 +123,11 @@ class ScriptedBreakers:
             self.failed.append(target)
 
 
+def again(path: Path = Path.LOCAL, prefill: str = "p2", decode: str = "d2") -> Again:
+    """Another route of the same request."""
+    return Again(routed(path)._replace(prefill=prefill), decode)
+
+
 def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) -> Routed:
     """A route of a prompt of 8,000 tokens, of which 1,000 are held where it is decoded."""
     decision = Decision(
@@ -123,7 +142,8 @@ def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) 
     source = "far" if path is Path.REMOTE or pulls else ""
     facts = RoutingFacts(8000, pd_hit_tokens=1000, prfaas_hit_tokens=5000 if pulls else 0)
     hit_tokens = 5000 if pulls else 1000
-    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100, "pd", 1000)
+    pool = "far" if path is Path.REMOTE else "pd"
+    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100, pool, 1000)
 
 
 class Driver:
@@ -141,7 +161,7 @@ class Driver:
         self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
         self.fleet = Fleet(self.books, self.breakers, limits)
         is_remote = found.decision.path is Path.REMOTE
-        pools = ("far" if is_remote else "pd", "pd")
+        pools = found.prefill_pool, found.destination
         self.life = RequestLife(
             Route(NUMBER, found, decode, "p" if apart or is_remote else "", pools, 7680), self.fleet
         )
@@ -184,8 +204,9 @@ class Driver:
             case StartPull():
                 self.open.add(Blocks.PULL)
             case StartPrefill(engine):
-                assert not self.leg
                 self.leg = engine
+                # Another prefill than before hands other blocks over.
+                self.closed = [blocks for blocks in self.closed if blocks is not Blocks.HAND_OFF]
                 hand_off = self.life.blocks.get(Blocks.HAND_OFF)
                 if hand_off is not None and hand_off.crosses_link:
                     self.open.add(Blocks.HAND_OFF)

@@ -52,7 +52,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
 from .drawn_events import MAKERS, OUTCOMES
-from .driver import LIMITS, Driver, ScriptedBooks, routed
+from .driver import LIMITS, Driver, ScriptedBooks, again, routed
 
 HAND_OFF, PULL = Blocks.HAND_OFF, Blocks.PULL
 BROKE = EngineBroke(DecodeFailure.BROKEN)
@@ -389,6 +389,8 @@ def test_histories_hold_every_kind_of_event() -> None:
         first=st.sampled_from(["d", None]),
         prefill_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         local_ns=st.none() | st.integers(0, 10 * NS_PER_S),
+        left_ns=st.none() | st.integers(1, 10 * NS_PER_S),
+        again=st.lists(st.builds(again, st.sampled_from(Path))),
         told=st.builds(Counter),
     ),
     history=st.lists(st.tuples(ANY_EVENT, st.integers(0, 20 * NS_PER_S))),
@@ -419,6 +421,7 @@ def test_every_transition_and_every_action_is_taken() -> None:
         books = ScriptedBooks(
             others, chance.choice(("d", None)), chance.choice((None, NS_PER_S)), NS_PER_S // 10
         )
+        books.again = [again()] * (chance.random() < 0.3)
         driver = WAYS[sorted(WAYS)[number % len(WAYS)]](books)
         driver.step(Stopped(Outcome.CANCELLED)) if number % 50 == 0 else driver.begin()
         for _ in range(chance.randrange(12)):

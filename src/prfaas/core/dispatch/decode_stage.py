@@ -88,6 +88,10 @@ class DecodeBook:
         self._ready[name] = ready
         self._change(name, 0)
 
+    def num_on(self, name: str) -> int:
+        """Requests assigned to an instance and not left."""
+        return self._counts.get(name, 0)
+
     @property
     def num_assigned(self) -> int:
         """Requests assigned and not left."""

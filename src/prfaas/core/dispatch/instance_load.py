@@ -13,9 +13,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 WAITING_MAX = 256
 """Jobs of a queue that are listed; those behind them will not start soon."""
+
+
+class Ahead(NamedTuple):
+    """Work of an instance up to the end of a job, ns.
+
+    Attributes:
+        own_ns: The job's own.
+        work_ns: Its own, and of those before it.
+        first_ns: Of the first of them, which runs.
+        spent_ns: Time since that one began.
+    """
+
+    own_ns: int
+    work_ns: int
+    first_ns: int
+    spent_ns: int
 
 
 @dataclass(slots=True)
@@ -197,6 +214,18 @@ class LoadBook:
         if now_ns - load.observed_at_ns > self._stale_after_ns:
             return None
         return max(0, load.free_at_ns - now_ns)
+
+    def ahead(self, name: str, job: int, now_ns: int) -> Ahead | None:
+        """Work up to the end of a job; None if it is not there. O(jobs)."""
+        load, work_ns = self._loads[name], 0
+        if job not in load.jobs:
+            return None
+        for number, each in load.jobs.items():
+            work_ns += each.work_ns
+            if number == job:
+                break
+        own_ns = load.jobs[job].work_ns
+        return Ahead(own_ns, work_ns, _first_ns(load), max(0, now_ns - load.begun_at_ns))
 
     @property
     def num_ready(self) -> int:

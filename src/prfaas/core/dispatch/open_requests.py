@@ -15,11 +15,12 @@ from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.decode_stage import DecodeFlow
-from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.instance_load import Ahead, LoadBook
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.types import Arrival, HomeCluster, Member, Routed
+from prfaas.core.resilience.spare_time import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.core.routing.first_tokens import Work
@@ -75,6 +76,8 @@ class OpenRequests:
             **{name: stage.book for name, stage in self._stage_of.items()},
             **dict.fromkeys(names, self.lanes),
         }
+        self.spare = SpareTime(names)
+        """Time that decode instances have for prefills."""
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
         self._num_streaming = dict.fromkeys(self._stage_of, 0)
 
@@ -88,6 +91,7 @@ class OpenRequests:
         if self.decode_book is not None and decode:
             self.decode_book.add(Member(decode, member.pool))
             self.lanes.add(decode)
+            self.spare.add(decode)
             self._book_of[decode] = self.lanes
 
     def remove(self, name: str, decode: str, now_ns: int) -> None:
@@ -96,6 +100,7 @@ class OpenRequests:
         if self.decode_book is not None and decode in self._book_of:
             self.decode_book.remove(decode)
             self.lanes.remove(decode, now_ns)
+            self.spare.remove(decode)
             del self._book_of[decode]
 
     def uses(self, *names: str) -> bool:
@@ -139,6 +144,14 @@ class OpenRequests:
         """Predicted wait of a prefill that is sent to an instance now; None is unknown."""
         book = self._book_of.get(name)
         return 0 if book is None else book.wait_ns(name, now_ns)
+
+    def prefill_ahead(self, request_id: int, now_ns: int) -> Ahead | None:
+        """Work at its instance up to the end of a request's prefill; None if it has ended."""
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.prefilling:
+            return None
+        name = entry.routed.prefill
+        return self._book_of[name].ahead(name, request_id, now_ns)
 
     def crossing(self, source: str, destination: str) -> list[int]:
         """Requests whose blocks are in transit over the link between two pools."""
@@ -268,6 +281,13 @@ class OpenRequests:
         """The instance that prefills a request has answered: the rate of its cluster is learnt."""
         self._times.answered(request_id, now_ns)
 
+    def forget(self, request_id: int) -> None:
+        """Learn nothing from the times of a request: it left the route that was predicted first."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.expected = None
+        self._times.drop(request_id)
+
     def prefilled(self, request_id: int, now_ns: int) -> int | None:
         """Record the end of a prefill.
 
@@ -344,6 +364,9 @@ class OpenRequests:
             return
         work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - routed.present_tokens)
         self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
+        if routed.prefill != name:
+            # A prompt that waited for its turn was charged before.
+            self.spare.take(name, work_ns, now_ns)
         entry.routed = routed._replace(
             cluster=self._home, prefill=name, source="", prefill_pool=routed.destination
         )

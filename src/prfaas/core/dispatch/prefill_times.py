@@ -72,6 +72,22 @@ class PrefillTimes:
         work_ns = costs.remote_prefill_ns(num_new_tokens)
         return round(work_ns * self.remote_calibrations[cluster].factor)
 
+    def queue_ns(self, cluster: str, own_ns: int, work_ns: int, now_ns: int) -> int | None:
+        """Expected time of booked work in a cluster, by what was observed; None is unknown.
+
+        Args:
+            cluster: The cluster.
+            own_ns: Work of the last request of it.
+            work_ns: All of it.
+            now_ns: Time.
+        """
+        if self._rates is None:
+            return work_ns
+        if not self._rates.has_enough(cluster):
+            return None
+        found = self._rates.estimate(cluster, own_ns, work_ns, now_ns)
+        return None if found is None else found.ns
+
     # Observation of prefills that were sent
 
     def sent(
@@ -101,9 +117,4 @@ class PrefillTimes:
     def with_queue_ns(self, wait_ns: int, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
         own_ns = self.local_ns(num_new_tokens)
-        if self._rates is None:
-            return wait_ns + own_ns
-        if not self._rates.has_enough(self._home):
-            return None
-        found = self._rates.estimate(self._home, own_ns, wait_ns + own_ns, now_ns)
-        return None if found is None else found.ns
+        return self.queue_ns(self._home, own_ns, wait_ns + own_ns, now_ns)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.types import Refused, Routed
+from prfaas.core.dispatch.types import Arrival, Refused, Routed
+from prfaas.core.request.fleet import Again
+from prfaas.core.routing.decision import Path
 
 
 class DispatcherBooks(ABC):
@@ -18,8 +20,8 @@ class DispatcherBooks(ABC):
     """Instances of the PD cluster prefill or decode, and none does both."""
 
     @abstractmethod
-    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
-        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
+    def as_now(self, number: int, avoid: str, *, offloadable: bool) -> Arrival:
+        """An open request as it would arrive now, to be sent to another engine than `avoid`."""
 
     @abstractmethod
     def hits(self, number: int) -> Mapping[str, int]:
@@ -37,6 +39,11 @@ class DispatcherBooks(ABC):
         """Name of the dispatcher for a PD engine as one that prefills what it decodes."""
         return name
 
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
+        arrival = self.as_now(number, avoid, offloadable=False)
+        return self.dispatcher.arrive(arrival, now_ns, again=True)
+
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again whose decode engine broke; None without another one."""
         found = self.route_again(number, avoid, now_ns)
@@ -47,6 +54,44 @@ class DispatcherBooks(ABC):
         name = found.decode or self.choose_decode(number, avoid) or found.prefill
         self.fall_back(number, now_ns)
         return name
+
+    def prefill_again(
+        self, number: int, avoid: str, now_ns: int, *, offloadable: bool
+    ) -> Again | None:
+        """Route a request anew whose prefill was given up; None if who decodes it prefills it."""
+        dispatcher = self.dispatcher
+        if not self.has_roles and not offloadable:
+            return None
+        arrival = self.as_now(number, avoid, offloadable=offloadable)
+        found = dispatcher.foresee(arrival, now_ns)
+        if isinstance(found, Refused) or not self._is_better(number, arrival, found, now_ns):
+            return None
+        routed = dispatcher.arrive(arrival, now_ns, again=True)
+        dispatcher.requests.forget(number)
+        decode = self.choose_decode(number)
+        if isinstance(routed, Refused) or decode is None:
+            return None
+        return Again(routed, decode)
+
+    def _is_better(self, number: int, arrival: Arrival, found: Routed, now_ns: int) -> bool:
+        """Return True if a route is sooner than a prefill by the instance that is to decode."""
+        if found.decision.path is Path.LOCAL and (
+            not self.has_roles or (arrival.shippable_tokens or 1) <= found.present_tokens
+        ):
+            return False
+        expected, decode = self.dispatcher.expected, self.choose_decode(number) or ""
+        num_new_tokens = found.facts.num_prompt_tokens - found.present_tokens
+        if not self.has_roles or not expected.decoder_prefills(
+            self.lane(decode), num_new_tokens, now_ns
+        ):
+            return True
+        there_ns = found.decision.predicted_ns
+        here_ns = self.local_path_ns(number, decode, now_ns)
+        return there_ns is not None and here_ns is not None and there_ns < here_ns
+
+    def prefill_left_ns(self, number: int, now_ns: int) -> int | None:
+        """Expected time until a request's prefill leg ends, ns; None is unknown."""
+        return self.dispatcher.expected.prefill_left_ns(number, now_ns)
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
@@ -97,7 +142,9 @@ class DispatcherBooks(ABC):
         """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
         return self.dispatcher.expected.local_prefill_ns(self.lane(name), num_new_tokens, now_ns)
 
-    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+    def local_path_ns(
+        self, number: int, name: str, now_ns: int, *, beside: bool = False
+    ) -> int | None:
         """Predicted time to first token of a request that takes the local path now, ns."""
         routed = self.dispatcher.requests.route_of(number)
         if routed is None:
@@ -105,7 +152,9 @@ class DispatcherBooks(ABC):
         name = name or self.choose_decode(number) or ""
         hits = self.hits(number)
         held_tokens = max(hits.get(routed.destination, 0), hits.get(instance_of(name), 0))
-        return self.dispatcher.expected.local_path_ns(number, self.lane(name), held_tokens, now_ns)
+        return self.dispatcher.expected.local_path_ns(
+            number, self.lane(name), held_tokens, now_ns, beside=beside
+        )
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """Reserved bytes that a link has not carried yet; None is unknown."""

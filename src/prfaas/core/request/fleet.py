@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from prfaas.core.dispatch.types import Routed
 from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.units import NS_PER_S
+
+PREFILL_TIMEOUT_NS = 60 * NS_PER_S
+"""Default time limit of a prefill leg."""
+
+
+class Again(NamedTuple):
+    """A new route of a request whose prefill was given up.
+
+    Attributes:
+        routed: The decision.
+        decode: Engine that decodes.
+    """
+
+    routed: Routed
+    decode: str
 
 
 class Books(Protocol):
@@ -47,14 +63,26 @@ class Books(Protocol):
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again to another engine that decodes; None without any."""
 
+    def prefill_again(
+        self, number: int, avoid: str, now_ns: int, *, offloadable: bool
+    ) -> Again | None:
+        """Route a request anew whose prefill was given up, to another engine than `avoid`; None if
+        the engine that decodes is to prefill it."""
+
+    def prefill_left_ns(self, number: int, now_ns: int) -> int | None:
+        """Expected time until its prefill leg ends, ns; None is unknown, or it does not get on."""
+
     def expected_prefill_ns(self, number: int) -> int | None:
         """Expected time of its prefill leg, ns; None is unknown."""
 
     def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown."""
 
-    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
-        """Predicted time to the first token on the local path from now on, ns; None is unknown."""
+    def local_path_ns(
+        self, number: int, name: str, now_ns: int, *, beside: bool = False
+    ) -> int | None:
+        """Predicted time to the first token on the local path from now on, ns; None is unknown.
+        `beside`: the engine that decodes has the request already, and would compute it."""
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """Bytes that a link was promised and has not carried; None is unknown."""
@@ -82,6 +110,7 @@ class Limits:
         transfer_timeout_ns: Time for which an engine waits for a pull.
         ttft_max_ns: Target of the time to first token; None is no target.
         legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
+        prefills_max: Prefill legs, for the same reason.
         looks: Number of checks of a route over a link within its predicted time.
         look_ns_max: Longest time between two of them.
     """
@@ -90,6 +119,7 @@ class Limits:
     transfer_timeout_ns: int
     ttft_max_ns: int | None = None
     legs_max: int = 3
+    prefills_max: int = 3
     looks: float = 20
     look_ns_max: int = NS_PER_S
 

@@ -34,6 +34,7 @@ from prfaas.core.request.events import (
     PoolLost,
     PrefillDone,
     PrefillFailed,
+    PrefillFailure,
     PullNotAsked,
     Stopped,
     TransferEnded,
@@ -51,6 +52,26 @@ NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
 _OF_ENGINE = frozenset({TransferEnd.ENGINE_LOST, *Alarm})
 """Ends of a prefill leg that its engine is the cause of, not the transfer."""
+_OF_REQUEST = frozenset(
+    {
+        PrefillFailure.STATUS_4XX,
+        PrefillFailure.REFUSED,
+        PrefillFailure.NO_LAYOUT,
+        PrefillFailure.TOO_MANY_BLOCKS,
+    }
+)
+"""Failures of a prefill leg that the request is the cause of."""
+_OF_PLACE = frozenset(
+    {
+        Alarm.TIMEOUT,
+        Alarm.STALLED,
+        TransferEnd.LINK_LOST,
+        PrefillFailure.UNREACHABLE,
+        PrefillFailure.BROKEN,
+        PrefillFailure.STATUS_5XX,
+    }
+)
+"""Reasons that another PrfaaS engine or link need not share."""
 # Names of a module are found in a third of the time of members of an enum, and actions without
 # fields are made once: the simulator leads thousands of requests a second through here.
 _ROUTED, _PREFILLING, _DECODING = Stage.ROUTED, Stage.PREFILLING, Stage.DECODING
@@ -99,6 +120,7 @@ class RequestLife:
         "_fleet",
         "_has_streamed",
         "_legs_left",
+        "_prefills_left",
         "_route",
         "_suspects",
         "_wakes_at_ns",
@@ -121,6 +143,7 @@ class RequestLife:
         self._watches: list[Watch] = []
         self._wakes_at_ns: int | None = None
         self._legs_left = fleet.limits.legs_max
+        self._prefills_left = fleet.limits.prefills_max
         self._broke: EngineBroke | None = None
         """Reason for the end of the last decode leg; None before the first."""
         self._fell_back = self._has_streamed = False
@@ -146,6 +169,11 @@ class RequestLife:
         return actions
 
     @property
+    def route(self) -> Route:
+        """Where it goes; another prefill engine changes it."""
+        return self._route
+
+    @property
     def awaited(self) -> Blocks | None:
         """Blocks that the next leg in the PD cluster has to wait for."""
         if self.stage is _DECODING and self.blocks.open(_HAND_OFF) is not None:
@@ -169,12 +197,15 @@ class RequestLife:
     # The way to the first token
 
     def _begin(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
+        if self._route.prefill or self._route.routed.pulls:
+            self._fleet.hedges.deposit(now_ns)
+        return self._take_route(now_ns)
+
+    def _take_route(self, now_ns: int) -> list[AnyAction]:
+        """Begin the first leg of a route, and what brings its blocks."""
         route, routed, limits = self._route, self._route.routed, self._fleet.limits
         actions: list[AnyAction] = []
-        pulls = routed.pulls
-        if route.prefill or pulls:
-            self._fleet.hedges.deposit(now_ns)
-        if pulls:
+        if routed.pulls:
             pull = Movement(*routed.link, routed.hit_tokens)
             self.blocks.begin(_PULL, pull, now_ns)
             self._watch_route(_PULL, pull.link, routed.prefill, now_ns)
@@ -189,6 +220,7 @@ class RequestLife:
         local = route.decode, routed.facts.num_prompt_tokens - routed.present_tokens
         self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
+        self._prefills_left -= 1
         actions.append(_start_prefill(route.prefill))
         return actions
 
@@ -220,16 +252,38 @@ class RequestLife:
             self._suspects.append(self._route.prefill)
         died = self._route.prefill if failure.may_have_died else ""
         fallback = FellBack("prefill", failure.kind, failure.why)
+        if failure.kind in _OF_REQUEST or failure.is_suspect:
+            # Another engine would fail at it alike.
+            self._prefills_left = 0
         return self._leave_prefill(fallback, died, now_ns)
 
     def _leave_prefill(self, fallback: FellBack, died: str, now_ns: int) -> list[AnyAction]:
-        """Go on without a prefill: the engine that decodes computes what has not arrived."""
+        """Go on without this prefill: another engine computes what has not arrived."""
         actions = self.blocks.abort(_HAND_OFF, "the prefill leg was given up", now_ns)
-        actions.append(self._fall_back(fallback, now_ns))
+        actions.append(fallback)
+        self._fell_back = True
         if died:
+            self._books.fall_back(self._route.number, now_ns)
             self.stage = Stage.HELD
             return [*actions, HoldBack(died)]
-        return actions + self._start_decode(now_ns)
+        may_ship = fallback.reason in _OF_PLACE
+        return actions + self._prefill_again(now_ns, offloadable=may_ship)
+
+    def _prefill_again(self, now_ns: int, *, offloadable: bool) -> list[AnyAction]:
+        """Have a prompt prefilled where that is soonest: by another engine that prefills, or by the
+        one that decodes."""
+        number, books, route = self._route.number, self._books, self._route
+        again = None
+        if self._prefills_left and self.blocks.pull is None:
+            avoid = route.prefill
+            again = books.prefill_again(number, avoid, now_ns, offloadable=offloadable)
+        if again is None:
+            books.fall_back(number, now_ns)
+            return self._start_decode(now_ns)
+        self._watches.clear()
+        routed, self.decode = route.routed, route.decode = again
+        route.prefill, route.pools = routed.prefill, (routed.prefill_pool, routed.destination)
+        return self._take_route(now_ns)
 
     def _start_decode(self, now_ns: int) -> list[AnyAction]:
         if not self.decode:
@@ -311,13 +365,14 @@ class RequestLife:
         self._wakes_at_ns = None
         actions: list[AnyAction] = []
         for watch in self._watches:
-            alarm = watch.look(now_ns) if self._is_live(watch) else None
+            beside = self.stage is _DECODING
+            alarm = watch.look(now_ns, beside=beside) if self._is_live(watch) else None
             if alarm is None:
                 continue
             if watch.of is _PULL:
                 actions += self._lose_pull(alarm, now_ns)
             elif self.stage is _PREFILLING:
-                actions += self._stop_prefill(alarm, now_ns)
+                return actions + self._stop_prefill(alarm, now_ns)
             else:
                 # Decode does not wait for blocks that are late.
                 actions += self.blocks.abort(_HAND_OFF, "the blocks are late", now_ns)
@@ -350,7 +405,7 @@ class RequestLife:
 
     def _turn_came(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         if self._broke is None:
-            return self._start_decode(now_ns)
+            return self._prefill_again(now_ns, offloadable=True)
         return self._go_elsewhere(self._broke, now_ns)
 
     def _go_elsewhere(self, broke: EngineBroke, now_ns: int) -> list[AnyAction]:

@@ -1,11 +1,11 @@
 """The life of a request as a table: its stages, and what each event may lead to.
 
-                    ┌── failed, timed out, stalled, late, lost ──┐
+                    ┌── failed, timed out, stalled, late, lost ──┐   or PREFILLING elsewhere
     ROUTED ─► PREFILLING ──── done ────► DECODING ─► STREAMING ─► ENDED
        │            │                     ▲  │ ▲          │
        └─ in place ─┼─────────────────────┘  │ └─ breaks ─┘
                     └─ may have died ► HELD ◄┘
-                                         └── the prompt's turn ► DECODING
+                                         └── the prompt's turn ► DECODING, PREFILLING
 
 How it works. A request is routed by the dispatcher, and from then on `machine.RequestLife` leads
 it. A driver (the gateway's serving room, or the simulator) reports events (`events.py`) with the
@@ -25,6 +25,10 @@ Beside its stage a request has blocks in transit: a hand-off from the engine tha
 prefix that is pulled, or both. They are *open* until they are aborted or released, once each. A
 fault of the hand-off ends the prefill leg, since nothing would come of it; later, decode computes
 what has not arrived. A fault of a pull is only recorded: its engine computes the prefix.
+
+A prompt whose prefill is given up goes to the engine that decodes, which computes it beside its
+decode steps, or to another one that prefills, whichever is sooner; the first has but a share of its
+time for that (`core/resilience/spare_time.py`). Then the request has a new route.
 
 An engine that decodes may be chosen as late as it is needed; then there may be none, and the
 request ends.
@@ -75,11 +79,11 @@ TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     **_STAYS,
     (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.PREFILLING, PrefillDone): {_S.DECODING, _S.ENDED},
-    (_S.PREFILLING, PrefillFailed): {_S.DECODING, _S.HELD, _S.ENDED},
+    (_S.PREFILLING, PrefillFailed): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
     (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
     (_S.PREFILLING, PoolLost): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.PREFILLING, Woke): {_S.PREFILLING, _S.DECODING, _S.ENDED},
-    (_S.HELD, TurnCame): {_S.DECODING, _S.ENDED},
+    (_S.HELD, TurnCame): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.DECODING, FirstToken): {_S.STREAMING},
     (_S.DECODING, EngineBroke): {_S.DECODING, _S.HELD, _S.ENDED},
     (_S.DECODING, Finished): {_S.ENDED},

@@ -59,21 +59,38 @@ class PrefillWatch:
         self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
         """Time of the next check."""
 
-    def look(self, now_ns: int) -> Alarm | None:
+    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
         """Return the reason to abandon the prefill; None without one."""
         if now_ns >= self._ends_at_ns:
-            return Alarm.TIMEOUT
+            return self._time_is_over(now_ns)
         if self._look_at_ns is None or now_ns < self._look_at_ns:
             return None
         self._look_at_ns = now_ns + NS_PER_S
         self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns)
-        name, num_new_tokens = self._local
-        books = self._fleet.books
-        name = name or books.choose_decode(self._number) or ""
-        local_ns = books.expected_local_ns(name, num_new_tokens, now_ns)
+        local_ns = self._local_ns(now_ns)
         is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - self._began_at_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
             return Alarm.STALLED
+        return None
+
+    def _local_ns(self, now_ns: int) -> int | None:
+        """Expected time of a prefill in the PD cluster; None is unknown."""
+        name, num_new_tokens = self._local
+        books = self._fleet.books
+        name = name or books.choose_decode(self._number) or ""
+        return books.expected_local_ns(name, num_new_tokens, now_ns)
+
+    def _time_is_over(self, now_ns: int) -> Alarm | None:
+        """Leave a prefill that has timed out, unless it is known to be in a queue that moves, and
+        nothing else is sooner: then go on waiting."""
+        left_ns = self._fleet.books.prefill_left_ns(self._number, now_ns)
+        if left_ns is None:
+            return Alarm.TIMEOUT
+        local_ns = self._local_ns(now_ns)
+        is_sooner = local_ns is not None and local_ns * SOONER_RATIO < left_ns
+        if is_sooner and self._fleet.hedges.take(now_ns) is not None:
+            return Alarm.LATE
+        self._ends_at_ns = self.wakes_at_ns = now_ns + max(left_ns, LOOK_NS_MIN)
         return None
 
 
@@ -108,8 +125,9 @@ class RouteWatch:
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
         """Time of the next check."""
 
-    def look(self, now_ns: int) -> Alarm | None:
-        """Return the reason to abandon the route; None without one."""
+    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
+        """Return the reason to abandon the route; None without one. `beside`: the engine that
+        decodes has the request."""
         if now_ns < self.wakes_at_ns:
             return None
         self.wakes_at_ns = now_ns + self._pause_ns
@@ -117,7 +135,7 @@ class RouteWatch:
         to_come_ns = path.to_come_ns(now_ns, books.link_bits_per_s(*self._link, now_ns))
         if not path.is_late(now_ns, to_come_ns):
             return None
-        local_ns = books.local_path_ns(self._number, self._local, now_ns)
+        local_ns = books.local_path_ns(self._number, self._local, now_ns, beside=beside)
         if local_ns is None or not leaves(path, now_ns, to_come_ns, local_ns):
             return None
         return None if self._fleet.hedges.take(now_ns) is None else Alarm.LATE
@@ -131,7 +149,7 @@ class Timeout:
     def __init__(self, of: Blocks, ends_at_ns: int) -> None:
         self.of, self.wakes_at_ns = of, ends_at_ns
 
-    def look(self, now_ns: int) -> Alarm | None:
+    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
         """Return the alarm once its time has come."""
         return Alarm.TIMEOUT if now_ns >= self.wakes_at_ns else None
 

@@ -62,8 +62,7 @@ class RemotePath:
         at_ns = now_ns + to_come_ns
         if self.deadline_ns is not None and at_ns > self.deadline_ns:
             return True
-        usual_ns = max(self.predicted_ns * LATE_RATIO, self.predicted_ns + LATE_NS_MIN)
-        return at_ns > self.started_at_ns + usual_ns
+        return at_ns > self.started_at_ns + usual_ns(self.predicted_ns)
 
     def _link_ns(self, now_ns: int, bits_per_s: float | None) -> int:
         """Time for what is left to carry, at the rate of the moment."""
@@ -83,6 +82,11 @@ def leaves(path: RemotePath, now_ns: int, to_come_ns: int, local_ns: int) -> boo
     if path.deadline_ns is not None and now_ns + local_ns <= path.deadline_ns < now_ns + to_come_ns:
         return True
     return local_ns * SOONER_RATIO < to_come_ns
+
+
+def usual_ns(predicted_ns: int) -> float:
+    """Time up to which something that was predicted is not late, ns."""
+    return max(predicted_ns * LATE_RATIO, predicted_ns + LATE_NS_MIN)
 
 
 def patience_ns(expected_ns: int) -> int:

@@ -260,10 +260,11 @@ class Driver(DispatcherBooks):
             self.split.roles.mixes.came(now_ns, new, arrival.num_prompt_tokens)
         return found, considered
 
-    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
-        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
-        arrival = self._asked[number]._replace(avoid=avoid, offloadable=False)
-        return self.dispatcher.arrive(self._looked_up(arrival), now_ns, again=True)
+    def as_now(self, number: int, avoid: str, *, offloadable: bool) -> Arrival:
+        """An open request as it would arrive now."""
+        arrival = self._asked[number]
+        offloadable = offloadable and arrival.offloadable
+        return self._looked_up(arrival._replace(avoid=avoid, offloadable=offloadable))
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by source, tokens; certain hits alone."""

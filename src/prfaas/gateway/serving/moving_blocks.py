@@ -42,6 +42,9 @@ class MovingBlocks:
     def open(self, blocks: Blocks, source: str, destination: str) -> TransferView:
         """Begin a transfer, or a hand-over within a pool, of which no pool reports an end."""
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
+        if blocks in self._views:
+            # Of a prefill that was given up.
+            self._movers.transfers.close(self._views[blocks])
         report = partial(self._ended, blocks)
         view = self._movers.transfers.open(transfer_id, source, destination, report)
         self._views[blocks] = view

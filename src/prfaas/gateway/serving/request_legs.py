@@ -149,6 +149,7 @@ class Legs:
     async def decode(self, engine: Engine) -> web.StreamResponse | None:
         """Run the first decode leg; the answer, if it gave one."""
         exchange = self._exchange
+        exchange.record.decode_on(engine.name)
         exchange.record.decode_asked()
         if self._parts.decode_leg.has_others and may_continue(exchange.client):
             exchange.answer = Answer(stop_strings(exchange.client))

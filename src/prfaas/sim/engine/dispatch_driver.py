@@ -101,10 +101,9 @@ class Front(DispatcherBooks):
             avoid=avoid,
         )
 
-    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
-        """Route an open request anew, within the PD cluster, to another instance than `avoid`."""
-        arrival = self._arrival(self._asked[number], avoid, offloadable=False)
-        return self.dispatcher.arrive(arrival, now_ns, again=True)
+    def as_now(self, number: int, avoid: str, *, offloadable: bool) -> Arrival:
+        """An open request as it would arrive now."""
+        return self._arrival(self._asked[number], avoid, offloadable=offloadable)
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by pool and by instance, tokens, as of now."""

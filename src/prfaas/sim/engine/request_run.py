@@ -169,12 +169,13 @@ class RequestRun(Executor):
                 self._compute()
 
     def _start_pull(self, _: actions.StartPull) -> None:
-        routed = self.routed
+        routed = self._on_route()
         transport = self._parts.transports[routed.source]
         transport.pull(self.request, routed.shipped_bytes, routed.present_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         parts = self._parts
+        self._on_route()
         if parts.guards.unsettled:
             parts.guards.began(action.engine, parts.clock.now_ns)
         pull = self.life.blocks.pull
@@ -182,6 +183,20 @@ class RequestRun(Executor):
             self._waits_for = pull
         else:
             self._prefill()
+
+    def _on_route(self) -> Routed:
+        """The route; another one than before if the prefill was given up."""
+        routed = self.life.route.routed
+        if routed is self.routed:
+            return routed
+        request, self.routed = self.request, routed
+        self.is_remote = routed.decision.path is Path.REMOTE
+        request.attempt += 1
+        request.routed_at_ns = self._parts.clock.now_ns
+        request.num_hit_tokens = routed.hit_tokens
+        request.num_new_tokens = request.num_prompt_tokens - routed.hit_tokens
+        request.offloaded = False
+        return routed
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill

@@ -76,7 +76,7 @@ class Transport:
         """The first `tokens` new tokens of a prompt are computed: ship what belongs to them."""
         request = job.request
         transfer = self._open.get(request)
-        if transfer is None or transfer.flow is None:
+        if transfer is None or transfer.flow is None or job.attempt != request.attempt:
             return
         last = tokens == request.num_new_tokens
         ready = transfer.shipped_bytes if last else self._ready_bytes(transfer, request, tokens)

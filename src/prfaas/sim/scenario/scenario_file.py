@@ -10,11 +10,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.system.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.units import NS_PER_S
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -45,9 +47,9 @@ class RoutingTable(_Table):
     """Time of a change of roles of an instance, in addition to draining."""
     admission: bool | None = None
     """Refuse requests that are predicted to miss slo.ttft; if absent, on with slo.ttft."""
-    prefill_timeout: Annotated[Seconds, Field(gt=0)] | None = None
-    """Maximum time from sending a prefill to its answer; later the decode instance prefills. No
-    limit if absent; the gateway's default is 60 s."""
+    prefill_timeout: Annotated[Seconds, Field(gt=0)] = PREFILL_TIMEOUT_NS / NS_PER_S
+    """Maximum time from sending a prefill to its answer; later the prompt is prefilled where that
+    is soonest. A queue that moves is waited for if nothing else is sooner."""
     transfer_timeout: Annotated[Seconds, Field(gt=0)] | None = None
     """Maximum time that an instance waits for blocks in transit; later it computes them. No limit
     if absent; the gateway's default is 10 s."""

@@ -159,7 +159,7 @@ def _routing(file: ScenarioFile, found: Operation) -> RoutingSetup:
         admission=file.slo.ttft is not None if table.admission is None else table.admission,
         weights=table.weights,
         bandwidth=table.bandwidth,
-        prefill_timeout_ns=None if table.prefill_timeout is None else _ns(table.prefill_timeout),
+        prefill_timeout_ns=_ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else _ns(table.transfer_timeout),
     )
 
