@@ -227,7 +227,7 @@ def test_a_pool_that_fails_cuts_its_links_for_as_long() -> None:
     simulation = played(setup, requests_at([4 * S, 8 * S, 20 * S], [3000] * 3))
     reasons = [r.decision.reason for r in simulation.requests if r.decision]
     assert reasons == [Reason.ALWAYS_REMOTE, Reason.LINK_DOWN, Reason.ALWAYS_REMOTE]
-    assert simulation.reactions.num_recomputed == 1
+    assert simulation.reactions.fallbacks == {"transfer/link_lost": 1}
 
 
 # Failure is a miss

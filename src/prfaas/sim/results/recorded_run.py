@@ -63,6 +63,15 @@ class _RecordedRun(RequestRun):
         self._attempts.append(attempt)
         return attempt
 
+    def _on_route(self) -> Routed:
+        is_new = self.life.route.routed is not self.routed
+        if is_new:
+            self.close(lost=True)
+        routed = super()._on_route()
+        if is_new:
+            self._current = self._begin(routed)
+        return routed
+
     def _recompute(self) -> None:
         self.close(lost=True)
         super()._recompute()
