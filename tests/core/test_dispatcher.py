@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
@@ -298,3 +299,48 @@ def test_whatever_happens_nothing_is_held_once_all_has_ended(
         made.set_ready(name, ready=True, now_ns=now)
         made.report_load(name, now, 0)
         assert made.load(name).wait_ns(name, now) == 0
+
+
+# Requests that left the route which was predicted
+
+
+def decoded(made: Dispatcher, number: int, landed_at_ns: int, begun_at_ns: int) -> None:
+    made.requests.prefilled(number, landed_at_ns)
+    made.requests.first_token(number, begun_at_ns)
+
+
+def test_a_request_that_is_routed_again_decodes_like_any_other() -> None:
+    waits = []
+    for again in (False, True):
+        made = at_one_pool(PolicyName.LOCAL, mixed=False)
+        for number in (1, 2):
+            sent(made.arrive(arrival(number), 0))
+        if again:
+            sent(made.arrive(arrival(2), 0, again=True))
+        decoded(made, 1, 0, NS_PER_S)
+        made.requests.end(1, 9 * NS_PER_S)
+        decoded(made, 2, 2 * NS_PER_S, 9 * NS_PER_S)
+        waits.append(made.requests.decode_wait(9 * NS_PER_S)(0))
+    assert waits == [8 * NS_PER_S] * 2
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_admission_learns_nothing_of_a_route_that_was_left(
+    mixed: bool, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(AdmissionControl, "seen", lambda _, __, ttft_ns: seen.append(ttft_ns))
+    for left in ("fall_back", "lose_pull", "again", ""):
+        made = at_one_pool(PolicyName.LOCAL, mixed=mixed)
+        routed = sent(made.arrive(arrival(1), 0))
+        match left if leaves else "":
+            case "fall_back":
+                made.requests.fall_back(1, 0)
+            case "lose_pull":
+                made.requests._entries[1].routed = routed._replace(source="fast")
+                made.requests.lose_pull(1, 0)
+            case "again":
+                sent(made.arrive(arrival(1), 0, again=True))
+        decoded(made, 1, NS_PER_S, NS_PER_S)
+    assert len(seen) == (1 if leaves else 4)

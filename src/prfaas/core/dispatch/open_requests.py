@@ -48,6 +48,8 @@ class _Open:
     """Its prediction, until decode can begin or until it leaves the predicted path."""
     streams: bool = False
     """Its first token has come."""
+    has_left: bool = False
+    """It takes another route than the one that was predicted when it was admitted."""
     looked_up_at_ns: int = 0
     """Time of the last lookup of its cached prefix."""
 
@@ -196,7 +198,8 @@ class OpenRequests:
         promised = self._promises(routed, arrival)
         for link, num_bytes in promised:
             link.book.promise(num_bytes, now_ns)
-        entry = self._entries[arrival.request_id] = _Open(routed, promised, now_ns)
+        entry = _Open(routed, promised, now_ns, has_left=again)
+        self._entries[arrival.request_id] = entry
         if arrival.streams and self.decode_book is not None:
             self._decode_flow.expect(arrival.request_id)
         if promised:
@@ -207,7 +210,7 @@ class OpenRequests:
                 length, pool = routed.hit_tokens, routed.prefill_pool
                 held = routed.prefill_pool_tokens
             self._routes.rooms.take(arrival.request_id, pool, arrival.layout, held, length)
-        if not self._times.has_plan:
+        if not again and not self._times.has_plan:
             self._observe(arrival.request_id, routed, now_ns)
         elif decision.predicted_ns is not None and not again and not routed.pulls:
             calibration = self._times.calibration(decision.path, option.cluster.name)
@@ -281,13 +284,6 @@ class OpenRequests:
         """The instance that prefills a request has answered: the rate of its cluster is learnt."""
         self._times.answered(request_id, now_ns)
 
-    def forget(self, request_id: int) -> None:
-        """Learn nothing from the times of a request: it left the route that was predicted first."""
-        entry = self._entries.get(request_id)
-        if entry is not None:
-            entry.expected = None
-        self._times.drop(request_id)
-
     def prefilled(self, request_id: int, now_ns: int) -> int | None:
         """Record the end of a prefill.
 
@@ -331,7 +327,8 @@ class OpenRequests:
         if not entry.streams and entry.routed.decode in self._num_streaming:
             entry.streams = True
             self._num_streaming[entry.routed.decode] += 1
-        self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
+        if not entry.has_left:
+            self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
     def transfer_over(self, request_id: int, now_ns: int) -> None:
         """The blocks of a request have landed, or were aborted."""
@@ -351,7 +348,7 @@ class OpenRequests:
         """
         entry = self._entries.get(request_id)
         if entry is not None:
-            entry.expected = None
+            entry.expected, entry.has_left = None, True
             self._decode_flow.end(request_id, now_ns)
         self._times.drop(request_id)
         if entry is None or (self.decode_book is None and not entry.routed.source):
@@ -377,6 +374,7 @@ class OpenRequests:
         entry = self._entries.get(request_id)
         if entry is None or not entry.routed.pulls:
             return
+        entry.has_left = True
         self._times.drop(request_id)
         self.transfer_over(request_id, now_ns)
         self.loaded(request_id)

@@ -67,7 +67,6 @@ class DispatcherBooks(ABC):
         if isinstance(found, Refused) or not self._is_better(number, arrival, found, now_ns):
             return None
         routed = dispatcher.arrive(arrival, now_ns, again=True)
-        dispatcher.requests.forget(number)
         decode = self.choose_decode(number)
         if isinstance(routed, Refused) or decode is None:
             return None
@@ -113,7 +112,7 @@ class DispatcherBooks(ABC):
         self.dispatcher.requests.loaded(number)
 
     def first_token(self, number: int, now_ns: int) -> None:
-        """The first token of a stream has come, on the path that was decided."""
+        """The first token of a stream has come."""
         if not self.has_roles:
             self.dispatcher.requests.prompt_ready(number, now_ns)
         self.dispatcher.requests.first_token(number, now_ns)

@@ -46,7 +46,7 @@ class Books(Protocol):
         """The engine that decodes has taken the blocks from its pool."""
 
     def first_token(self, number: int, now_ns: int) -> None:
-        """The first token of a stream came, on the route that was decided."""
+        """The first token of a stream came."""
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill was aborted: the engine that decodes prefills."""

@@ -116,7 +116,6 @@ class RequestLife:
         "_books",
         "_breakers",
         "_broke",
-        "_fell_back",
         "_fleet",
         "_has_streamed",
         "_legs_left",
@@ -146,7 +145,7 @@ class RequestLife:
         self._prefills_left = fleet.limits.prefills_max
         self._broke: EngineBroke | None = None
         """Reason for the end of the last decode leg; None before the first."""
-        self._fell_back = self._has_streamed = False
+        self._has_streamed = False
         self._suspects: list[str] = []
         """Engines that failed at it, by their fault or its own."""
 
@@ -261,7 +260,6 @@ class RequestLife:
         """Go on without this prefill: another engine computes what has not arrived."""
         actions = self.blocks.abort(_HAND_OFF, "the prefill leg was given up", now_ns)
         actions.append(fallback)
-        self._fell_back = True
         if died:
             self._books.fall_back(self._route.number, now_ns)
             self.stage = Stage.HELD
@@ -304,7 +302,7 @@ class RequestLife:
         number, books = self._route.number, self._books
         books.prefilled(number, now_ns)
         books.loaded(number)
-        if is_streamed and not self._fell_back:
+        if is_streamed:
             books.first_token(number, now_ns)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if self._suspects and not self._has_streamed:
@@ -355,7 +353,7 @@ class RequestLife:
 
     def _lose_pull(self, why: str, now_ns: int) -> list[AnyAction]:
         """Let the waiting engine compute the missing part of a pulled prefix."""
-        self.blocks.pull_outcome, self._fell_back = why, True
+        self.blocks.pull_outcome = why
         self._books.lose_pull(self._route.number, now_ns)
         actions = self.blocks.abort(_PULL, f"the prefix is computed: {why}", now_ns)
         actions.append(FellBack("pull", why, "what has not arrived of the prefix is computed"))
@@ -419,7 +417,7 @@ class RequestLife:
             self._suspects = []
             return [retry, *self._fail(now_ns)]
         self._legs_left -= 1
-        self._fell_back, self.decode, self.stage = True, other, _DECODING
+        self.decode, self.stage = other, _DECODING
         return [retry, FellBack("decode", broke.kind, broke.why), ContinueOn(other, wait_ns)]
 
     # Ends
@@ -458,7 +456,6 @@ class RequestLife:
     # Steps
 
     def _fall_back(self, fallback: FellBack, now_ns: int) -> FellBack:
-        self._fell_back = True
         self._books.fall_back(self._route.number, now_ns)
         return fallback
 
