@@ -151,7 +151,7 @@ class GatewayWorld(World):
         return working(self._reroling.roles)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        return self.driver.tick(now_ns)
+        return self.driver.dispatcher.tick(now_ns)
 
 
 def _hash(block: int) -> bytes:

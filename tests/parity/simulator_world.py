@@ -116,7 +116,7 @@ class SimulatorWorld(World):
 
     def report_link(self, cluster: str, now_ns: int) -> None:
         if cluster in self._reports:
-            self.driver.report_link(cluster, PD_POOL, self._reports[cluster])
+            self.driver.dispatcher.report_link(cluster, PD_POOL, self._reports[cluster])
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns
@@ -138,7 +138,7 @@ class SimulatorWorld(World):
         return working(self._roles._roles)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        return self.driver.tick(now_ns)
+        return self.driver.dispatcher.tick(now_ns)
 
 
 @dataclass

@@ -63,7 +63,7 @@ class Pulse:
         self._guards.refresh(now_ns)
         self._watch_admission()
         if is_turn and not self.frozen:
-            for moved in self._driver.tick(now_ns):
+            for moved in self._driver.dispatcher.tick(now_ns):
                 self._note_threshold(moved)
         for loop in self._loops:
             loop.beat(now_ns)

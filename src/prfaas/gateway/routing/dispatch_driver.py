@@ -22,7 +22,6 @@ from prfaas.core.dispatch.types import (
     Refusal,
     Refused,
     Routed,
-    ThresholdMoved,
 )
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.request.books import DispatcherBooks
@@ -238,10 +237,6 @@ class Driver(DispatcherBooks):
             self._apply(target, now_ns)
         else:
             self._set_link(*target)
-
-    def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        """One interval of the short-term loop."""
-        return self.dispatcher.tick(now_ns)
 
     # Requests
 

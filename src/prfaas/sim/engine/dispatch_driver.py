@@ -8,8 +8,6 @@ from itertools import count
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -19,7 +17,6 @@ from prfaas.core.dispatch.types import (
     Refused,
     RemoteCluster,
     Routed,
-    ThresholdMoved,
 )
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.resilience.guards import Target
@@ -180,27 +177,13 @@ class Front(DispatcherBooks):
             if waiting:
                 self._look_up(self.dispatcher.requests.due(name, waiting), observed_at_ns)
 
-    def report_link(self, source: str, destination: str, report: LinkReport) -> None:
-        """One direction of a link was seen."""
-        self.dispatcher.report_link(source, destination, report)
-
-    def link(self, source: str, destination: str) -> Link:
-        """State of a link in the gateway."""
-        return self.dispatcher.links.between(source, destination)
-
-    def replan(self, offload_threshold: int) -> None:
-        """The long-term loop found a better threshold."""
-        self.dispatcher.replan(offload_threshold)
-
-    def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        """One interval of the short-term loop."""
-        return self.dispatcher.tick(now_ns)
-
     @property
     def offload_threshold(self) -> int:
         """Current t of the first link, tokens; 0 without one."""
         first = next(iter(self.prfaas_names), None)
-        return 0 if first is None else self.link(first, self.home).policy.offload_threshold
+        if first is None:
+            return 0
+        return self.dispatcher.links.between(first, self.home).policy.offload_threshold
 
 
 def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ...]]:

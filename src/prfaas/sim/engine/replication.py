@@ -43,7 +43,7 @@ class Copier:
         """One interval has passed: start what is worth it."""
         now_ns = self._sim.clock.now_ns
         for source, destination in self._hot.links:
-            link = self._sim.front.link(source, destination)
+            link = self._sim.front.dispatcher.links.between(source, destination)
             state = link.book.latest(now_ns) if link.up else None
             for copy in self._hot.choose((source, destination), state, link.ns_per_byte, now_ns):
                 self._start(link, copy)

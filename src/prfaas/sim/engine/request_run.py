@@ -120,8 +120,8 @@ class RequestRun(Executor):
     )
 
     def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
-        self._parts, self.request, self.routed = parts, request, routed
-        self.is_remote = routed.decision.path is Path.REMOTE
+        self._parts, self.request = parts, request
+        self._take(routed)
         home = routed.destination
         pools = (routed.source if self.is_remote else home), home
         # Where instances only decode, one is chosen once it is needed.
@@ -186,17 +186,21 @@ class RequestRun(Executor):
 
     def _on_route(self) -> Routed:
         """The route; another one than before if the prefill was given up."""
-        routed = self.life.route.routed
-        if routed is self.routed:
-            return routed
-        request, self.routed = self.request, routed
-        self.is_remote = routed.decision.path is Path.REMOTE
+        if self.life.route.routed is not self.routed:
+            self._take(self.life.route.routed)
+        return self.routed
+
+    def _take(self, routed: Routed) -> None:
+        """Begin an attempt on a route."""
+        self.routed, self.is_remote = routed, routed.decision.path is Path.REMOTE
+        self._resume_after(routed.hit_tokens)
+
+    def _resume_after(self, hit_tokens: int) -> None:
+        """Begin an attempt that computes the prompt after a prefix."""
+        request = self.request
         request.attempt += 1
-        request.routed_at_ns = self._parts.clock.now_ns
-        request.num_hit_tokens = routed.hit_tokens
-        request.num_new_tokens = request.num_prompt_tokens - routed.hit_tokens
-        request.offloaded = False
-        return routed
+        request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
+        request.num_new_tokens = request.num_prompt_tokens - hit_tokens
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
@@ -350,11 +354,8 @@ class RequestRun(Executor):
     def _recompute(self) -> None:
         """Have the instance that decodes compute what has not arrived."""
         request, parts = self.request, self._parts
-        request.attempt += 1
-        request.routed_at_ns = parts.clock.now_ns
-        held = parts.front.caches.held_at_home(request)
-        self._found_tokens, request.num_hit_tokens = held, held
-        request.num_new_tokens = request.num_prompt_tokens - held
+        self._found_tokens = parts.front.caches.held_at_home(request)
+        self._resume_after(self._found_tokens)
         parts.reactions.num_recomputed += self.decoder != self.routed.prefill
         chunks = parts.chunks(request.num_new_tokens + request.had_tokens)
         parts.lane(self.decoder).submit(Job(request, request.attempt, chunks))

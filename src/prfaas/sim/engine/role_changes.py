@@ -133,7 +133,7 @@ class Roles:
         if found is None:
             return
         if found.offload_threshold is not None:
-            self._sim.front.replan(found.offload_threshold)
+            dispatcher.replan(found.offload_threshold)
         if found.to is not None and self._roles.change is not None:
             self._apply()
             self.changes.append(self._roles.change)

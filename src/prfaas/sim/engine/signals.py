@@ -76,13 +76,13 @@ class Telemetry:
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
         front.report_loads(seen.at_ns, seen.num_waiting)
         for source, destination, report in seen.links:
-            front.report_link(source, destination, report)
+            front.dispatcher.report_link(source, destination, report)
 
     def _move(self, _argument: None) -> None:
         sim, now = self._sim, self._sim.clock.now_ns
         if not sim.busy:
             return
-        sim.front.tick(now)
+        sim.front.dispatcher.tick(now)
         if self._copier is not None:
             self._copier.tick()
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

@@ -181,9 +181,6 @@ class Simulation:
             is_late = found.reason is Refusal.PREDICTED_LATE
             self._end(request, Outcome.REJECTED if is_late else Outcome.FAILED)
             return
-        request.attempt, request.routed_at_ns = 1, now_ns
-        request.num_hit_tokens = found.hit_tokens
-        request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         if self.copier is not None:
             self.copier.routed(request, found, considered)
         run = self.open[request.index] = self._run_of(request, found)
@@ -263,7 +260,7 @@ class Simulation:
         self.front.heard.note(news, changed_at_ns, self.clock.now_ns)
         if alive:
             seen = self.transports[cluster].home.report(self.clock.now_ns)
-            self.front.report_link(cluster, self.front.home, seen)
+            self.front.dispatcher.report_link(cluster, self.front.home, seen)
         for index in sorted(self.front.set_link(cluster, up=alive)):
             self.open[index].transfer_ended(TransferEnd.LINK_LOST)
 

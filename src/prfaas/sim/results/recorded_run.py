@@ -41,20 +41,15 @@ class Attempt:
 
 
 class _RecordedRun(RequestRun):
-    """A request whose attempts are recorded.
-
-    Args:
-        attempts: Take those of the request.
-    """
+    """A request whose attempts are recorded in `attempts`."""
 
     __slots__ = ("_attempts", "_current")
 
     def __init__(
         self, parts: RunParts, request: Request, routed: Routed, attempts: list[Attempt]
     ) -> None:
-        super().__init__(parts, request, routed)
         self._attempts = attempts
-        self._current = self._begin(routed)
+        super().__init__(parts, request, routed)
 
     def _begin(self, routed: Routed) -> Attempt:
         request = self.request
@@ -63,14 +58,11 @@ class _RecordedRun(RequestRun):
         self._attempts.append(attempt)
         return attempt
 
-    def _on_route(self) -> Routed:
-        is_new = self.life.route.routed is not self.routed
-        if is_new:
+    def _take(self, routed: Routed) -> None:
+        if self.request.attempt:
             self.close(lost=True)
-        routed = super()._on_route()
-        if is_new:
-            self._current = self._begin(routed)
-        return routed
+        super()._take(routed)
+        self._current = self._begin(routed)
 
     def _recompute(self) -> None:
         self.close(lost=True)
