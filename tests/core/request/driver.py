@@ -12,6 +12,7 @@ from prfaas.core.request.actions import (
     AnyAction,
     ContinueOn,
     Fail,
+    FellBack,
     HoldBack,
     Release,
     StartDecode,
@@ -234,3 +235,11 @@ class Driver:
             assert self.wakes_at_ns is None
         if self.life.stage in (Stage.PREFILLING, Stage.DECODING):
             assert self.leg
+
+
+def kinds(actions: list[AnyAction]) -> list[type[Action]]:
+    return [type(action) for action in actions if not isinstance(action, WakeAt)]
+
+
+def fallbacks(actions: list[AnyAction]) -> list[tuple[str, str]]:
+    return [(each.stage, each.reason) for each in actions if isinstance(each, FellBack)]

@@ -52,7 +52,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
 from .drawn_events import MAKERS, OUTCOMES
-from .driver import LIMITS, Driver, ScriptedBooks, again, routed
+from .driver import LIMITS, Driver, ScriptedBooks, again, fallbacks, kinds, routed
 
 HAND_OFF, PULL = Blocks.HAND_OFF, Blocks.PULL
 BROKE = EngineBroke(DecodeFailure.BROKEN)
@@ -60,14 +60,6 @@ BROKE = EngineBroke(DecodeFailure.BROKEN)
 
 def remote(**more: object) -> Driver:
     return Driver(routed(Path.REMOTE), **more)  # type: ignore[arg-type]
-
-
-def kinds(actions: list[AnyAction]) -> list[type[Action]]:
-    return [type(action) for action in actions if not isinstance(action, WakeAt)]
-
-
-def fallbacks(actions: list[AnyAction]) -> list[tuple[str, str]]:
-    return [(each.stage, each.reason) for each in actions if isinstance(each, FellBack)]
 
 
 # --- the usual ways ---

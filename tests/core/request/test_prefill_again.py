@@ -21,8 +21,9 @@ from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
-from .driver import LIMITS, Driver, ScriptedBooks, again, routed
-from .test_machine import HAND_OFF, fallbacks, kinds
+from .driver import LIMITS, Driver, ScriptedBooks, again, fallbacks, kinds, routed
+
+HAND_OFF = Blocks.HAND_OFF
 
 UNREACHABLE = PrefillFailed(PrefillFailure.UNREACHABLE)
 TIMEOUT_NS = LIMITS.prefill_timeout_ns
