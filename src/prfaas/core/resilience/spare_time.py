@@ -12,7 +12,7 @@ from prfaas.units import NS_PER_S
 
 SHARE = 0.1
 """Share of the time of an instance that decodes in which it may prefill."""
-RESERVE_NS = 10 * NS_PER_S
+RESERVE_NS = NS_PER_S
 """Most that is saved up."""
 
 
