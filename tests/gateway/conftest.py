@@ -84,6 +84,8 @@ class World:
     prfaas_pool: ScriptedPool
     pd_pool: ScriptedPool
     state: Path
+    others: tuple[ScriptedEngine, ...] = ()
+    """Further engines of the PrfaaS cluster."""
 
     @property
     def salt(self) -> str:
@@ -140,7 +142,10 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                 "prfaas": {
                     "role": "prfaas",
                     "pools": {"prfaas-pool": {}},
-                    "engines": {"prefill": {"pool": "prfaas-pool", **tables.get("away", {})}},
+                    "engines": {
+                        "prefill": {"pool": "prfaas-pool", **tables.get("away", {})},
+                        **{name: {"pool": "prfaas-pool"} for name in tables.get("others", ())},
+                    },
                 },
                 "pd": {
                     "role": "pd",
@@ -163,7 +168,10 @@ async def running(
     engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
     prefill, decode, spare = engines
     spare.healthy = False
-    prfaas_pool = ScriptedPool("prfaas-pool", identities, {"prefill": LAYOUT}, {"pd-pool": True})
+    others = tuple(ScriptedEngine(name) for name in tables.get("others", ()))
+    engines += others
+    away = {engine.name: LAYOUT for engine in (prefill, *others)}
+    prfaas_pool = ScriptedPool("prfaas-pool", identities, away, {"pd-pool": True})
     pd_pool = ScriptedPool("pd-pool", identities, {"decode": LAYOUT, "spare": LAYOUT})
     parts: list[ScriptedEngine | ScriptedPool] = [*engines, prfaas_pool, pd_pool]
     for part in parts:
@@ -181,7 +189,7 @@ async def running(
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     async with aiohttp.ClientSession() as http, client:
         world = World(
-            gateway, url, http, client, prefill, decode, spare, prfaas_pool, pd_pool, state
+            gateway, url, http, client, prefill, decode, spare, prfaas_pool, pd_pool, state, others
         )
         await until(lambda: is_well(world))
         try:
@@ -196,7 +204,8 @@ def is_well(world: World) -> bool:
     """Both clusters are ready for a transfer."""
     engines, pools = world.gateway.engines.by_name, world.gateway.pools
     announced = pools.layout("pd-pool", "decode") and pools.layout("prfaas-pool", "prefill")
-    ready = engines["prefill"].is_ready and engines["decode"].is_ready
+    needed = ("prefill", "decode", *(other.name for other in world.others))
+    ready = all(engines[name].is_ready for name in needed)
     return bool(ready and announced and pools.link_up("prfaas-pool", "pd-pool"))
 
 

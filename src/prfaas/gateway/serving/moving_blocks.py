@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.pool_client import Pools
@@ -53,6 +55,14 @@ class MovingBlocks:
             record.ships_by(view)
             view.trace = self._exchange.trace.of_transfer(record)
         return view
+
+    def charge(self, plan: Plan, final_tokens: int) -> None:
+        """Charge blocks of a prefix that come from a PrfaaS cluster on their tenant's limit."""
+        if plan.layout is not None:
+            have = plan.routed.present_tokens
+            num_bytes = shipped_bytes(plan.layout, have_tokens=have, final_tokens=final_tokens)
+            self._exchange.record.allowed(num_bytes)
+            self._exchange.tenant.quota.ship(num_bytes, time.monotonic_ns())
 
     def fetch(self, plan: Plan) -> bool:
         """Have the prefix fetched that a route counts on; False if its pool cannot be asked."""

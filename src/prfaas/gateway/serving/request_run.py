@@ -29,6 +29,7 @@ from prfaas.core.request.events import (
 )
 from prfaas.core.request.executor import Executor
 from prfaas.core.request.machine import RequestLife
+from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.serving.moving_blocks import MovingBlocks
@@ -135,6 +136,8 @@ class RequestRun(Executor):
             self._events.clear()
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
+        if self._plan.routed.decision.path is Path.REMOTE:
+            self._moving.charge(self._plan, self._plan.route.final_tokens)
         self._next = partial(self._legs.prefill, self._engine(action))
 
     def _start_decode(self, action: actions.StartDecode) -> None:
@@ -150,6 +153,8 @@ class RequestRun(Executor):
         self._next = self._legs.give_up
 
     def _start_pull(self, _: actions.StartPull) -> None:
+        if self._plan.routed.decision.pull_tokens:
+            self._moving.charge(self._plan, self._plan.routed.hit_tokens)
         if not self._moving.fetch(self._plan):
             self._report(PullNotAsked())
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.dispatch.types import Arrival, Refusal, Refused, Routed
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.machine import Route
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.errors import PrfaasError
@@ -88,7 +87,8 @@ class Planner:
         plan = self._decide(arrival, prompt, record)
         if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
             record.explain(ADAPTER)
-        _count(plan, tenant, record)
+        num_tokens = prompt.num_tokens
+        tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), time.monotonic_ns())
         longest = max(map(len, prompt.sequences))
         decode = self._live.engines.by_name[plan.route.decode]
         reserve(client, max(0, decode.max_model_len - longest), tenant, record)
@@ -184,25 +184,6 @@ class Planner:
             return True
         self._live.driver.fall_back(arrival.request_id, time.monotonic_ns())
         return False
-
-
-def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
-    """Charge of an admitted request on its tenant's limits."""
-    now_ns = time.monotonic_ns()
-    num_tokens = plan.prompt.num_tokens
-    tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)
-    routed, final_tokens = plan.routed, plan.route.final_tokens
-    if routed.decision.path is Path.LOCAL:
-        # What stays inside the cluster is nobody's egress.
-        if not routed.decision.pull_tokens:
-            return
-        final_tokens = routed.hit_tokens
-    if plan.layout is not None:
-        signed_bytes = shipped_bytes(
-            plan.layout, have_tokens=routed.present_tokens, final_tokens=final_tokens
-        )
-        record.allowed(signed_bytes)
-        tenant.quota.ship(signed_bytes, now_ns)
 
 
 def _refused(found: Refused) -> PrfaasError:

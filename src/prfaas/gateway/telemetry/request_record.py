@@ -119,8 +119,8 @@ class Record:
             self.decision = self.decision._replace(detail=detail)
 
     def allowed(self, signed_bytes: int) -> None:
-        """Its transfer may move this number of bytes."""
-        self.signed_bytes = signed_bytes
+        """A transfer of it may move this number of bytes."""
+        self.signed_bytes += signed_bytes
 
     def charged(self, output_tokens_max: int, reserved_tokens: int) -> None:
         """Its tenant was charged for output that is to come."""
