@@ -94,7 +94,9 @@ class ScriptedBooks:
     def expected_prefill_ns(self, number: int) -> int | None:
         return self.prefill_ns
 
-    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+    def expected_local_ns(
+        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+    ) -> int | None:
         return self.local_ns
 
     def local_path_ns(

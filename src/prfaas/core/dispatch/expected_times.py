@@ -44,10 +44,16 @@ class ExpectedTimes:
             return None
         return max(1, left - min(ahead.spent_ns, first))
 
-    def local_prefill_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+    def local_prefill_ns(
+        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+    ) -> int | None:
         """Expected time of a prefill in the PD cluster from now on, by the instance that is to
-        decode or by another one; None is unknown."""
-        wait_ns = self._wait_ns(name, num_new_tokens, now_ns)
+        decode or by another one; None is unknown. `apart`: not beside decode steps, where instances
+        have roles."""
+        if apart and self._requests.decode_book is not None:
+            wait_ns = self._routes.home.least_wait_ns(now_ns)
+        else:
+            wait_ns = self._wait_ns(name, num_new_tokens, now_ns)
         if wait_ns is None:
             return None
         return self._times.with_queue_ns(wait_ns, num_new_tokens, now_ns)

@@ -137,9 +137,12 @@ class DispatcherBooks(ABC):
         """Expected time of a request's prefill leg, ns; None is unknown."""
         return self.dispatcher.expected.prefill_ns(number)
 
-    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+    def expected_local_ns(
+        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+    ) -> int | None:
         """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
-        return self.dispatcher.expected.local_prefill_ns(self.lane(name), num_new_tokens, now_ns)
+        expected, lane = self.dispatcher.expected, self.lane(name)
+        return expected.local_prefill_ns(lane, num_new_tokens, now_ns, apart=apart)
 
     def local_path_ns(
         self, number: int, name: str, now_ns: int, *, beside: bool = False

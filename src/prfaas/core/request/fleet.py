@@ -75,8 +75,11 @@ class Books(Protocol):
     def expected_prefill_ns(self, number: int) -> int | None:
         """Expected time of its prefill leg, ns; None is unknown."""
 
-    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
-        """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown."""
+    def expected_local_ns(
+        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+    ) -> int | None:
+        """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown.
+        `apart`: to one that only prefills, where instances have roles."""
 
     def local_path_ns(
         self, number: int, name: str, now_ns: int, *, beside: bool = False

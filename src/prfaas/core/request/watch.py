@@ -67,26 +67,31 @@ class PrefillWatch:
             return None
         self._look_at_ns = now_ns + NS_PER_S
         self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns)
-        local_ns = self._local_ns(now_ns)
+        local_ns = self._local_ns(now_ns, apart=False)
         is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - self._began_at_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
             return Alarm.STALLED
         return None
 
-    def _local_ns(self, now_ns: int) -> int | None:
+    def _local_ns(self, now_ns: int, *, apart: bool) -> int | None:
         """Expected time of a prefill in the PD cluster; None is unknown."""
         name, num_new_tokens = self._local
         books = self._fleet.books
-        name = name or books.choose_decode(self._number) or ""
-        return books.expected_local_ns(name, num_new_tokens, now_ns)
+        if not name and not apart:
+            name = books.choose_decode(self._number) or ""
+        return books.expected_local_ns(name, num_new_tokens, now_ns, apart=apart)
 
     def _time_is_over(self, now_ns: int) -> Alarm | None:
         """Leave a prefill that has timed out, unless it is known to be in a queue that moves, and
-        nothing else is sooner: then go on waiting."""
+        nothing else is sooner: then go on waiting.
+
+        Engines that decode are not asked: where queues exceed a timeout they would prefill all the
+        time, and those in time would wait for decode.
+        """
         left_ns = self._fleet.books.prefill_left_ns(self._number, now_ns)
         if left_ns is None:
             return Alarm.TIMEOUT
-        local_ns = self._local_ns(now_ns)
+        local_ns = self._local_ns(now_ns, apart=True)
         is_sooner = local_ns is not None and local_ns * SOONER_RATIO < left_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
             return Alarm.LATE
