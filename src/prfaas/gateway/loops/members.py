@@ -60,7 +60,6 @@ class GatewayMembers:
         elif member.kind is Kind.POOL and member.name not in self.pools.names():
             self.deployment.clusters[member.cluster].pools[member.name] = pool_table(member)
             self.pools.add(member.name, split_address(member.address))
-            self._guard_links()
         else:
             return False
         self.metrics.parts_changed = True
@@ -79,6 +78,7 @@ class GatewayMembers:
             self.driver.remove_engine(member.name, time.monotonic_ns())
             self.guards.remove(member.name)
             tables.engines.pop(member.name, None)
+            self.layouts.note_changes(member.pool)
         elif member.kind is Kind.POOL:
             self.pools.remove(member.name)
             self.driver.remove_pool(member.name)
@@ -123,14 +123,12 @@ class GatewayMembers:
         cluster = self.deployment.clusters[member.cluster]
         table = cluster.engines[member.name] = engine_table(member)
         instance = Instance(member.name, member.pool)
-        self.driver.add_engine(member.cluster, instance, table.role, time.monotonic_ns())
+        links = self.driver.add_engine(member.cluster, instance, table.role, time.monotonic_ns())
         is_home = cluster.role is ClusterRole.PD
         self.guards.add(member.name, HOME_GROUP if is_home else None)
-        self._guard_links()
-        self.engines.add(Engine.of(member.name, member.address, cluster.role, table))
-        self.events.add(member.name, table)
-
-    def _guard_links(self) -> None:
-        for ends in self.driver.links():
+        for ends in links:
             if ends not in self.guards.breakers:
                 self.guards.add(ends)
+        self.engines.add(Engine.of(member.name, member.address, cluster.role, table))
+        self.events.add(member.name, table)
+        self.layouts.note_changes(member.pool)

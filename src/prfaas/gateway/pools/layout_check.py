@@ -26,7 +26,9 @@ class _Announced(NamedTuple):
     """The layout that an engine announced; facts and model are empty if its pool sends none."""
 
     name: str
+    pool: str
     layout_id: bytes
+    is_home: bool
     facts: Facts
     model: str
 
@@ -76,7 +78,8 @@ class Mismatch:
 class LayoutCheck:
     """Compares every engine with the PD cluster.
 
-    The reference is an engine of the PD cluster with the layout that most of them have.
+    The reference is an engine of the PD cluster with the layout that most of them have. A report of
+    a pool node costs work for its own engines only, unless it changes the reference.
 
     Args:
         deployment: The engines, in their order.
@@ -85,74 +88,96 @@ class LayoutCheck:
 
     def __init__(self, deployment: Deployment, pools: Pools) -> None:
         self._deployment, self._pools = deployment, pools
-        self._found: dict[tuple[bytes, bytes], Sequence[Difference]] = {}
-        self._logged: dict[str, str] = {}
+        self._differing: dict[tuple[bytes, bytes], Sequence[Difference]] = {}
+        self._known: dict[str, dict[str, _Announced]] = {}
+        """Announced layouts by pool and engine."""
+        self._home: Counter[bytes] = Counter()
+        """Engines of the PD cluster by layout."""
+        self._reference: _Announced | None = None
+        self._found: dict[str, Mismatch] = {}
+        """Engines that differ, by name."""
         self.on_mismatch: Callable[[str, str], None] = lambda *_: None
         """Called with an engine and how it differs; with "" once it does not any more."""
 
-    @property
-    def _engines(self) -> list[tuple[str, str, ClusterRole]]:
-        """Name, pool and role of the engines that there are now."""
-        return [
-            (name, engine.pool, table.role)
-            for table in self._deployment.clusters.values()
-            for name, engine in table.engines.items()
-        ]
-
     def mismatches(self) -> list[Mismatch]:
         """Return the engines that differ now; those that have announced nothing are not named."""
-        reference = self._reference()
-        return [
-            self._mismatch(reference, other)
-            for name, pool, _ in self._engines
-            if reference is not None
-            and (other := self._announced(name, pool)) is not None
-            and other.layout_id != reference.layout_id
-        ]
+        return list(self._found.values())
 
     def num_differences(self, engine: str) -> int:
         """Return how many facts of an engine differ; at least 1 if its layout does."""
-        found = next((each for each in self.mismatches() if each.engine == engine), None)
+        found = self._found.get(engine)
         return 0 if found is None else max(1, len(found.found))
 
     def words(self) -> str:
         """Return what keeps requests from being offloaded; "" if all layouts agree."""
         found = self.mismatches()
-        away = {name for name, _, role in self._engines if role is ClusterRole.PRFAAS}
-        remote = [each for each in found if each.engine in away]
+        away = self._deployment.with_role(ClusterRole.PRFAAS)
+        remote = [each for each in found if any(each.engine in table.engines for table in away)]
         return (remote or found)[0].words if found else ""
 
-    def note_changes(self) -> None:
-        """Log mismatches that are new, and those that are over."""
-        now = {each.engine: each.words for each in self.mismatches()}
-        for engine, words in now.items():
-            if self._logged.get(engine) != words:
-                log_event(_log, logging.WARNING, "layout_mismatch", engine=engine, why=words)
-                self.on_mismatch(engine, words)
-        for engine in self._logged.keys() - now.keys():
-            log_event(_log, logging.INFO, "layout_mismatch_over", engine=engine)
-            self.on_mismatch(engine, "")
-        self._logged = now
+    def note_changes(self, pool: str) -> None:
+        """Compare the engines of a pool node that has reported, and log what is new or over."""
+        before, now = self._known.get(pool, {}), self._announced(pool)
+        if now == before:
+            return
+        self._known[pool] = now
+        if not now:
+            del self._known[pool]
+        for found, sign in ((before, -1), (now, 1)):
+            self._home.update({each.layout_id: sign for each in found.values() if each.is_home})
+        if self._keeps_reference():
+            changed = {name: now.get(name) for name in before.keys() | now.keys()}
+        else:
+            changed = {n: each for known in self._known.values() for n, each in known.items()}
+            changed = dict.fromkeys(before) | changed
+        for name, each in sorted(changed.items()):
+            self._compare(name, each)
 
-    def _announced(self, name: str, pool: str) -> _Announced | None:
-        reported = self._pools.subscription(pool)
-        layout = reported.layouts.get(name)
-        if layout is None:
-            return None
-        sent = reported.facts.get(layout.layout_id)
-        facts, model = (sent.facts, sent.model) if sent is not None else ({}, "")
-        return _Announced(name, layout.layout_id, facts, model)
+    def _compare(self, name: str, each: _Announced | None) -> None:
+        reference, found = self._reference, None
+        if reference is not None and each is not None and each.layout_id != reference.layout_id:
+            found = self._mismatch(reference, each)
+        old = self._found.pop(name, None)
+        if found is not None:
+            self._found[name] = found
+            if old is None or old.words != found.words:
+                log_event(_log, logging.WARNING, "layout_mismatch", engine=name, why=found.words)
+                self.on_mismatch(name, found.words)
+        elif old is not None:
+            log_event(_log, logging.INFO, "layout_mismatch_over", engine=name)
+            self.on_mismatch(name, "")
 
-    def _reference(self) -> _Announced | None:
-        known = [
-            found
-            for name, pool, role in self._engines
-            if role is ClusterRole.PD and (found := self._announced(name, pool)) is not None
-        ]
-        if not known:
-            return None
-        [(most, _)] = Counter(each.layout_id for each in known).most_common(1)
-        return next(each for each in known if each.layout_id == most)
+    def _announced(self, pool: str) -> dict[str, _Announced]:
+        """Layouts that a pool node announces for its engines."""
+        found: dict[str, _Announced] = {}
+        for name, layout in self._pools.layouts(pool).items():
+            sent = self._pools.subscription(pool).facts.get(layout.layout_id)
+            facts, model = (sent.facts, sent.model) if sent is not None else ({}, "")
+            for table in self._deployment.clusters.values():
+                engine = table.engines.get(name)
+                if engine is not None and engine.pool == pool:
+                    is_home = table.role is ClusterRole.PD
+                    found[name] = _Announced(name, pool, layout.layout_id, is_home, facts, model)
+        return found
+
+    def _keeps_reference(self) -> bool:
+        """Return False if another engine is the reference now."""
+        old, most = self._reference, max(self._home.values(), default=0)
+        if old is not None:
+            now = self._known.get(old.pool, {}).get(old.name)
+            if now == old and self._home[old.layout_id] == most:
+                return True
+        self._reference = next(
+            (
+                each
+                for table in self._deployment.with_role(ClusterRole.PD)
+                for name, engine in table.engines.items()
+                if (each := self._known.get(engine.pool, {}).get(name)) is not None
+                and self._home[each.layout_id] == most
+            ),
+            None,
+        )
+        return self._reference == old
 
     def _mismatch(self, reference: _Announced, other: _Announced) -> Mismatch:
         return Mismatch(
@@ -164,11 +189,12 @@ class LayoutCheck:
         )
 
     def _differences(self, reference: _Announced, other: _Announced) -> Sequence[Difference]:
-        if not reference.facts or not other.facts:
+        ours, theirs = reference.facts, other.facts
+        if not ours or not theirs:
             return ()
         pair = reference.layout_id, other.layout_id
-        if pair not in self._found:
-            if len(self._found) >= PAIRS_MAX:
-                self._found.clear()
-            self._found[pair] = differences(reference.facts, other.facts)
-        return self._found[pair]
+        if pair not in self._differing:
+            if len(self._differing) >= PAIRS_MAX:
+                self._differing.clear()
+            self._differing[pair] = differences(ours, theirs)
+        return self._differing[pair]

@@ -7,7 +7,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -244,12 +244,12 @@ class Pools:
         driver: Driver,
         timing: PoolTiming,
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[str], None] = lambda _: None
         """Called when a pool node has reported a change of its engines or links."""
 
         def tell(pool: str, view: PoolView) -> None:
             driver.pool_seen(pool, view, time.monotonic_ns())
-            self.on_change()
+            self.on_change(pool)
 
         def client(pool: str, address: tuple[str, int]) -> PoolClient:
             followed = Subscription(pool, index, transfers, partial(tell, pool))
@@ -300,6 +300,10 @@ class Pools:
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""
         return self.subscription(pool).layouts.get(engine)
+
+    def layouts(self, pool: str) -> Mapping[str, Layout]:
+        """Layouts that a pool announced, by engine; empty for one that has left."""
+        return self.subscription(pool).layouts if pool in self._clients else {}
 
     def link_up(self, source: str, destination: str) -> bool:
         """Return True if a transfer between two pools can begin, and be followed."""

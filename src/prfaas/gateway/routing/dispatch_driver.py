@@ -7,7 +7,6 @@ No sockets and no clock: time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import permutations, product
 
 from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
@@ -15,6 +14,7 @@ from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import decode_name, instance_of
 from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.pool_links import PoolLinks
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -76,7 +76,8 @@ class Driver(DispatcherBooks):
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_names = frozenset(home)
-        self._index_links()
+        engines = ((name, pool, self._cluster_of[name]) for name, pool in self._pool_of.items())
+        self._pool_links = PoolLinks(engines, self._home_names)
         self.home = next(iter(home))
         """Name of the PD cluster."""
         self._prices = profiles.price_per_tb
@@ -94,28 +95,35 @@ class Driver(DispatcherBooks):
 
     # Members
 
-    def add_engine(self, cluster: str, member: Member, role: EngineRole, now_ns: int) -> None:
-        """An engine joins a cluster; it is not ready."""
+    def add_engine(
+        self, cluster: str, member: Member, role: EngineRole, now_ns: int
+    ) -> list[LinkName]:
+        """An engine joins a cluster; it is not ready. Return the links that this makes."""
         self._pool_of[member.name], self._cluster_of[member.name] = member.pool, cluster
         split, is_home = self.split, cluster in self._home_names
         if split is not None and is_home:
             split.add(member.name, Role(role.value), now_ns)
         decode = decode_name(member.name) if is_home else ""
         self.dispatcher.add(self.home if is_home else cluster, member, decode)
-        self._find_pools()
+        links = self._pool_links.add(member.name, member.pool, cluster)
+        for source, destination in links:
+            self._set_link(source, destination)
+            price = self._prices.get(self._pool_links.cluster_of(source), 0.0)
+            self.price_per_tb.setdefault((source, destination), price)
         self._describe(member.name)
+        return links
 
     def remove_engine(self, name: str, now_ns: int) -> None:
         """An engine that no open request uses has left."""
         self.dispatcher.remove(name, now_ns, decode_name(name))
         if self.split is not None and name in self.split:
             self.split.remove(name)
+        self._pool_links.remove(name, self._pool_of[name])
         for known in (self._pool_of, self._cluster_of, self._lengths):
             known.pop(name, None)
         for names in (self._healthy, self._drained, self._withheld, self._broken):
             names.discard(name)
         self._index.forget(name)
-        self._find_pools()
 
     def remove_pool(self, pool: str) -> None:
         """A pool node that no open request uses has left."""
@@ -135,14 +143,6 @@ class Driver(DispatcherBooks):
     def uses(self, name: str) -> bool:
         """Return True if an open request was routed to an engine or a pool."""
         return self.dispatcher.requests.uses(name, decode_name(name))
-
-    def _find_pools(self) -> None:
-        cluster_of = {pool: self._cluster_of[name] for name, pool in self._pool_of.items()}
-        self._index_links()
-        for source, destination in self._links:
-            self._set_link(source, destination)
-            price = self._prices.get(cluster_of[source], 0.0)
-            self.price_per_tb.setdefault((source, destination), price)
 
     # Engines
 
@@ -219,9 +219,8 @@ class Driver(DispatcherBooks):
         """
         self._views[pool] = view
         self.dispatcher.set_room(pool, view.memory_bytes)
-        for name, its_pool in self._pool_of.items():
-            if its_pool == pool:
-                self._describe(name)
+        for name in self._pool_links.engines_of(pool):
+            self._describe(name)
         for source, destination in self.links(pool):
             if pool == source and (measured := view.telemetry.get(destination)) is not None:
                 report = link_report(measured, now_ns)
@@ -328,19 +327,7 @@ class Driver(DispatcherBooks):
 
     def links(self, pool: str | None = None) -> list[LinkName]:
         """Links to the PD cluster and between its hosts: all, or those of a pool."""
-        return self._links if pool is None else self._links_of.get(pool, [])
-
-    def _index_links(self) -> None:
-        cluster_of = {pool: self._cluster_of[name] for name, pool in self._pool_of.items()}
-        home = [pool for pool, cluster in cluster_of.items() if cluster in self._home_names]
-        away = [pool for pool in cluster_of if pool not in home]
-        within = permutations(home, 2)
-        between = [ends for ends in within if cluster_of[ends[0]] == cluster_of[ends[1]]]
-        self._links = [*product(away, home), *between]
-        self._links_of: dict[str, list[LinkName]] = {}
-        for ends in self._links:
-            for pool in ends:
-                self._links_of.setdefault(pool, []).append(ends)
+        return self._pool_links.all() if pool is None else self._pool_links.of(pool)
 
     def _set_links(self, pool: str) -> list[int]:
         return [number for ends in self.links(pool) for number in self._set_link(*ends)]
