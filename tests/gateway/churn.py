@@ -65,6 +65,8 @@ class Churn:
     late: list[str] = field(default_factory=list)
     """Engines that got work when they were not to."""
     usable_after_s: list[float] = field(default_factory=list)
+    joined_after_s: list[float] = field(default_factory=list)
+    """The part of it until the gateway has read the list."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def watch_routes(self) -> None:
@@ -105,6 +107,8 @@ class Churn:
         await self._start(name)
         began_s = time.monotonic()
         await self.api.put(self._slice(name))
+        await self._until(lambda: self._state(name) is not None)
+        self.joined_after_s.append(time.monotonic() - began_s)
         await self._until(lambda: self._state(name) is State.READY)
         self.usable_after_s.append(time.monotonic() - began_s)
 
@@ -263,12 +267,17 @@ async def main(num_engines: int, num_events: int, per_s: float) -> None:
             began_s = time.monotonic()
             await run(churn, num_events, per_s=per_s)
             took_s = time.monotonic() - began_s
-            longest_s = max(churn.usable_after_s)
+            joined, usable = sorted(churn.joined_after_s), sorted(churn.usable_after_s)
+            probed = sorted(
+                u - j for u, j in zip(churn.usable_after_s, churn.joined_after_s, strict=True)
+            )
     print(f"events {num_events} in {took_s:.0f} s: {dict(churn.counts)}")
     print(f"engines at most {num_engines}, at the end {len(churn.engines)}")
     print(f"client errors or wrong answers {len(churn.errors)} {churn.errors[:3]}")
     print(f"routes to engines that were not ready {len(churn.late)}")
-    print(f"longest time from listed as ready to usable {longest_s:.2f} s")
+    for what, times in (("usable", usable), ("joined", joined), ("from joined to usable", probed)):
+        shown = f"median {times[len(times) // 2]:.2f} s, p99 {times[len(times) * 99 // 100]:.2f} s"
+        print(f"time from listed as ready, {what}: {shown}, longest {times[-1]:.2f} s")
     print(f"left behind of engines that are gone: {sorted(churn.remnants()) or 'nothing'}")
 
 

@@ -12,7 +12,12 @@ import pytest
 from prfaas.config.membership import KubernetesTable
 from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
 from prfaas.errors import ConfigError
-from prfaas.membership.endpoint_slices import members_in, read_slice
+from prfaas.membership.endpoint_slices import (
+    EndpointSlice,
+    SliceMembers,
+    members_in,
+    read_slice,
+)
 from prfaas.membership.kubernetes import Kubernetes, WatchTiming
 
 from .fake_api import FakeApi, Slice, endpoint, endpoint_slice
@@ -214,3 +219,36 @@ def test_without_an_address_the_next_step_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     assert Kubernetes(KubernetesTable())._base == "https://[fd00::1]:443"
+
+
+def test_only_slices_that_changed_are_read_again() -> None:
+    labels = {"prfaas/kind": "engine", "prfaas/cluster": "pd", "prfaas/role": "both"}
+    pool = {"prfaas/kind": "pool", "prfaas/cluster": "pd", "prfaas/name": "pd-a"}
+
+    def engines(name: str, address: str) -> EndpointSlice:
+        return read_slice(endpoint_slice(name, labels, {"http": 8100}, endpoint(name, address)))
+
+    def pools(node: str) -> EndpointSlice:
+        found = endpoint("pod", "10.0.0.9", node)
+        return read_slice(endpoint_slice("pools", pool, {"link": 7100}, found))
+
+    slices = {name: engines(name, f"10.0.0.{n}") for n, name in enumerate(("a", "b"))}
+    slices["pools"], members = pools("node-1"), SliceMembers()
+
+    def listed() -> dict[str, Listed]:
+        found, refused = members.read(slices)
+        assert not refused
+        assert (found, refused) == members_in(slices.values())
+        return {each.member.name: each for each in found}
+
+    before = listed()
+    assert before["a"].member.pool == "pd-a"
+    slices["b"] = engines("b", "10.0.0.7")
+    after = listed()
+    assert after["a"] is before["a"]
+    assert after["b"].member.address == "http://10.0.0.7:8100"
+    # The pool node of a host concerns all engines on it.
+    slices["pools"] = pools("node-2")
+    assert listed()["a"].member.pool == ""
+    del slices["b"]
+    assert listed().keys() == {"a", "pd-a"}

@@ -77,33 +77,75 @@ def read_slice(value: Any) -> EndpointSlice:
 
 def members_in(slices: Iterable[EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
     """Members of all slices, and the endpoints that cannot be one."""
-    everything = [each for found in slices for each in _endpoints(found)]
-    pools: dict[str | None, str] = {
-        endpoint.nodeName: name
-        for found, endpoint, name in everything
-        if found.metadata.labels.get("prfaas/kind") == Kind.POOL and endpoint.nodeName
-    }
-    listed: dict[tuple[str, str], Listed] = {}
-    refused: list[Refusal] = []
-    for found, endpoint, name in everything[:ENDPOINTS_MAX]:
-        try:
-            each = _listed(found, endpoint, name, pools)
-        except ValueError as error:
-            refused.append(Refusal(name[:63], Reason.INVALID, str(error)))
-        else:
-            # While slices are rewritten, an endpoint may be in two of them.
-            listed[each.member.name, each.member.address] = each
-    if len(everything) > ENDPOINTS_MAX:
-        words = f"there are {len(everything)} endpoints, limit {ENDPOINTS_MAX}"
-        refused.append(Refusal("endpoints", Reason.TOO_MANY, words))
-    return [*listed.values()], refused
+    return SliceMembers().read({str(number): each for number, each in enumerate(slices)})
 
 
-def _endpoints(found: EndpointSlice) -> Iterator[tuple[EndpointSlice, _Endpoint, str]]:
+class SliceMembers:
+    """Members of slices that change one by one; only changed slices are read."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str | None, str] = {}
+        """Pool nodes by the name of their node."""
+        self._read: dict[str, tuple[EndpointSlice, list[Listed], list[Refusal]]] = {}
+
+    def read(self, slices: Mapping[str, EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
+        """Members of all slices, and the endpoints that cannot be one.
+
+        Args:
+            slices: By name; a changed one is another object.
+        """
+        known = self._read
+        changed = {
+            name: found
+            for name, found in slices.items()
+            if name not in known or known[name][0] is not found
+        }
+        gone = [known.pop(name)[0] for name in known.keys() - slices.keys()]
+        before = [known[name][0] for name in changed.keys() & known.keys()]
+        if any(map(_has_pools, (*changed.values(), *before, *gone))):
+            self._pools = {
+                endpoint.nodeName: name
+                for found in slices.values()
+                if _has_pools(found)
+                for endpoint, name in _endpoints(found)
+                if endpoint.nodeName
+            }
+            changed = dict(slices)
+        for name, found in changed.items():
+            known[name] = found, *self._members(found)
+        listed: dict[tuple[str, str], Listed] = {}
+        refused: list[Refusal] = []
+        for name in slices:
+            _, members, refusals = known[name]
+            for each in members:
+                # While slices are rewritten, an endpoint may be in two of them.
+                listed[each.member.name, each.member.address] = each
+            if refusals:
+                refused += refusals
+        if (count := len(listed) + len(refused)) > ENDPOINTS_MAX:
+            words = f"there are {count} endpoints, limit {ENDPOINTS_MAX}"
+            refused = [*refused[:ENDPOINTS_MAX], Refusal("endpoints", Reason.TOO_MANY, words)]
+        return [*listed.values()][:ENDPOINTS_MAX], refused
+
+    def _members(self, found: EndpointSlice) -> tuple[list[Listed], list[Refusal]]:
+        listed, refused = [], []
+        for endpoint, name in _endpoints(found):
+            try:
+                listed.append(_listed(found, endpoint, name, self._pools))
+            except ValueError as error:
+                refused.append(Refusal(name[:63], Reason.INVALID, str(error)))
+        return listed, refused
+
+
+def _has_pools(found: EndpointSlice) -> bool:
+    return found.metadata.labels.get("prfaas/kind") == Kind.POOL
+
+
+def _endpoints(found: EndpointSlice) -> Iterator[tuple[_Endpoint, str]]:
     for endpoint in found.endpoints or ():
         pod = endpoint.targetRef.name if endpoint.targetRef else None
         name = found.metadata.labels.get("prfaas/name") or pod or found.metadata.name
-        yield found, endpoint, name
+        yield endpoint, name
 
 
 def _listed(

@@ -27,7 +27,7 @@ class Follower:
         machine: Its state.
         connections: Join and leave as it decides.
         sources: List members.
-        matters: Returns False for members that are left out.
+        matters: Returns False for members that are left out; None leaves nobody out.
     """
 
     def __init__(
@@ -35,13 +35,15 @@ class Follower:
         machine: Membership,
         connections: Connections,
         sources: Sequence[Source],
-        matters: Callable[[Member], bool] = lambda _: True,
+        matters: Callable[[Member], bool] | None = None,
     ) -> None:
         self.machine, self.sources = machine, list(sources)
         self._connections, self._matters = connections, matters
         self._tasks: list[asyncio.Task[None]] = []
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, str] = {}
+        self._good: dict[str, dict[int, Listed]] = {}
+        """Entries of each source that can be connected to, by `id`."""
 
     def start(self) -> None:
         """Begin."""
@@ -59,10 +61,17 @@ class Follower:
         self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()
     ) -> None:
         """Apply the list of a source."""
-        entries = [each for each in entries if self._matters(each.member)]
-        faults = {each.member.name: fault_of(each.member) for each in entries}
-        odd = [Refusal(name, Reason.INVALID, why) for name, why in faults.items() if why]
-        good = [each for each in entries if not fault_of(each.member)]
+        if self._matters is not None:
+            entries = [each for each in entries if self._matters(each.member)]
+        # An entry that is the same object as before has been checked.
+        good, before = [], self._good.get(source, {})
+        odd: list[Refusal] = []
+        for each in entries:
+            if before.get(id(each)) is each or not (why := fault_of(each.member)):
+                good.append(each)
+            else:
+                odd.append(Refusal(each.member.name, Reason.INVALID, why))
+        self._good[source] = {id(each): each for each in good}
         self._run(self.machine.listed(source, good, time.monotonic_ns(), [*unread, *odd]))
         self._note_refusals()
 
@@ -85,7 +94,7 @@ class Follower:
 
     def refusals(self) -> dict[str, Refusal]:
         """Refused members by name."""
-        return {row.name: row.refusal for row in self.machine.rows() if row.refusal is not None}
+        return self.machine.refusals()
 
     def faults(self) -> dict[str, str]:
         """Faults of sources by name."""

@@ -16,7 +16,7 @@ import msgspec
 
 from prfaas.config.membership import KubernetesTable
 from prfaas.errors import ConfigError, PeerError
-from prfaas.membership.endpoint_slices import EndpointSlice, members_in, read_slice
+from prfaas.membership.endpoint_slices import EndpointSlice, SliceMembers, read_slice
 from prfaas.membership.port import OnList
 
 PAGE_ITEMS = 500
@@ -71,6 +71,7 @@ class Kubernetes:
         self._table, self._timing = table, timing or WatchTiming()
         self._base = _base_of(table)
         self._slices: dict[str, EndpointSlice] = {}
+        self._members = SliceMembers()
         self._version = ""
         self.num_lists = 0
         """Complete lists that were read."""
@@ -87,9 +88,9 @@ class Kubernetes:
                 async with self._session() as http:
                     if not self._version:
                         await self._list(http)
-                        on_list(*members_in(self._slices.values()))
+                        on_list(*self._members.read(self._slices))
                     async for _ in self._watch(http):
-                        on_list(*members_in(self._slices.values()))
+                        on_list(*self._members.read(self._slices))
             except _TooOldError:
                 self._version = ""
             except TimeoutError:

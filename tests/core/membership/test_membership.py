@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -299,3 +303,92 @@ def test_members_that_left_are_shown_up_to_a_limit() -> None:
         gateway.lists(engine(number))
         gateway.drain()
     assert sum(row.state is State.GONE for row in gateway.machine.rows()) == 64
+
+
+class Whole(Membership):
+    """A machine that compares everybody at every change."""
+
+    def _changes(self, *_: object) -> None:
+        return None
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_a_change_of_some_engines_has_the_effects_of_the_whole_list(
+    events: list[tuple[str, object, bool]],
+) -> None:
+    """Contradicting entries, pool nodes and shared addresses included."""
+    machines = Membership(SITE), Whole(SITE)
+    wanted, not_ready, busy = dict[int, int](), set[int](), set[str]()
+
+    def entries() -> list[Listed]:
+        found = [
+            Listed(engine(number, place).member, is_ready=number not in not_ready)
+            for number, place in wanted.items()
+        ]
+        return found if wanted.get(1) == 8 else [Listed(POOL), *found]
+
+    def act(machine: Membership, kind: str, what: object, flag: bool) -> list[str]:
+        if kind in ("list", "not_ready"):
+            actions = machine.listed("file", entries(), 1)
+        elif kind == "well":
+            actions = machine.well(f"e{what}", 1, is_well=flag)
+        elif kind == "drain":
+            actions = machine.drained(lambda member: member.name not in busy, 1)
+        else:
+            actions = []
+        return sorted(map(repr, actions))
+
+    for kind, what, flag in events:
+        if kind == "list":
+            assert isinstance(what, dict)
+            wanted = what
+        elif kind == "not_ready":
+            assert isinstance(what, int)
+            (not_ready.add if flag else not_ready.discard)(what)
+        else:
+            (busy.add if kind == "begin" else busy.discard)(f"e{what}")
+        one, other = (act(machine, kind, what, flag) for machine in machines)
+        assert one == other
+        rows = [sorted(map(repr, machine.rows())) for machine in machines]
+        assert rows[0] == rows[1]
+        assert machines[0].refusals() == {
+            row.name: row.refusal for row in machines[0].rows() if row.refusal is not None
+        }
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """Python functions that an action calls."""
+    count = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_change_of_one_engine_costs_as_many_calls_in_a_larger_site() -> None:
+    found = []
+    for size in (50, 1000):
+        gateway = Gateway()
+        pool, entries = Listed(POOL), [engine(number) for number in range(2, size)]
+        gateway.machine.listed("file", [pool, *entries], 1)
+        more = [pool, *entries, engine(1)]
+        fewer = [pool, *entries[1:], more[-1]]
+        machine = gateway.machine
+        steps = [
+            partial(machine.listed, "file", more, 2),
+            partial(machine.well, "e1", 3, is_well=True),
+            partial(machine.listed, "file", fewer, 4),
+            partial(machine.drained, lambda _: True, 5),
+        ]
+        found.append([calls_of(step) for step in steps])
+        assert machine.state_of("e1") is State.READY
+        assert machine.state_of("e2") is None
+    assert found[0] == found[1]
+    assert max(found[0]) < 50

@@ -12,7 +12,7 @@ address are free for a successor after that.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from prfaas.core.membership.members import (
     Site,
     State,
 )
-from prfaas.core.membership.rules import accepted
+from prfaas.core.membership.rules import accepted, odd_engine
 
 GONE_SHOWN_MAX = 64
 """Members that have left and are still shown."""
@@ -113,19 +113,29 @@ class Membership:
         self._waiting: dict[str, tuple[Listed, int]] = {}
         self._refused: dict[tuple[str, str], tuple[Refusal, int]] = {}
         self._gone: OrderedDict[str, tuple[Member, int]] = OrderedDict()
+        self._by_name: dict[str, dict[str, Listed]] = {}
+        """Entries of each source by name."""
+        self._contradicting: set[str] = set()
+        """Members that have joined and are refused."""
+        self._addresses: Counter[str] = Counter()
+        """Of the members that have joined; parts that a gateway was started with may share one."""
+        self._counts: Counter[Kind] = Counter()
 
     # Events
 
     def begin(self, source: str, entries: Sequence[Listed], now_ns: int) -> None:
         """Take over the members that a gateway is started with, connected already."""
         self._listed[source] = entries
+        self._by_name[source] = {each.member.name: each for each in entries}
         for each in entries:
-            self._joined[each.member.name] = _Joined(each.member, State.SEEN, now_ns)
+            self._add(_Joined(each.member, State.SEEN, now_ns))
 
     def listed(
         self, source: str, entries: Sequence[Listed], now_ns: int, unread: Sequence[Refusal] = ()
     ) -> list[Action]:
         """Handle the whole current list of a source.
+
+        If nobody is refused or waits, a change of some engines costs no work for the others.
 
         Args:
             source: Its name; lists of other sources stay.
@@ -133,7 +143,13 @@ class Membership:
             now_ns: Time.
             unread: Entries that could not be read.
         """
+        before = self._by_name.get(source, {})
+        now = self._by_name[source] = {each.member.name: each for each in entries}
+        was_plain = not (self._refused or self._waiting or self._contradicting)
+        is_plain = was_plain and not unread and len(now) == len(entries)
         self._listed[source], self._unread[source] = entries, unread
+        if is_plain and (actions := self._changes(source, before, now, now_ns)) is not None:
+            return actions
         return self._reconcile(now_ns)
 
     def well(self, name: str, now_ns: int, *, is_well: bool) -> list[Action]:
@@ -150,6 +166,7 @@ class Membership:
         if joined is None or joined.refusal == refusal:
             return []
         joined.refusal = refusal
+        self._contradicting.add(refusal.name)
         return self._settle(refusal.name, now_ns)
 
     def agrees(self, name: str, now_ns: int, reason: Reason) -> list[Action]:
@@ -158,6 +175,7 @@ class Membership:
         if joined is None or joined.refusal is None or joined.refusal.reason is not reason:
             return []
         joined.refusal = None
+        self._contradicting.discard(name)
         return self._settle(name, now_ns)
 
     def drained(self, is_idle: Callable[[Member], bool], now_ns: int) -> list[Action]:
@@ -174,10 +192,11 @@ class Membership:
         for each in sorted(leaving, key=lambda each: each.member.kind is Kind.POOL):
             member = each.member
             if not self._is_needed(member) and is_idle(member):
-                del self._joined[member.name]
+                self._remove(member)
                 self._bury(member, now_ns)
                 actions.append(Leave(member))
-        return actions + self._reconcile(now_ns) if actions else []
+        has_heirs = bool(self._waiting or self._refused)
+        return actions + self._reconcile(now_ns) if actions and has_heirs else actions
 
     # What there is
 
@@ -219,7 +238,82 @@ class Membership:
         ]
         return rows
 
+    def refusals(self) -> dict[str, Refusal]:
+        """Return the refused entries and members by name."""
+        found = {name: self._joined[name].refusal for name in self._contradicting}
+        entries = {refusal.name: refusal for refusal, _ in self._refused.values()}
+        return {name: each for name, each in found.items() if each is not None} | entries
+
     # Steps
+
+    def _changes(
+        self, source: str, before: dict[str, Listed], now: dict[str, Listed], now_ns: int
+    ) -> list[Action] | None:
+        """Apply a change of engines that concerns nobody else; None if it may."""
+        gone = before.keys() - now.keys()
+        changed = [
+            each
+            for name, each in now.items()
+            if (old := before.get(name)) is not each and old != each
+        ]
+        others = [each for name, each in self._by_name.items() if name != source]
+        for name in (*gone, *(each.member.name for each in changed)):
+            joined = self._joined.get(name)
+            is_known = joined is None or (joined.is_listed and joined.member.kind is Kind.ENGINE)
+            if not is_known or any(name in each for each in others):
+                return None
+        for each in changed:
+            joined = self._joined.get(each.member.name)
+            if joined is None and not self._is_welcome(each.member):
+                return None
+            if joined is not None and joined.member != each.member:
+                return None
+        new = [each.member.address for each in changed if each.member.name not in self._joined]
+        most = self._site.limits[Kind.ENGINE]
+        if len(set(new)) != len(new) or self._counts[Kind.ENGINE] + len(new) > most:
+            return None
+        actions: list[Action] = []
+        for name in sorted(gone):
+            self._joined[name].is_listed = False
+            actions += self._settle(name, now_ns)
+        for each in sorted(changed, key=lambda each: each.member.name):
+            joined = self._joined.get(each.member.name)
+            if joined is None:
+                actions += self._join(each, now_ns)
+            else:
+                joined.is_ready, joined.is_ending = each.is_ready, each.is_ending
+                actions += self._settle(each.member.name, now_ns)
+        return actions
+
+    def _is_welcome(self, member: Member) -> bool:
+        """Return True if a new engine contradicts nobody, and waits for nobody."""
+        if member.kind is not Kind.ENGINE or member.address in self._addresses:
+            return False
+        if not self._stands(member.pool) or member.cluster not in self._site.clusters:
+            return False
+        pool = Listed(self._joined[member.pool].member)
+        return odd_engine(member, {member.pool: pool}, self._site) is None
+
+    def _add(self, joined: _Joined) -> None:
+        self._joined[joined.member.name] = joined
+        self._addresses[joined.member.address] += 1
+        self._counts[joined.member.kind] += 1
+
+    def _remove(self, member: Member) -> None:
+        del self._joined[member.name]
+        self._contradicting.discard(member.name)
+        self._counts[member.kind] -= 1
+        self._addresses[member.address] -= 1
+        if not self._addresses[member.address]:
+            del self._addresses[member.address]
+
+    def _join(self, entry: Listed, now_ns: int) -> list[Action]:
+        member = entry.member
+        self._gone.pop(member.name, None)
+        self._add(
+            _Joined(member, State.SEEN, now_ns, is_ready=entry.is_ready, is_ending=entry.is_ending)
+        )
+        return [Join(member), *self._settle(member.name, now_ns)]
 
     def _reconcile(self, now_ns: int) -> list[Action]:
         incumbents = {name: each.member for name, each in self._joined.items() if each.is_listed}
@@ -240,7 +334,7 @@ class Membership:
         """Newcomers join, unless one that drains has their name or address."""
         actions: list[Action] = []
         waiting, before = {}, self._waiting
-        held = {each.member.address for each in self._joined.values()}
+        held = set(self._addresses)
         for entry in found:
             member, joined = entry.member, self._joined.get(entry.member.name)
             if joined is not None and joined.member == member:
@@ -251,12 +345,7 @@ class Membership:
                 waiting[member.name] = entry, before.get(member.name, (entry, now_ns))[1]
                 continue
             held.add(member.address)
-            self._gone.pop(member.name, None)
-            self._joined[member.name] = _Joined(
-                member, State.SEEN, now_ns, is_ready=entry.is_ready, is_ending=entry.is_ending
-            )
-            actions.append(Join(member))
-            actions += self._settle(member.name, now_ns)
+            actions += self._join(entry, now_ns)
         self._waiting = waiting
         return actions
 

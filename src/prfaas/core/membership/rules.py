@@ -63,7 +63,7 @@ def _contradiction(
         return Reason.DUPLICATE_NAME, f"{place} has this name already; names are identities"
     if holder is not None:
         return Reason.ADDRESS_TAKEN, f"{member.address} is the address of {holder}; give its own"
-    if member.kind is Kind.ENGINE and (odd := _odd_engine(member, found, site)) is not None:
+    if member.kind is Kind.ENGINE and (odd := odd_engine(member, found, site)) is not None:
         return odd
     most = site.limits[member.kind]
     if counts[member.kind] >= most:
@@ -71,9 +71,10 @@ def _contradiction(
     return None
 
 
-def _odd_engine(
+def odd_engine(
     member: Member, found: Mapping[str, Listed], site: Site
 ) -> tuple[Reason, str] | None:
+    """How an engine contradicts its site and its pool node; None if it does not."""
     roles, pool = site.clusters[member.cluster], found.get(member.pool)
     if member.role not in roles:
         return Reason.UNKNOWN_ROLE, _unknown("role", member.role, roles)
