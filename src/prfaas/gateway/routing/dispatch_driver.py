@@ -14,7 +14,6 @@ from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import decode_name, instance_of
 from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.pool_links import PoolLinks
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -24,6 +23,7 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.membership.pool_links import PoolLinks
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.gateway.routing.dispatcher_setup import (
