@@ -1,6 +1,7 @@
 """Break transfers between two real pool nodes, and count what did not hold.
 
-python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY]
+python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY] [--codec raw|auto|always]
+    [--encryption tls|sealed|network]
 """
 
 import argparse
@@ -13,7 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from .drill import Kind, Round, run
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
+
+from .drill import Kind, Protocol, Round, run
 
 
 def table(rounds: list[Round]) -> str:
@@ -53,7 +57,12 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
+    parser.add_argument("--codec", type=LinkCodec, choices=LinkCodec, default=LinkCodec.RAW)
+    parser.add_argument(
+        "--encryption", type=LinkEncryption, choices=LinkEncryption, default=LinkEncryption.TLS
+    )
     arguments = parser.parse_args()
+    protocol = Protocol(arguments.codec, arguments.encryption)
     logging.basicConfig(level=logging.ERROR)
     began = time.monotonic()
 
@@ -63,9 +72,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         directory = arguments.keep or Path(scratch)
         directory.mkdir(exist_ok=True)
-        rounds = asyncio.run(run(directory, arguments.faults, arguments.seed, tell))
+        rounds = asyncio.run(run(directory, arguments.faults, arguments.seed, tell, protocol))
     print(table(rounds))
-    print(f"\n{len(rounds)} faults, seed {arguments.seed}, {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{len(rounds)} faults, seed {arguments.seed}, codec {protocol.codec}, "
+        f"{protocol.encryption}, {time.monotonic() - began:.0f} s"
+    )
     return any(one.problems for one in rounds)
 
 

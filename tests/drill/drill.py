@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
 
 from .audit import audited
-from .engine import BLOCK_BYTES, LAYOUT, ScriptedEngine
+from .engine import BLOCK_BYTES, CODED_SHAPE, LAYOUT, SHAPE, ScriptedEngine
 from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
 
@@ -33,6 +35,8 @@ EVENT_S = 5.0
 WAIT_S = 20.0
 """How long decode waits for blocks on their way."""
 CHUNK_BLOCKS = 4
+CODED_SHARE = 0.7
+"""Of the bytes of blocks, that pass at least if they are coded."""
 AUDIT = "audit"
 """Folder of the audit logs."""
 SOURCE, DESTINATION = "prfaas-pool", "pd-pool"
@@ -102,10 +106,27 @@ async def until(what: str, condition: Callable[[], bool], limit_s: float = SETTL
         raise TimeoutError(f"waited {limit_s:.0f} s until {what}") from None
 
 
+@dataclass(frozen=True)
+class Protocol:
+    """How blocks cross the link.
+
+    Attributes:
+        codec: `link_codec` of both pool nodes; engines announce what can be coded unless it is raw.
+        encryption: `link_encryption` of both.
+    """
+
+    codec: LinkCodec = LinkCodec.RAW
+    encryption: LinkEncryption = LinkEncryption.TLS
+
+
+RAW_OVER_TLS = Protocol()
+
+
 class Drill:
     """Two sites with a fault proxy between their pool nodes, and an engine at each."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, protocol: Protocol = RAW_OVER_TLS) -> None:
+        self.protocol = protocol
         self.chance = random.Random(seed)
         self.directory = directory
         self.proxy = FaultProxy((LOOPBACK, 0))
@@ -115,8 +136,10 @@ class Drill:
 
     @classmethod
     @asynccontextmanager
-    async def at(cls, directory: Path, seed: int) -> AsyncIterator["Drill"]:
-        drill = cls(directory, seed)
+    async def at(
+        cls, directory: Path, seed: int, protocol: Protocol = RAW_OVER_TLS
+    ) -> AsyncIterator["Drill"]:
+        drill = cls(directory, seed, protocol)
         try:
             await drill._open()
             yield drill
@@ -137,7 +160,8 @@ class Drill:
         }
         result.num_blocks = sum(map(len, transfers.values()))
         total = sum(BLOCK_BYTES[key.group] for keys in transfers.values() for key in keys)
-        threshold = self.proxy.num_bytes + self.chance.uniform(0.05, 0.95) * total
+        share = 0.95 if self.protocol.codec is LinkCodec.RAW else CODED_SHARE
+        threshold = self.proxy.num_bytes + self.chance.uniform(0.05, share) * total
         await self._local()
         work = [asyncio.create_task(self._prefill(*item)) for item in transfers.items()]
         loads = [asyncio.create_task(self._decode(*item)) for item in transfers.items()]
@@ -315,7 +339,12 @@ class Drill:
             DISK,
             "--gateway",
             "gateway",
+            "--link-codec",
+            self.protocol.codec,
+            "--link-encryption",
+            self.protocol.encryption,
         ]
+        shape = SHAPE if self.protocol.codec is LinkCodec.RAW else CODED_SHAPE
         options = {
             DESTINATION: ["--source", SOURCE],
             SOURCE: ["--peer", f"{DESTINATION}={LOOPBACK}:{self.proxy.port}"],
@@ -324,7 +353,7 @@ class Drill:
             options_of = [*common, *own, "--disk", str(self._disk(name))]
             self.nodes[name] = NodeProcess(name, self.directory, options_of)
             await self._start(name)
-            self.engines[name] = ScriptedEngine(name, self.nodes[name].socket)
+            self.engines[name] = ScriptedEngine(name, self.nodes[name].socket, shape)
 
 
 def plan(count: int, chance: random.Random) -> list[Kind]:
@@ -336,11 +365,15 @@ def plan(count: int, chance: random.Random) -> list[Kind]:
 
 
 async def run(
-    directory: Path, count: int, seed: int, on_round: Callable[[Round], None] = lambda _: None
+    directory: Path,
+    count: int,
+    seed: int,
+    on_round: Callable[[Round], None] = lambda _: None,
+    protocol: Protocol = RAW_OVER_TLS,
 ) -> list[Round]:
     """Strike that many times; the audit logs are compared with the counters after the last."""
     rounds: list[Round] = []
-    async with Drill.at(directory, seed) as drill:
+    async with Drill.at(directory, seed, protocol) as drill:
         for kind in plan(count, drill.chance):
             try:
                 await drill.ready()

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.transfer.link_encryption import LinkEncryption
+
 from .audit import audited
-from .drill import AUDIT, Drill, Kind, run
+from .drill import AUDIT, Drill, Kind, Protocol, run
 
 
 @pytest.mark.timeout(240)
@@ -14,6 +17,23 @@ async def test_every_kind_of_fault_twice(tmp_path: Path) -> None:
     assert {one.kind: one.problems for one in rounds if one.problems} == {}
     survived = [one for one in rounds if one.kind in {Kind.CUT, Kind.RESET, Kind.CORRUPT}]
     assert sum(one.num_served for one in survived) > sum(one.num_blocks for one in survived) / 2
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("encryption", [LinkEncryption.SEALED, LinkEncryption.NETWORK])
+async def test_coded_blocks_survive_faults_without_tls(
+    tmp_path: Path, encryption: LinkEncryption
+) -> None:
+    """A path that damages records, connections that are cut, and a forger with an identity."""
+    kinds = [Kind.CORRUPT, Kind.CUT, Kind.FORGE, Kind.RESET, Kind.KILL_SOURCE, Kind.CORRUPT]
+    async with Drill.at(tmp_path, 7, Protocol(LinkCodec.ALWAYS, encryption)) as drill:
+        for kind in kinds:
+            await drill.ready()
+            assert (await drill.strike(kind)).problems == []
+        node = await drill.nodes["pd-pool"].metrics()
+
+    coded_s = node["prfaas_codec_seconds_total"]
+    assert coded_s > 0
 
 
 @pytest.mark.timeout(240)
