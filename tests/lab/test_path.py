@@ -106,3 +106,51 @@ def test_losses_are_as_many_as_asked_for(loss: float) -> None:
     counters = path.counters
     assert counters.sent == 100_000
     assert counters.lost / counters.sent == pytest.approx(loss, rel=0.25)
+
+
+def test_jitter_drifts_below_its_limit_and_keeps_the_order() -> None:
+    path = Path(PathSettings(delay_ns=10**6, jitter_ns=8 * 10**6), random.Random(1))
+    times = [
+        (now_ns, path.carry(packet(MSS, gso=False), now_ns)[0][0])
+        for now_ns in range(0, 2 * 10**9, 10**6)
+    ]
+
+    added = [arrives_at - now_ns - 10**6 for now_ns, arrives_at in times]
+    assert [at for _, at in times] == sorted(at for _, at in times)
+    assert all(0 <= extra <= 8 * 10**6 for extra in added)
+    assert max(added) - min(added) > 4 * 10**6
+
+
+def test_reordered_segments_come_after_those_behind_them() -> None:
+    settings = PathSettings(delay_ns=5, reorder=0.5, reorder_ns=100)
+    path = Path(settings, Dice([1, 0, 1]))
+
+    runs = path.carry(packet(3 * MSS), 0)
+
+    assert [(at, parts(run)[0]) for at, run in runs] == [
+        (5, 100),
+        (5, 100 + 2 * MSS),
+        (105, 100 + MSS),
+    ]
+    assert (
+        b"".join(parts(run)[2] for _, run in sorted(runs, key=lambda one: parts(one[1])[0]))
+        == (parts(packet(3 * MSS))[2])
+    )
+    assert path.counters.reordered == 1
+
+
+def test_a_packet_whose_segments_are_all_late_comes_once() -> None:
+    path = Path(PathSettings(reorder=0.5, reorder_ns=100), Dice([0, 0]))
+
+    assert [(at, len(parts(run)[2])) for at, run in path.carry(packet(2 * MSS), 0)] == [
+        (100, 2 * MSS)
+    ]
+
+
+def test_lost_segments_are_not_reordered() -> None:
+    path = Path(PathSettings(loss=0.5, reorder=0.5, reorder_ns=100), Dice([0, 1, 0]))
+
+    ((at, run),) = path.carry(packet(2 * MSS), 0)
+
+    assert (at, parts(run)[0]) == (100, 100 + MSS)
+    assert (path.counters.lost, path.counters.reordered) == (1, 1)

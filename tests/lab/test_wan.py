@@ -139,6 +139,19 @@ async def test_segments_are_lost_as_asked_for_and_queue_drops_are_counted_apart(
         assert there.lost == 0
 
 
+async def test_segments_are_reordered_as_asked_for_and_the_stream_is_whole() -> None:
+    async with Wan(rtt_ms=10, rate_bits_per_s=200 * 10**6, jitter_ms=5, reorder=0.05) as wan:
+        await serving(wan)
+        await measured(lambda: rtt_ms(wan), 10, 26)
+        await bits_per_s(wan, 1)  # The server answers when it has everything.
+        there, back = (counters := await wan.counters()).there, counters.back
+        assert there.sent > 500
+        assert 0.02 < there.reordered / there.sent < 0.08
+        assert (there.lost, back.reordered) == (0, 0)
+        await wan.change(jitter_ms=0, reorder=0)
+        assert await client(wan, ECHO)
+
+
 async def test_a_blackhole_stops_everything_and_ends() -> None:
     async with Wan(rtt_ms=2) as wan:
         await serving(wan)

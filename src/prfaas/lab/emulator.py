@@ -15,8 +15,8 @@ import select
 import struct
 import sys
 import time
-from collections import deque
 from dataclasses import asdict
+from heapq import heappop, heappush
 from typing import Any
 
 from prfaas.lab.path import Path, PathSettings
@@ -36,7 +36,8 @@ class Direction:
         self.source = source
         self.path = path
         self._sink = sink
-        self._flying: deque[tuple[int, bytes]] = deque()
+        self._flying: list[tuple[int, int, bytes]] = []
+        self._num_taken = 0
 
     def take(self) -> None:
         """Read what is there."""
@@ -46,7 +47,9 @@ class Direction:
             except BlockingIOError:
                 return
             if packet[10] >> 4 == 4:
-                self._flying.extend(self.path.carry(packet, time.monotonic_ns()))
+                for arrives_at, run in self.path.carry(packet, time.monotonic_ns()):
+                    self._num_taken += 1
+                    heappush(self._flying, (arrives_at, self._num_taken, run))
 
     def deliver(self) -> float | None:
         """Write what is due.
@@ -59,7 +62,7 @@ class Direction:
             if wait_ns > 0:
                 return wait_ns / 1e9
             try:
-                os.write(self._sink, self._flying.popleft()[1])
+                os.write(self._sink, heappop(self._flying)[2])
             except OSError:  # the device is down: whoever sent this has gone
                 continue
         return None

@@ -21,6 +21,7 @@ _GSO_TYPE = 1
 _GSO_SIZE_AT = 4
 _FIN_PSH = 0x09
 _NS_PER_S = 10**9
+JITTER_STEP_NS = 20_000_000
 
 
 @dataclass(slots=True)
@@ -32,6 +33,9 @@ class PathSettings:
         rate_bits_per_s: Bits a second on the wire, Ethernet included; 0 is unlimited.
         loss: Share of segments lost at random.
         queue_ns: Length of the queue before the bottleneck, as time at the present rate.
+        jitter_ns: Largest addition to the delay, which drifts below it; packets keep their order.
+        reorder: Share of segments that come later by `reorder_ns`, after those behind them.
+        reorder_ns: See `reorder`.
         is_down: Nothing passes.
     """
 
@@ -39,6 +43,9 @@ class PathSettings:
     rate_bits_per_s: int = 0
     loss: float = 0.0
     queue_ns: int = 20_000_000
+    jitter_ns: int = 0
+    reorder: float = 0.0
+    reorder_ns: int = 3_000_000
     is_down: bool = False
 
 
@@ -50,6 +57,7 @@ class PathCounters:
     lost: int = 0
     overflowed: int = 0
     blackholed: int = 0
+    reordered: int = 0
     delivered_bytes: int = 0
     """On the wire, Ethernet included."""
 
@@ -68,12 +76,15 @@ class Path:
     chance: random.Random
     counters: PathCounters = field(default_factory=PathCounters)
     _free_at_ns: int = 0
+    _arrived_at_ns: int = 0
+    _drift: tuple[int, int, int] = (0, 0, 0)
+    """Start of a step, and jitter at its start and end."""
 
     def carry(self, packet: bytes, now_ns: int) -> list[tuple[int, bytes]]:
         """Take a packet in.
 
         Returns:
-            What comes out at the other end, with the times, in order.
+            What comes out at the other end, with the times.
         """
         segments = _Segments.of(packet)
         self.counters.sent += segments.count
@@ -86,12 +97,34 @@ class Path:
         else:
             passed = [self._pass(segments.wire_bytes(i), now_ns) for i in range(segments.count)]
         arrives_at = max(self._free_at_ns, now_ns) + self.settings.delay_ns
-        return [(arrives_at, run) for run in segments.runs(passed)]
+        if self.settings.jitter_ns:
+            arrives_at = max(arrives_at + self._jitter(now_ns), self._arrived_at_ns)
+        self._arrived_at_ns = arrives_at
+        late = self._late(passed) if self.settings.reorder else []
+        if not any(late):
+            return [(arrives_at, run) for run in segments.runs(passed)]
+        in_time = [ok and not is_late for ok, is_late in zip(passed, late, strict=True)]
+        return [(arrives_at, run) for run in segments.runs(in_time)] + [
+            (arrives_at + self.settings.reorder_ns, run) for run in segments.runs(late)
+        ]
+
+    def _jitter(self, now_ns: int) -> int:
+        """Additional delay: from one random value to the next, in steps of JITTER_STEP_NS."""
+        start_ns, first, last = self._drift
+        if now_ns >= start_ns + JITTER_STEP_NS:
+            drawn = round(self.chance.random() * self.settings.jitter_ns)
+            start_ns, first, last = self._drift = now_ns, last, drawn
+        return first + (last - first) * (now_ns - start_ns) // JITTER_STEP_NS
+
+    def _late(self, passed: list[bool]) -> list[bool]:
+        late = [ok and self.chance.random() < self.settings.reorder for ok in passed]
+        self.counters.reordered += sum(late)
+        return late
 
     def _pass_all(self, num_bytes: int, now_ns: int) -> bool:
         """Send a whole packet at once, which is quicker, if nothing can happen to it."""
         settings = self.settings
-        if settings.loss:
+        if settings.loss or settings.reorder:
             return False
         if settings.rate_bits_per_s:
             takes_ns = num_bytes * 8 * _NS_PER_S // settings.rate_bits_per_s

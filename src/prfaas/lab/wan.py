@@ -64,6 +64,8 @@ class Wan:
         rate_bits_per_s: Of each direction, Ethernet included; 0 is unlimited.
         loss: Share of segments from a to b that are lost at random.
         queue_ms: Length of the bottleneck's queue, as time at the present rate.
+        jitter_ms: Largest addition to the delay of each direction, which drifts below it.
+        reorder: Share of segments from a to b that come 3 ms later, after those behind them.
         seed: Of the losses.
     """
 
@@ -74,6 +76,8 @@ class Wan:
         rate_bits_per_s: int = 0,
         loss: float = 0.0,
         queue_ms: float = 20.0,
+        jitter_ms: float = 0.0,
+        reorder: float = 0.0,
         seed: int = 1,
     ) -> None:
         self._first = {
@@ -81,6 +85,8 @@ class Wan:
             "rate_bits_per_s": rate_bits_per_s,
             "loss": loss,
             "queue_ms": queue_ms,
+            "jitter_ms": jitter_ms,
+            "reorder": reorder,
         }
         self._seed = seed
         self._id = f"{next(_numbers)}{secrets.token_hex(3)}"
@@ -146,6 +152,8 @@ class Wan:
         loss: float | None = None,
         queue_ms: float | None = None,
         loss_back: float | None = None,
+        jitter_ms: float | None = None,
+        reorder: float | None = None,
     ) -> None:
         """Change the link; packets already in transit are not affected."""
         both: dict[str, Any] = {}
@@ -155,7 +163,10 @@ class Wan:
             both["rate_bits_per_s"] = rate_bits_per_s
         if queue_ms is not None:
             both["queue_ns"] = round(queue_ms * 1e6)
+        if jitter_ms is not None:
+            both["jitter_ns"] = round(jitter_ms * 1e6)
         there = both | ({} if loss is None else {"loss": loss})
+        there |= {} if reorder is None else {"reorder": reorder}
         back = both | ({} if loss_back is None else {"loss": loss_back})
         await self._ask({"there": there, "back": back})
 
