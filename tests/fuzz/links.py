@@ -46,7 +46,10 @@ MEMORY = 8 << 20
 NUM_BLOCKS = 24
 AT_ONCE = 8
 """Connections of a session."""
+LAST_ROUNDS = 3
+"""Tries of good streams at the end: a session may end where the machine stands still."""
 UNFINISHED_MAX = 2 * AT_ONCE * FRAGMENT_BYTES_MAX
+SILENT = "silent for"
 ENDED_S = 60.0
 """For a node to end a stream and to release all of a session."""
 
@@ -252,9 +255,11 @@ class Attacker:
             damage = kinds[start // AT_ONCE % len(kinds)]
             await self._round(damage, min(AT_ONCE, num_streams - start))
         before = self.figures.num_blocks
-        await self._round(Damage.NONE, AT_ONCE)
-        assert self.figures.num_blocks > before, "a good stream does not arrive any more"
-        return self.figures
+        for _ in range(LAST_ROUNDS):
+            await self._round(Damage.NONE, AT_ONCE)
+            if self.figures.num_blocks > before:
+                return self.figures
+        raise AssertionError("a good stream does not arrive any more")
 
     async def _round(self, damage: Damage, count: int) -> None:
         session = await self._begin()
@@ -263,7 +268,7 @@ class Attacker:
             await asyncio.gather(*sends)
             if damage is Damage.NONE:
                 async with asyncio.timeout(ENDED_S):
-                    await until(self._site.held)
+                    await until(lambda: self._site.held() or session.peer.closed)
             await self._check(session, damage)
             session.peer.channel.send(Abort(transfer_id=session.transfer))
         finally:
@@ -358,7 +363,9 @@ class Attacker:
         await until(lambda: len(session.peer.messages) > before or bool(session.peer.closed))
         self.figures.num_links_ended += bool(session.peer.closed)
         if damage is not Damage.PEER:
-            assert not session.peer.closed, f"the path's damage ended it: {session.peer.closed}"
+            # On a machine that stands still, an end can be silent for too long.
+            ended = [reason for reason in session.peer.closed if SILENT not in reason]
+            assert not ended, f"the path's damage ended it: {ended}"
 
     def _compare(self) -> None:
         """Compare every byte of every block that is there, and drop it."""

@@ -26,7 +26,7 @@ async def test_damaged_streams_leave_no_wrong_byte_and_nothing_behind(
 ) -> None:
     figures = await attacked(tmp_path, encryption, num_streams=48)
 
-    assert figures.num_streams == 48 + links.AT_ONCE
+    assert figures.num_streams >= 48 + links.AT_ONCE
     assert figures.num_links_ended > 0
     assert figures.num_blocks > links.AT_ONCE
 
