@@ -9,10 +9,12 @@ Run as a program: vLLM keeps process-wide state that tests must not share. Layer
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 TRANSFER = {
     "kv_connector": "PrfaasConnector",
@@ -85,7 +87,10 @@ def main(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     answers = []
     for each in asked:
         try:
-            answers.append(describe_engine(each["model"], each.get("args", []), each.get("layout")))
+            with patch.dict(os.environ, each.get("env", {})):
+                answers.append(
+                    describe_engine(each["model"], each.get("args", []), each.get("layout"))
+                )
         except Exception as error:
             answers.append({"error": f"{type(error).__name__}: {error}"})
     return answers

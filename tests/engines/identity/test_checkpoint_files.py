@@ -124,3 +124,13 @@ def test_a_name_that_can_not_be_tied_to_files_is_refused(
         find_checkpoint("org/model", revision, str(tmp_path))
     with pytest.raises(ConfigError, match="cannot be tied to files"):
         find_checkpoint("no such/../name", revision, str(tmp_path))
+
+
+def test_a_name_that_is_loaded_from_another_hub_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of that name in the local cache of this hub are not those that are loaded."""
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    with pytest.raises(ConfigError, match="is loaded from ModelScope"):
+        find_checkpoint("org/model", None, str(tmp_path))
+    assert find_checkpoint(str(tmp_path), None)[0] == tmp_path

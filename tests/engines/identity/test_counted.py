@@ -2,10 +2,12 @@
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from prfaas.engines.identity import variables
 from prfaas.engines.identity.counted import COUNTED, ELSEWHERE, NOT_COUNTED, SPEC_NOT_COUNTED
 from tests.engines.vllm_modules import needing_vllm
 
@@ -58,6 +60,29 @@ def test_a_field_is_decided_on_once(name: str) -> None:
     counted, elsewhere, ignored = tables(name)
     overlap = (counted & ignored) | (elsewhere & ignored) | (counted & elsewhere)
     assert overlap == set()
+
+
+def undecided_variables(names: Iterable[str]) -> set[str]:
+    """Environment variables about which nobody has decided."""
+    ignored = {name for listed in variables.NOT_COUNTED.values() for name in listed.split()}
+    return set(names) - {*variables.COUNTED, *variables.ELSEWHERE, *ignored}
+
+
+def test_every_environment_variable_of_vllm_is_decided_on() -> None:
+    names = needing_vllm("vllm.envs").environment_variables
+    assert undecided_variables(names) == set(), (
+        "this vLLM has environment variables that may change the bytes of a block: put each into a "
+        "table of engines/identity/variables.py"
+    )
+    assert undecided_variables([*names, "VLLM_NEW_QUANT"]) == {"VLLM_NEW_QUANT"}
+
+
+def test_a_variable_is_decided_on_once_and_is_there() -> None:
+    names = needing_vllm("vllm.envs").environment_variables
+    listed = [name for text in variables.NOT_COUNTED.values() for name in text.split()]
+    decided = [*variables.COUNTED, *variables.ELSEWHERE, *listed]
+    assert len(decided) == len(set(decided))
+    assert set(decided) <= set(names)
 
 
 def test_a_new_field_is_noticed() -> None:

@@ -52,6 +52,15 @@ ALTERED: dict[str, tuple[list[str], str]] = {
     "weights by chance": (["--load-format", "dummy"], "load_config.load_format"),
 }
 """Arguments that change the bytes of a block, and the fact that names the change."""
+QUANTISED = {
+    "weights quantised while they are loaded": (
+        "VLLM_HUMMING_ONLINE_QUANT_CONFIG",
+        '{"dtype": "int4"}',
+    ),
+    "activations in int8": ("VLLM_MARLIN_INPUT_DTYPE", "int8"),
+    "experts by chance": ("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random"),
+}
+"""Environment variables that change the bytes of a block, and no configuration object."""
 ALIKE = {
     "limits": ["--max-num-batched-tokens", "4096", "--max-num-seqs", "3"],
     "length": ["--max-model-len", "8192"],
@@ -85,6 +94,10 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     asked |= {"weights": {"model": str(other)}, "NHD": {"model": str(model), "layout": "NHD"}}
     cases = {name: args for name, (args, _) in (ALTERED | REFUSED).items()} | ALIKE
     asked |= {name: {"model": str(model), "args": args} for name, args in cases.items()}
+    asked |= {
+        name: {"model": str(model), "env": {variable: value}}
+        for name, (variable, value) in QUANTISED.items()
+    }
     program = Path(__file__).with_name("described.py")
     result = subprocess.run(
         [sys.executable, "-W", "ignore", str(program), json.dumps(list(asked.values()))],
@@ -113,6 +126,13 @@ def test_what_changes_the_bytes_changes_the_id_and_has_a_name(
     described: dict[str, Any], name: str, fact: str
 ) -> None:
     assert fact in what_differs(described, name)[:SHOWN]
+
+
+@pytest.mark.parametrize(("name", "variable"), [(n, v) for n, (v, _) in QUANTISED.items()])
+def test_a_variable_that_changes_the_bytes_changes_the_id_and_has_a_name(
+    described: dict[str, Any], name: str, variable: str
+) -> None:
+    assert what_differs(described, name) == [f"env.{variable}"]
 
 
 def test_recurrent_state_of_one_size_and_two_types_is_two_layouts(

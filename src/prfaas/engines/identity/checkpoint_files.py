@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ _NO_WEIGHTS = "training_args.bin"
 _TOKENIZER_PARTS = ("token", "vocab", "merges", "tekken", "spm", "sentencepiece", "special_")
 _TEXTS = {".json", ".txt", ".model", ".tiktoken", ".jinja", ".py"}
 COMMIT_CHARS = 12
+_MODELSCOPE = "VLLM_USE_MODELSCOPE"
 
 
 def checkpoint_digests(
@@ -99,6 +101,11 @@ def find_checkpoint(name: str, revision: Any, cache: str | None = None) -> tuple
         commit = f"@{path.name[:COMMIT_CHARS]}" if is_snapshot else ""
         label = path.parent.parent.name.removeprefix("models--") if is_snapshot else path.name
         return path, f"{label.replace('--', '/')}{commit}"
+    if os.environ.get(_MODELSCOPE, "").lower() == "true":
+        raise ConfigError(
+            f"model {name!r} is loaded from ModelScope ({_MODELSCOPE}=true), where its files are "
+            "not looked for; start the engine with the checkpoint's directory"
+        )
     # Imported where it is needed: it takes a second.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

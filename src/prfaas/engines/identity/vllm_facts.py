@@ -13,13 +13,14 @@ from typing import Any
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.core.kv.layout_facts import FACTS_MAX
+from prfaas.engines.identity import variables
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
 from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
 from prfaas.errors import ConfigError
 
-RULES = "3"
+RULES = "4"
 """Version of the rules for facts; ids of other versions never match."""
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
@@ -75,7 +76,7 @@ def vllm_facts(
     facts |= _config("config", vllm_config.model_config.hf_config)
     facts |= _draft(vllm_config, digests)
     facts |= _groups(kv_cache_config, layout, layers)
-    facts |= _engine(vllm_config, kv_cache_config)
+    facts |= _engine(vllm_config, kv_cache_config) | _variables()
     if layers:
         facts = {name: value for name, value in facts.items() if name not in OF_RANKS}
     else:
@@ -298,6 +299,13 @@ def _engine(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
     if current_platform.is_rocm():
         facts["rocm_shuffled"] = text_of(envs.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
     return facts
+
+
+def _variables() -> dict[str, str]:
+    """Environment variables of vLLM that change bytes beside its configuration."""
+    from vllm import envs
+
+    return {f"env.{name}": text_of(getattr(envs, name)) for name in variables.COUNTED}
 
 
 def _cpu_packing(vllm_config: Any, kv_cache_config: Any) -> set[str]:
