@@ -19,6 +19,7 @@ CANDIDATES = st.lists(
         num_open=st.integers(0, 40),
         num_tokens_max=st.integers(1, 10_000),
         layouts_agree=st.booleans(),
+        adds_cores=st.booleans(),
         link_up=st.booleans(),
         device_tokens=st.integers(0, 5000),
     ),
@@ -76,11 +77,13 @@ def test_looking_no_further_than_needed_finds_the_best_of_all(
 def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
     down, short = Candidate("a", ready=False), Candidate("b", num_tokens_max=5)
     other, cut = Candidate("c", layouts_agree=False), Candidate("d", link_up=False)
+    shared = Candidate("f", adds_cores=False)
     cases = [
         ([], Reason.NO_PREFILL_INSTANCE),
         ([down, short], Reason.NO_PREFILL_INSTANCE),
         ([other, short], Reason.LAYOUT_MISMATCH),
         ([down, cut, other], Reason.LINK_DOWN),
+        ([shared, cut, other], Reason.SHARED_CORES),
         ([cut, Candidate("e")], None),
     ]
     for candidates, obstacle in cases:

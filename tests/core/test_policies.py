@@ -22,6 +22,7 @@ OBSTACLES = (
     Reason.NOT_OFFLOADABLE,
     Reason.NO_PREFILL_INSTANCE,
     Reason.LAYOUT_MISMATCH,
+    Reason.SHARED_CORES,
     Reason.LINK_DOWN,
 )
 WAITS = st.none() | st.integers(0, 100 * NS_PER_S)

@@ -20,6 +20,7 @@ INSTANCES = st.lists(
         st.integers(0, 5),  # requests that it decodes
         st.integers(0, 3),  # seconds of work
         st.booleans(),  # whether its load is known
+        st.booleans(),  # whether it has no cores of its own
     ),
     max_size=12,
 )
@@ -32,16 +33,19 @@ INSTANCES = st.lists(
     weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
 )
 def test_the_choice_is_that_of_a_scan_of_all_instances(
-    rows: list[tuple[str, bytes | None, int, int, int, bool]],
+    rows: list[tuple[str, bytes | None, int, int, int, bool, bool]],
     hits: dict[str, int],
     avoid: str,
     weights: Weights,
 ) -> None:
     names = NAMES[: len(rows)]
     device = {name: hits.get(name, 0) for name in names}
-    members = [Member(name, row[0]) for name, row in zip(names, rows, strict=True)]
+    members = [
+        Member(name, row[0], frozenset({"p0"} if row[6] else ()))
+        for name, row in zip(names, rows, strict=True)
+    ]
     stage = PrefillInstances(members, NS_PER_S, weights)
-    for name, (_, layout, longest, num_open, work_s, known) in zip(names, rows, strict=True):
+    for name, (_, layout, longest, num_open, work_s, known, _) in zip(names, rows, strict=True):
         instance = stage.instances[name]
         instance.layout_id, instance.num_tokens_max = layout, longest
         for _ in range(num_open):
@@ -60,6 +64,7 @@ def test_the_choice_is_that_of_a_scan_of_all_instances(
             stage.instances[name].num_tokens_max,
             stage.instances[name].layout_id == b"a",
             device_tokens=device[name],
+            adds_cores=not rows[int(name[1:])][6],
         )
         for name, wait_ns in stage.book.in_order(NOW)
     ]
@@ -72,5 +77,5 @@ def test_the_choice_is_that_of_a_scan_of_all_instances(
         device_tokens_max=max(device.values(), default=0),
     )
     arrival = Arrival(1, 1000, 1000, hits, avoid=avoid)
-    found = stage.pick(arrival, NOW, lambda instance: (instance.layout_id == b"a", True))
+    found = stage.pick(arrival, NOW, lambda i: (i.layout_id == b"a", True, not i.within))
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)

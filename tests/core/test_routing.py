@@ -13,6 +13,7 @@ OBSTACLES = (
     Reason.NOT_OFFLOADABLE,
     Reason.NO_PREFILL_INSTANCE,
     Reason.LAYOUT_MISMATCH,
+    Reason.SHARED_CORES,
     Reason.LINK_DOWN,
 )
 FACTS = st.builds(

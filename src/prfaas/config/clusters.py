@@ -108,7 +108,9 @@ class EngineTable(Table):
     host_memory: SizeBytes = 2**30
     """Memory shared between the engine and its pool node."""
     cpus: str = ""
-    """Cores of the engine, on machines without a GPU: "0" or "0-3"."""
+    """Cores of the engine, on machines without a GPU: "0" or "0-3". Engines of one machine may
+    share cores; the policy `observed` offloads nothing to a PrfaaS engine that has no other cores
+    than the PD engine."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
     kv_events: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None

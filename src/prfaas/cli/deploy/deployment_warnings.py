@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.config.engine_cores import within
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
@@ -30,7 +31,20 @@ def doubts(deployment: Deployment) -> Iterator[str]:
             "offloaded between clusters whose blocks differ (layout_mismatch)"
         )
 
+    if routing.effective_policy is PolicyName.OBSERVED:
+        yield from _shared_cores(deployment)
     yield from _unencrypted(clusters)
+
+
+def _shared_cores(deployment: Deployment) -> Iterator[str]:
+    """PrfaaS engines to which the policy offloads nothing."""
+    shared = within(deployment)
+    for name, homes in shared.items():
+        yield (
+            f"engine {name} computes on the cores of {', '.join(sorted(homes))}, where offloading "
+            "only adds work: the policy observed prefills such prompts locally (shared_cores); "
+            'give it `cpus` of its own, or set policy = "paper" to offload all the same'
+        )
 
 
 def _unencrypted(clusters: dict[str, ClusterTable]) -> Iterator[str]:

@@ -10,7 +10,9 @@ from prfaas.cli.preflight.engine_args import vllm_engines
 from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
-from prfaas.engines.launch import HASH_SEED, runs_on_cpu
+from prfaas.config.engine_cores import runs_on_cpu
+from prfaas.engines.identity import variables
+from prfaas.engines.launch import HASH_SEED
 from prfaas.errors import ConfigError
 
 _RANKS, _BLOCKS = "--tensor-parallel-size", "PRFAAS_BLOCKS"
@@ -45,7 +47,7 @@ _DEFAULTS = {
     "VLLM_MLA_DISABLE": "",
     "VLLM_USE_V2_MODEL_RUNNER": "",
     "PYTHONHASHSEED": HASH_SEED,
-}
+} | dict.fromkeys(variables.COUNTED, "")
 """Compared arguments in addition to `--model`, with their defaults; "" is vLLM's choice."""
 _UNSURE = {"", "auto"}
 """Values that the engine resolves, possibly to the other one's value."""

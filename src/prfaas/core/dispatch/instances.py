@@ -20,19 +20,22 @@ class Instance:
         pool: Where its blocks are kept.
         num_tokens_max: Longest prompt it takes, tokens.
         layout_id: Layout of its blocks; None while unknown.
+        within: As of `Member`.
     """
 
     name: str
     pool: str
     num_tokens_max: int = 2**31
     layout_id: bytes | None = b""
+    within: frozenset[str] = frozenset()
 
 
 FAR_TOO_MANY = 2**63
 """More requests than any instance decodes."""
 
-Reach = Callable[[Instance], tuple[bool, bool]]
-"""Function of an instance: do the layouts agree, and does a link connect the pools?"""
+Reach = Callable[[Instance], tuple[bool, bool, bool]]
+"""Function of an instance: do the layouts agree, does a link connect the pools, and does it have
+cores that the local instance lacks?"""
 
 
 class PrefillInstances:
@@ -51,7 +54,7 @@ class PrefillInstances:
         weights: Weights = PREFILL_WEIGHTS,
     ) -> None:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
-        self.instances = {m.name: Instance(m.name, m.pool) for m in members}
+        self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
         self.weights = weights
         self._num_open = dict.fromkeys(self.instances, 0)
@@ -59,7 +62,7 @@ class PrefillInstances:
     def add(self, member: Member) -> None:
         """Add an instance, which is not ready and has no known layout."""
         self.book.add(member.name)
-        self.instances[member.name] = Instance(member.name, member.pool, 0, None)
+        self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
         self._num_open[member.name] = 0
         self._find_pools()
 
@@ -165,7 +168,7 @@ class PrefillInstances:
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
-        agree, link_up = (True, True) if reach is None else reach(instance)
+        agree, link_up, adds = (True, True, True) if reach is None else reach(instance)
         hit, source = held if held > device else device, ""
         if fetch is not None and (found := fetch(pool, hit, wait_ns)) is not None:
             source, hit, arrival_ns = found
@@ -182,17 +185,24 @@ class PrefillInstances:
             link_up,
             device,
             source,
+            adds,
         )
 
     def _candidates(
         self, arrival: Arrival, now_ns: int, reach: Reach | None, fetch: FetchTo | None
     ) -> Iterator[Candidate]:
         hits = arrival.hits
-        least_open: dict[tuple[str, bytes | None, int, int], int] = {}
+        least_open: dict[tuple[str, bytes | None, int, int, frozenset[str]], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
             instance, decodes = self.instances[name], self._num_open[name]
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            kind = instance.pool, instance.layout_id, instance.num_tokens_max, hits.get(name, 0)
+            kind = (
+                instance.pool,
+                instance.layout_id,
+                instance.num_tokens_max,
+                hits.get(name, 0),
+                instance.within,
+            )
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
             yield self._candidate(arrival, name, wait_ns, reach, fetch)

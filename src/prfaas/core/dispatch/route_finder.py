@@ -56,6 +56,7 @@ class RouteFinder:
     ) -> None:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
+        self._spares_shared_cores = settings.policy is PolicyName.OBSERVED
         self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
         everyone = (*home.prefill, *(home.decode or ()))
         self.links = Links(
@@ -188,17 +189,18 @@ class RouteFinder:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
         prefill_pool = at_home.pool if at_home else destination
-        between = self.links.between
+        between, spares = self.links.between, self._spares_shared_cores
 
-        def reach(instance: Instance) -> tuple[bool, bool]:
+        def reach(instance: Instance) -> tuple[bool, bool, bool]:
             """A layout that is not known does not disagree: then the link is what is missing."""
             link_up = between(instance.pool, destination).up
             if at_home is None:
-                return True, link_up
+                return True, link_up, True
             wanted, layout = at_home.layout_id, instance.layout_id
             if wanted is None or layout is None:
-                return True, False
-            return layout == wanted, link_up
+                return True, False, True
+            adds_cores = not (spares and at_home.name in instance.within)
+            return layout == wanted, link_up, adds_cores
 
         away, barred, candidates = stage.pick(arrival, now_ns, reach)
         source = stage.instances[away.name].pool if away else stage.first_pool

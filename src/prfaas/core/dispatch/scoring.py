@@ -38,6 +38,7 @@ class Candidate(NamedTuple):
         device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
         pulled_from: Pool of another host that `hit_tokens` is fetched from within `wait_ns`; "" if
             the instance and its own pool hold it.
+        adds_cores: False if the instance that would prefill locally has all of its cores.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Candidate(NamedTuple):
     link_up: bool = True
     device_tokens: int = 0
     pulled_from: str = ""
+    adds_cores: bool = True
 
 
 class Weights(NamedTuple):
@@ -68,7 +70,12 @@ PREFILL_WEIGHTS = Weights(on_device=ON_DEVICE)
 MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
 """Weights for instances that prefill and decode."""
 
-OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOWN)
+OBSTACLES = (
+    Reason.NO_PREFILL_INSTANCE,
+    Reason.LAYOUT_MISMATCH,
+    Reason.LINK_DOWN,
+    Reason.SHARED_CORES,
+)
 """Refusal if no candidate passes a filter."""
 
 
@@ -89,7 +96,9 @@ def stopped_at(candidate: Candidate, num_tokens: int) -> int | None:
         return 0
     if not candidate.layouts_agree:
         return 1
-    return None if candidate.link_up else 2
+    if not candidate.link_up:
+        return 2
+    return None if candidate.adds_cores else 3
 
 
 def short_wait(wait_ns: int | None) -> float:
@@ -144,8 +153,8 @@ def is_ideal(
     candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
 ) -> bool:
     """Return True if a candidate passes every filter and only a shorter wait could be better."""
-    _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device, pulled = candidate
-    if not (ready and num_tokens < longest and layouts_agree and link_up):
+    _, ready, wait_ns, hit, _, num_open, longest, agree, link_up, device, pulled, adds = candidate
+    if not (ready and num_tokens < longest and agree and link_up and adds):
         return False
     most = hit >= hit_tokens_max and device >= device_tokens_max
     return most and num_open == 0 and wait_ns is not None and not pulled
@@ -181,8 +190,8 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        _, ready, wait_ns, _, _, _, longest, layouts_agree, link_up, _, pulled = candidate
-        if not (ready and num_tokens < longest and layouts_agree and link_up):
+        _, ready, wait_ns, _, _, _, longest, agree, link_up, _, pulled, adds = candidate
+        if not (ready and num_tokens < longest and agree and link_up and adds):
             furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
             continue
         if (found := score(candidate, num_tokens, weights)) > best_score:

@@ -25,10 +25,13 @@ class Member:
     Attributes:
         name: Unique among all clusters.
         pool: Where its blocks are kept; instances of one pool share a prefix cache.
+        within: Of a PrfaaS instance: the PD instances on whose processor cores it computes. A
+            prefill there takes from them what it adds.
     """
 
     name: str
     pool: str
+    within: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

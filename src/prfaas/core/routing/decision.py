@@ -23,6 +23,8 @@ class Reason(StrEnum):
     LINK_DOWN = "link_down"
     NO_PREFILL_INSTANCE = "no_prefill_instance"
     LAYOUT_MISMATCH = "layout_mismatch"
+    SHARED_CORES = "shared_cores"
+    """The PrfaaS engine has no cores that the PD engine lacks (`observed`)."""
     NOT_OFFLOADABLE = "not_offloadable"
     """The request needs a single engine, for instance for prompt logprobs."""
     LINK_LIMIT = "link_limit"
@@ -54,6 +56,8 @@ _WORDS = {
     Reason.LINK_DOWN: "long ({compared}), but the link is down",
     Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
     Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
+    Reason.SHARED_CORES: "long ({compared}), but the PrfaaS engine would compute it on the "
+    "cores of the PD engine",
     Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
     "or a field that one engine alone can serve",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.config.engine_cores import within
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings
 from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
@@ -34,6 +36,7 @@ def make_dispatcher(
         clusters_of(deployment, ClusterRole.PRFAAS),
     )
     members, decoders, routing = _members(home), None, deployment.routing
+    shared = within(deployment)
     if has_roles:
         decoders = tuple(Member(decode_name(each.name), each.pool) for each in members)
     return Dispatcher(
@@ -41,7 +44,7 @@ def make_dispatcher(
         [
             RemoteCluster(
                 name,
-                _members({name: cluster}),
+                _members({name: cluster}, shared),
                 profiles.remote.get(name),
                 profiles.price_per_tb.get(name, 0.0),
                 profiles.link_bits_per_s.get(name, 0.0),
@@ -97,9 +100,12 @@ def clusters_of(deployment: Deployment, role: ClusterRole) -> dict[str, ClusterT
     return {name: table for name, table in deployment.clusters.items() if table.role is role}
 
 
-def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:
+def _members(
+    clusters: Mapping[str, ClusterTable],
+    within: Mapping[str, frozenset[str]] = MappingProxyType({}),
+) -> tuple[Member, ...]:
     return tuple(
-        Member(name, engine.pool)
+        Member(name, engine.pool, within.get(name, frozenset()))
         for cluster in clusters.values()
         for name, engine in cluster.engines.items()
     )
