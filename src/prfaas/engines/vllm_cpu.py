@@ -28,13 +28,10 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 Blocks = npt.NDArray[np.int32]
 
-SPIN_S = 0.002
-"""Time after a message during which a process polls for the next one without sleeping; 1 s in
-vLLM."""
-DENSE_S, SPIN_RATIO = 0.008, 2.0
-"""Messages that follow each other within this time are those of decode steps: between them a
-process polls, for so many times as long as the last pause was. Steps that wait for blocks are 10 ms
-apart."""
+DENSE_S, SPIN_S, SPIN_RATIO = 0.008, 0.002, 2.0
+"""Messages that follow each other within `DENSE_S` are those of decode steps. Between them a
+process polls: for so many times as long as the last pause was, at least for `SPIN_S`. Otherwise it
+sleeps. Steps that wait for blocks are 10 ms apart. vLLM polls for a second after each message."""
 SLEEP_RATIO = 0.25
 """Longest sleep as a share of the time since the last message. A notification that follows another
 within a millisecond may be lost, since vLLM's publishers queue a single one."""
@@ -61,7 +58,7 @@ def _wait_asleep(self: Any, timeout_ms: int | None = None) -> None:
     pause_s = before[1] - before[0]
     idle_s = time.monotonic() - last_read
     limit_ms = max(1, int(idle_s * SLEEP_RATIO * 1000))
-    self.busy_loop_s = SPIN_S if pause_s > DENSE_S else max(SPIN_S, SPIN_RATIO * pause_s)
+    self.busy_loop_s = 0.0 if pause_s > DENSE_S else max(SPIN_S, SPIN_RATIO * pause_s)
     _wait(self, limit_ms if timeout_ms is None else min(limit_ms, timeout_ms))
 
 
