@@ -1,12 +1,14 @@
 """CPU time and throughput of prompts that another engine prefilled, beside prefilling them alone.
 
     python -m benchmarks.offloading [--tokens 6000] [--rounds 2] [--crowd 16] [--one-engine]
+    python -m benchmarks.offloading --apart
     python -m benchmarks.offloading.decode_speed
 
-Starts the laptop example: two engines and all the rest on two cores. Sends three prompts one by
-one, a crowd at once, and a mixed crowd: through a gateway that offloads all long ones, through one
-that has learnt from first tokens, and to the PD engine by itself. With `--one-engine`, then also to
-one engine that is bound to both cores. Prints tables in Markdown.
+Starts the laptop example: two engines on the same two cores. Sends three prompts one by one, a
+crowd at once, and a mixed crowd: through a gateway that offloads all long ones, through one with
+the policy `observed`, and to the PD engine by itself. With `--one-engine`, then also to that engine
+without any PrfaaS cluster and gateway beside it. With `--apart` each engine has one core, and the
+second gateway has learnt from first tokens. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from .cpu_time import all_cpu_seconds
 OUTPUT_TOKENS = 8
 ONE_BY_ONE = 3
 OFFLOADED, OBSERVED = "offloaded (`paper`)", "`observed`"
-ALONE, WHOLE = "PD engine alone, its core", "one engine, both cores"
+ALONE, WHOLE = "PD engine alone", "one engine, nothing beside it"
+APART = """
+[clusters.prfaas.engines.prfaas-engine]
+cpus = "0"
+[clusters.pd.engines.pd-engine]
+cpus = "1"
+"""
 PD_ENGINE, PD_POOL = "pd-engine", "pd-pool"
 SHORT_TOKENS, SHORT_RATIO = 300, 2
 """Of the short prompts of a mix, and how many there are to a long one."""
@@ -101,7 +109,7 @@ class Bench:
 def table(title: str, rows: dict[str, list[Measured]]) -> str:
     """Medians of all rounds."""
     lines = [
-        f"| {title} | time, s | CPU of the PD engine, s | of all parts, s | sent away |",
+        f"| {title} | time, s | CPU of the PD engine, s | of all parts, s | offloaded |",
         "|---|---|---|---|---|",
     ]
     for how, found in rows.items():
@@ -152,7 +160,7 @@ def learning(deployment: Deployment) -> Deployment:
 
 async def two_engines(options: argparse.Namespace, home: Path, found: Found) -> None:
     """The laptop example, and a second gateway in this process: its CPU time is not counted."""
-    topology = await laid_out(*placed(LAPTOP, home))
+    topology = await laid_out(*placed(LAPTOP, home, APART if options.apart else ""))
     # Engines close connections that were idle.
     once = aiohttp.TCPConnector(force_close=True)
     async with (
@@ -166,16 +174,16 @@ async def two_engines(options: argparse.Namespace, home: Path, found: Found) -> 
         try:
             for url in (urls[OFFLOADED], urls[OBSERVED]):
                 await until_linked(http, url)
-            await bench.teach(OBSERVED, options.tokens)
+            if options.apart:
+                await bench.teach(OBSERVED, options.tokens)
             await measure_all(bench, options, found)
         finally:
             await gateway.close()
 
 
 async def one_engine(options: argparse.Namespace, home: Path, found: Found) -> None:
-    """The PD engine with both cores, and its pool node."""
-    both = f'[clusters.pd.engines.{PD_ENGINE}]\ncpus = "0-1"\n'
-    topology = await laid_out(*placed(LAPTOP, home, both))
+    """The PD engine and its pool node, and nothing else."""
+    topology = await laid_out(*placed(LAPTOP, home))
     kept = [[p for p in stage if p.name in (PD_ENGINE, PD_POOL)] for stage in parts(topology)]
     for part in (part for stage in kept for part in stage):
         part.whole_url = ""
@@ -214,6 +222,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--crowd", type=int, default=16, help="prompts at once")
     parser.add_argument("--one-engine", action="store_true", help="measure that, too")
+    parser.add_argument("--apart", action="store_true", help="give each engine one core")
     parser.add_argument("--keep", type=Path, help="new folder where logs stay")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
