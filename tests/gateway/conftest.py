@@ -143,15 +143,22 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                     "role": "prfaas",
                     "pools": {"prfaas-pool": {}},
                     "engines": {
-                        "prefill": {"pool": "prfaas-pool", **tables.get("away", {})},
-                        **{name: {"pool": "prfaas-pool"} for name in tables.get("others", ())},
+                        "prefill": {"pool": "prfaas-pool", "cpus": "0", **tables.get("away", {})},
+                        **{
+                            name: {"pool": "prfaas-pool", "cpus": "0"}
+                            for name in tables.get("others", ())
+                        },
                     },
                 },
                 "pd": {
                     "role": "pd",
                     "pools": {"pd-pool": {}},
                     "engines": {
-                        name: {"pool": "pd-pool", **tables.get("engines", {}).get(name, {})}
+                        name: {
+                            "pool": "pd-pool",
+                            "cpus": "1",
+                            **tables.get("engines", {}).get(name, {}),
+                        }
                         for name in dict.fromkeys(("decode", "spare", *tables.get("engines", {})))
                     },
                 },

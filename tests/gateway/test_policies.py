@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.config import engine_cores
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.errors import ConfigError
@@ -16,7 +17,7 @@ from prfaas.gateway.routing.profiles import load_profiles
 from tests.gateway.plan_tables import routing
 from tests.plans import plan_file
 
-from .conftest import LAYOUT, World, deployment_for, until
+from .conftest import LAYOUT, World, deployment_for, running, until
 from .prompts import LONG, SHORT
 from .scripted_engine import drop, hang
 
@@ -258,3 +259,21 @@ def _timeout(seconds: float) -> Any:
     import aiohttp
 
     return aiohttp.ClientTimeout(total=seconds)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "reason"), [("1", "shared_cores"), ("0-1", "above_threshold")], ids=["same", "more"]
+)
+async def test_cores_of_the_deployment_file_decide_without_a_plan(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: str,
+    reason: str,
+) -> None:
+    """The PD engines have core 1."""
+    monkeypatch.setattr(engine_cores, "runs_on_cpu", lambda: True)
+    async with running(checkpoint, identities, tmp_path / "state", away={"cpus": cpus}) as world:
+        record = await routed(world, LONG)
+        assert record["reason"] == reason

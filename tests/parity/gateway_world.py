@@ -158,6 +158,10 @@ def _hash(block: int) -> bytes:
     return block.to_bytes(32, "big")
 
 
+ELSEWHERE = "http://127.0.0.1:1"
+"""Engines of one machine would share its cores."""
+
+
 def _deployment(rules: Rules) -> Deployment:
     routing: dict[str, Any] = {
         "offload_threshold": THRESHOLD,
@@ -169,12 +173,15 @@ def _deployment(rules: Rules) -> Deployment:
         "bandwidth": rules.bandwidth.value,
     }
     roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
-    home = {name: {"pool": PD_POOL, "role": role} for name, role in zip(HOME, roles, strict=True)}
+    home = {
+        name: {"pool": PD_POOL, "role": role, "url": ELSEWHERE}
+        for name, role in zip(HOME, roles, strict=True)
+    }
     away = {
         name: {
             "role": "prfaas",
             "pools": {name: {}},
-            "engines": {engine: {"pool": name} for engine in engines},
+            "engines": {engine: {"pool": name, "url": ELSEWHERE} for engine in engines},
         }
         for name, engines in CLUSTERS.items()
     }
