@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prfaas.config import engine_cores
 from prfaas.config.deployment import Deployment
-from prfaas.config.engine_cores import within
+from prfaas.config.engines import cores
+from prfaas.config.engines.cores import within
 
 
 def deployment(pd: dict[str, Any], far: dict[str, Any], **cluster: Any) -> Deployment:
@@ -41,7 +41,7 @@ SHARED = {"far-engine": frozenset({"home-engine"})}
 
 @pytest.fixture(autouse=True)
 def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_cores, "runs_on_cpu", lambda: True)
+    monkeypatch.setattr(cores, "runs_on_cpu", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_engines_on_gpus_and_timing_engines_share_no_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert within(deployment({}, {}, timing={"plan": "plan.toml"})) == {}
-    monkeypatch.setattr(engine_cores, "runs_on_cpu", lambda: False)
+    monkeypatch.setattr(cores, "runs_on_cpu", lambda: False)
     assert within(deployment({}, {})) == {}

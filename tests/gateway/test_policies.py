@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.config import engine_cores
+from prfaas.config.engines import cores
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.errors import ConfigError
@@ -273,7 +273,7 @@ async def test_cores_of_the_deployment_file_decide_without_a_plan(
     reason: str,
 ) -> None:
     """The PD engines have core 1."""
-    monkeypatch.setattr(engine_cores, "runs_on_cpu", lambda: True)
+    monkeypatch.setattr(cores, "runs_on_cpu", lambda: True)
     async with running(checkpoint, identities, tmp_path / "state", away={"cpus": cpus}) as world:
         record = await routed(world, LONG)
         assert record["reason"] == reason

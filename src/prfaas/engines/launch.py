@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineTable
 from prfaas.config.deployment import ModelTable
-from prfaas.config.engine_cores import BIND, runs_on_cpu
+from prfaas.config.engines.cores import BIND, runs_on_cpu
 
 HASH_SEED = "0"
 NO_HOST = "none.invalid"

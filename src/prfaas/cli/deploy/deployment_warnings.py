@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
-from prfaas.config.engine_cores import within
+from prfaas.config.engines.cores import within
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.link_encryption import LinkEncryption
 

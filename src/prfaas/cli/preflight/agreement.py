@@ -10,7 +10,7 @@ from prfaas.cli.preflight.engine_args import vllm_engines
 from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
-from prfaas.config.engine_cores import runs_on_cpu
+from prfaas.config.engines.cores import runs_on_cpu
 from prfaas.engines.identity import variables
 from prfaas.engines.launch import HASH_SEED
 from prfaas.errors import ConfigError

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
-from prfaas.config.engine_cores import within
+from prfaas.config.engines.cores import within
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings
 from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher

@@ -1,0 +1,1 @@
+"""Properties of the engines of a deployment file that several parts need."""
