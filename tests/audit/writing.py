@@ -25,12 +25,12 @@ ENDLESS, TORN = "endless", "torn"
 def audit_log(settings: AuditSettings) -> tuple[AuditLog, CollectorRegistry]:
     """A log with metrics of its own."""
     registry = CollectorRegistry()
-    return AuditLog(settings, PROCESS, AuditMetrics(registry)), registry
+    return AuditLog(settings, PROCESS, AuditMetrics(registry, "prfaas_pool")), registry
 
 
 def metric(registry: CollectorRegistry, name: str) -> float:
-    """Value of `prfaas_audit_NAME`."""
-    value = registry.get_sample_value(f"prfaas_audit_{name}")
+    """Value of `prfaas_pool_audit_NAME`."""
+    value = registry.get_sample_value(f"prfaas_pool_audit_{name}")
     assert value is not None
     return value
 

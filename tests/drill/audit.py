@@ -76,7 +76,7 @@ async def _load(directory: Path, seconds: float) -> None:
         rows = {name: await node.metrics() for name, node in drill.nodes.items()}
         cpu = {name: node.cpu_s() - before[name] for name, node in drill.nodes.items()}
         ends = (SOURCE, DESTINATION)
-        shares = {n: rows[n]["prfaas_audit_cpu_seconds_total"] / cpu[n] for n in ends}
+        shares = {n: rows[n]["prfaas_pool_audit_cpu_seconds_total"] / cpu[n] for n in ends}
         rates = {n: rows[n][COUNTERS["link_bytes"]] / passed_s / 1e6 for n in ends}
         for title, values in (
             (
@@ -85,8 +85,8 @@ async def _load(directory: Path, seconds: float) -> None:
             ),
             ("CPU of the process, s", [f"{cpu[n]:.2f}" for n in ends]),
             ("share of the audit", [f"{shares[n]:.2%}" for n in ends]),
-            ("lines", [f"{rows[n]['prfaas_audit_last_line']:.0f}" for n in ends]),
-            ("write calls", [f"{rows[n]['prfaas_audit_writes_total']:.0f}" for n in ends]),
+            ("lines", [f"{rows[n]['prfaas_pool_audit_last_line']:.0f}" for n in ends]),
+            ("write calls", [f"{rows[n]['prfaas_pool_audit_writes_total']:.0f}" for n in ends]),
         ):
             print(f"| {title} | {' | '.join(values)} |")
         print(f"\n{num_transfers} transfers in {passed_s:.1f} s")

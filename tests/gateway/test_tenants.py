@@ -142,7 +142,7 @@ def outside(
     deployment = deployment_for(checkpoint, identities, state, **tables)
     caplog.clear()
     table = GatewayTable(listen="0.0.0.0:8000")
-    audit = GatewayAudit(None, "gateway", AuditMetrics(CollectorRegistry()))
+    audit = GatewayAudit(None, "gateway", AuditMetrics(CollectorRegistry(), "prfaas_gateway"))
     deployment = deployment.model_copy(update={"gateway": table})
     access = Access(deployment, Tenants(deployment), audit, lambda: None)
     return access, caplog.text

@@ -194,13 +194,13 @@ async def test_a_log_that_cannot_be_written_closes_the_pool_only_if_it_is_told_t
         log._file._descriptor = os.open("/dev/full", os.O_WRONLY)
         engine = await world.engine("prfaas-pool")
         engine.push(signer="prfaas-pool")
-        await until(partial(site.metric, "audit_failing"))
+        await until(partial(site.metric, "pool_audit_failing"))
         engine.push()
         await until(partial(all_ended, site, 2))
         refused = site.metric("tickets_refused_total", end="source", reason="not_audited")
         assert refused == (1 if expected else 0)
         await site.kill()
-        assert site.metric("audit_lost_records_total") > 0
+        assert site.metric("pool_audit_lost_records_total") > 0
 
 
 async def test_no_content_and_no_secret_is_in_a_log(

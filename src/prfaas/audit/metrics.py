@@ -6,33 +6,38 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class AuditMetrics:
-    """Counters and gauges; all 0 without a log."""
+    """Counters and gauges; all 0 without a log.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Args:
+        registry: Of the process.
+        prefix: Of the names, by the kind of process.
+    """
+
+    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self.last_line = Gauge(
-            "prfaas_audit_last_line",
+            f"{prefix}_audit_last_line",
             "Number of the last line of the audit log: `prfaas audit verify --expect-lines` "
             "compares a log with it.",
             registry=registry,
         )
         self.signed_line = Gauge(
-            "prfaas_audit_signed_line",
+            f"{prefix}_audit_signed_line",
             "Number of the line of its last checkpoint.",
             registry=registry,
         )
         self.failing = Gauge(
-            "prfaas_audit_failing", "1 while the audit log cannot be written.", registry=registry
+            f"{prefix}_audit_failing", "1 while the audit log cannot be written.", registry=registry
         )
         self.lost = Counter(
-            "prfaas_audit_lost_records",
+            f"{prefix}_audit_lost_records",
             "Records that were not written.",
             registry=registry,
         )
         self.writes = Counter(
-            "prfaas_audit_writes", "Write calls, one for a batch of lines.", registry=registry
+            f"{prefix}_audit_writes", "Write calls, one for a batch of lines.", registry=registry
         )
         self.cpu_seconds = Counter(
-            "prfaas_audit_cpu_seconds",
+            f"{prefix}_audit_cpu_seconds",
             "CPU time of the thread that writes the audit log.",
             registry=registry,
         )

@@ -170,7 +170,7 @@ class Verifier:
 
         Args:
             expected_lines: Number of lines that is known from elsewhere, such as the metric
-                `prfaas_audit_last_line` of its process; 0 if unknown.
+                `prfaas_pool_audit_last_line` of its process; 0 if unknown.
         """
         self._settle_torn(is_end=True)
         report, first = self.report, self._first_file

@@ -78,7 +78,7 @@ class Metrics:
         self.tenants = TenantMetrics(make)
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
-        self.audit = AuditMetrics(self.registry)
+        self.audit = AuditMetrics(self.registry, "prfaas_gateway")
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         self._decisions = make.counter("route_decisions", "Routing decisions", "path", "reason")

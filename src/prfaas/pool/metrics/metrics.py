@@ -62,7 +62,7 @@ class PoolMetrics:
         self.on_read: Callable[[], None] = lambda: None
         """Called before the metrics are read."""
         self.members = MemberMetrics(self.registry, "prfaas_pool")
-        self.audit = AuditMetrics(self.registry)
+        self.audit = AuditMetrics(self.registry, "prfaas_pool")
         self.moved = MovedBytes()
         """Bytes that the counters of links count, by transfer."""
         self.identity_ends = identity_gauge("pool", self.registry)
