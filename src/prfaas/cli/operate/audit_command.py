@@ -45,7 +45,8 @@ def audit() -> None:
 @click.option(
     "--expect-lines",
     type=click.IntRange(1),
-    help="Lines that there are at least: prfaas_pool_audit_last_line or prfaas_gateway_audit_last_line as last scraped.",
+    help="Lines that there are at least: prfaas_pool_audit_last_line or "
+    "prfaas_gateway_audit_last_line as last scraped.",
 )
 @AS_JSON
 def verify_command(
