@@ -9,6 +9,7 @@ from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.request.fleet import Again
+from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.decision import Path
 
 
@@ -18,6 +19,26 @@ class DispatcherBooks(ABC):
     dispatcher: Dispatcher
     has_roles: bool
     """Instances of the PD cluster prefill or decode, and none does both."""
+    _broken: set[Target]
+    """Instances, and links between two pools, that a breaker keeps from new requests."""
+
+    def set_broken(self, target: Target, now_ns: int, *, broken: bool) -> None:
+        """Open or close the breaker of an instance, or of a link."""
+        if (target in self._broken) == broken:
+            return
+        (self._broken.add if broken else self._broken.discard)(target)
+        if isinstance(target, str):
+            self._apply(target, now_ns)
+        else:
+            self._apply_link(*target)
+
+    @abstractmethod
+    def _apply(self, name: str, now_ns: int) -> None:
+        """Report to the dispatcher whether an instance gets new requests."""
+
+    @abstractmethod
+    def _apply_link(self, source: str, destination: str) -> list[int]:
+        """Report to the dispatcher whether a link carries new transfers; what that loses."""
 
     @abstractmethod
     def as_now(self, number: int, avoid: str, *, offloadable: bool) -> Arrival:

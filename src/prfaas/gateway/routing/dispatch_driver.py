@@ -107,7 +107,7 @@ class Driver(DispatcherBooks):
         self.dispatcher.add(self.home if is_home else cluster, member, decode)
         links = self._pool_links.add(member.name, member.pool, cluster)
         for source, destination in links:
-            self._set_link(source, destination)
+            self._apply_link(source, destination)
             price = self._prices.get(self._pool_links.cluster_of(source), 0.0)
             self.price_per_tb.setdefault((source, destination), price)
         self._describe(member.name)
@@ -227,16 +227,6 @@ class Driver(DispatcherBooks):
                 self.dispatcher.report_link(source, destination, report)
         return self._set_links(pool)
 
-    def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
-        """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
-        if (target in self._broken) == broken:
-            return
-        (self._broken.add if broken else self._broken.discard)(target)
-        if isinstance(target, str):
-            self._apply(target, now_ns)
-        else:
-            self._set_link(*target)
-
     # Requests
 
     def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | Refused, Considered]:
@@ -330,9 +320,9 @@ class Driver(DispatcherBooks):
         return self._pool_links.all() if pool is None else self._pool_links.of(pool)
 
     def _set_links(self, pool: str) -> list[int]:
-        return [number for ends in self.links(pool) for number in self._set_link(*ends)]
+        return [number for ends in self.links(pool) for number in self._apply_link(*ends)]
 
-    def _set_link(self, source: str, destination: str) -> list[int]:
+    def _apply_link(self, source: str, destination: str) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
         if not self._withheld.isdisjoint((source, destination)):

@@ -141,16 +141,6 @@ class Front(DispatcherBooks):
         (self._down.discard if ready else self._down.add)(name)
         self._apply(name, now_ns)
 
-    def set_broken(self, target: Target, now_ns: int, *, broken: bool) -> None:
-        """A breaker wants an instance, or a link, to get nothing new, or again."""
-        if (target in self._broken) == broken:
-            return
-        (self._broken.add if broken else self._broken.discard)(target)
-        if isinstance(target, str):
-            self._apply(target, now_ns)
-        else:
-            self._apply_link(*target)
-
     def takes(self, name: str) -> bool:
         """True if an instance gets anything new."""
         return name not in self._down and name not in self._broken
