@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.control.threshold_evidence import NUM_FOR_HALF, Balance, Work
+from prfaas.core.control.threshold_evidence import (
+    NUM_FOR_HALF,
+    NUM_KEPT,
+    Balance,
+    Work,
+)
 
 LENGTHS = list(range(100, 10_100, 100))
 
@@ -80,3 +88,21 @@ def test_it_is_a_length_between_the_plan_and_the_requests(
         balance.note(Work(*row))
     found = balance.threshold(num_local, num_remote, bits_per_s)
     assert 1 <= found <= max([planned, 1, *(row[0] for row in rows)])
+
+
+def test_a_threshold_that_moved_is_the_one_of_the_recent_requests_alone() -> None:
+    draw, balance, kept = random.Random(15), Balance(5_000), deque[Work](maxlen=NUM_KEPT)
+    for count in range(1, 3 * NUM_KEPT):
+        length = draw.choice((1, 50, draw.randrange(1, 20_000)))
+        away_ns = None if draw.random() < 0.1 else draw.randrange(1, 2 * length + 1)
+        kept.append(Work(length, 3 * length, away_ns, 7 * length))
+        balance.note(kept[-1])
+        if count % 10 == 0:
+            num_local, bits_per_s = draw.randrange(1, 20), 10 ** draw.uniform(6, 12)
+            afresh = Balance(5_000)
+            for work in kept:
+                afresh.note(work)
+            afresh._num_seen = balance._num_seen
+            assert balance.threshold(num_local, 2, bits_per_s) == afresh.threshold(
+                num_local, 2, bits_per_s
+            )

@@ -8,7 +8,7 @@ link has least to do. With every request the plan counts less and the evidence m
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from math import exp, log
 from typing import NamedTuple
@@ -40,8 +40,9 @@ class Work(NamedTuple):
 class Balance:
     """Recent requests through one link, and the threshold that they ask for.
 
-    Requests are kept in order of length with their sums, so the threshold costs O(`NUM_KEPT`)
-    additions, and a request O(log `NUM_KEPT`) comparisons.
+    Requests are kept in order of length, with sums for each side of the last threshold: the next
+    one costs an addition for each request that changes sides, and a request O(log `NUM_KEPT`)
+    comparisons.
 
     Args:
         planned: t of the plan, tokens.
@@ -51,8 +52,10 @@ class Balance:
         self._recent: deque[Work] = deque()
         self._movable: list[Work] = []
         """Those that can go to either cluster, the shortest first."""
-        self._fixed_ns = self._remote_ns = self._shipped_bytes = 0
-        """Local work of the others; remote work and bytes of those that can move."""
+        self._num_short = 0
+        """Number of them up to the last threshold."""
+        self._local_ns = self._remote_ns = self._shipped_bytes = 0
+        """Local work of these and of those that cannot move; remote work and bytes of the rest."""
         self.replan(planned)
 
     def replan(self, planned: int) -> None:
@@ -62,19 +65,24 @@ class Balance:
     def note(self, work: Work) -> None:
         """Add a request; the oldest is forgotten once there are `NUM_KEPT`."""
         if len(self._recent) == NUM_KEPT:
-            oldest = self._recent.popleft()
-            if oldest.remote_ns is not None:
-                del self._movable[bisect_left(self._movable, oldest)]
-            self._add(oldest, -1)
+            self._count(self._recent.popleft(), -1)
         self._recent.append(work)
-        if work.remote_ns is not None:
-            insort(self._movable, work)
-        self._add(work, 1)
+        self._count(work, 1)
         self._num_seen += 1
 
-    def _add(self, work: Work, sign: int) -> None:
+    def _count(self, work: Work, sign: int) -> None:
+        """Add a request on its side of the threshold, or take it out."""
         if work.remote_ns is None:
-            self._fixed_ns += sign * work.local_ns
+            self._local_ns += sign * work.local_ns
+            return
+        index = bisect_left(self._movable, work)
+        if sign > 0:
+            self._movable.insert(index, work)
+        else:
+            del self._movable[index]
+        if index < self._num_short:
+            self._num_short += sign
+            self._local_ns += sign * work.local_ns
         else:
             self._remote_ns += sign * work.remote_ns
             self._shipped_bytes += sign * work.shipped_bytes
@@ -94,16 +102,26 @@ class Balance:
         return max(1, round(exp((1 - weight) * log(self._planned) + weight * log(found))))
 
     def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
-        """Increase the threshold from the shortest request until local prefill is the busiest."""
-        ns_per_byte = BITS_PER_BYTE * NS_PER_S / bits_per_s
-        local_ns, remote_ns = self._fixed_ns / num_local, self._remote_ns / num_remote
-        link_ns = self._shipped_bytes * ns_per_byte
-        threshold = 1
-        for num_new_tokens, own_ns, away_ns, shipped_bytes in self._movable:
-            local_ns += own_ns / num_local
-            if local_ns > remote_ns and local_ns > link_ns:
-                break
-            remote_ns -= (away_ns or 0) / num_remote
-            link_ns -= shipped_bytes * ns_per_byte
-            threshold = num_new_tokens
-        return max(threshold, 1)
+        """Move the threshold up to the shortest request that makes local prefill the busiest."""
+        ns_per_byte, movable = BITS_PER_BYTE * NS_PER_S / bits_per_s, self._movable
+
+        def is_busiest() -> bool:
+            local_ns = (self._local_ns + movable[self._num_short].local_ns) / num_local
+            link_ns = self._shipped_bytes * ns_per_byte
+            return local_ns > self._remote_ns / num_remote and local_ns > link_ns
+
+        if self._num_short:
+            self._pass(-1)
+        while self._num_short and is_busiest():
+            self._pass(-1)
+        while self._num_short < len(movable) and not is_busiest():
+            self._pass(1)
+        return max(movable[self._num_short - 1].num_new_tokens, 1) if self._num_short else 1
+
+    def _pass(self, sign: int) -> None:
+        """Move the threshold beyond the next longer request, or back before the last one."""
+        _, local_ns, remote_ns, shipped_bytes = self._movable[self._num_short - (sign < 0)]
+        self._num_short += sign
+        self._local_ns += sign * local_ns
+        self._remote_ns -= sign * (remote_ns or 0)
+        self._shipped_bytes -= sign * shipped_bytes
