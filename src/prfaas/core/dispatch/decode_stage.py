@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 
 from prfaas.core.dispatch.types import Member
 from prfaas.units import NS_PER_S
@@ -29,7 +28,7 @@ delay that only looks like a queue, such as loading blocks, cannot become a long
 class DecodeBook:
     """Spreads requests over instances by how many each has: counts, and the least of them.
 
-    Choosing takes O(log instances), and O(pools) if the pool is left open.
+    Choosing takes O(log instances) comparisons, and O(pools) if the pool is left open.
 
     Args:
         members: The instances.
@@ -39,24 +38,24 @@ class DecodeBook:
         self._pool_of = {member.name: member.pool for member in members}
         self._counts = dict.fromkeys(self._pool_of, 0)
         self._ready = dict.fromkeys(self._pool_of, True)
-        self._heaps: dict[str, list[tuple[int, str]]] = {}
+        self._order: dict[str, list[tuple[int, str]]] = {}
+        """Counts and names of the ready instances of each pool, the least loaded first."""
         for member in members:
-            self._heaps.setdefault(member.pool, []).append((0, member.name))
-        for heap in self._heaps.values():
-            heapify(heap)
+            insort(self._order.setdefault(member.pool, []), (0, member.name))
 
     def add(self, member: Member) -> None:
         """Add an instance, which is not ready."""
         self._pool_of[member.name] = member.pool
         self._counts[member.name], self._ready[member.name] = 0, False
-        self._heaps.setdefault(member.pool, [])
+        self._order.setdefault(member.pool, [])
 
     def remove(self, name: str) -> None:
         """Forget an instance that has no requests."""
+        self.set_ready(name, ready=False)
         pool = self._pool_of.pop(name)
         del self._counts[name], self._ready[name]
         if pool not in self._pool_of.values():
-            del self._heaps[pool]
+            del self._order[pool]
 
     def choose(self, avoid: str = "", pool: str = "") -> str | None:
         """The ready instance with the fewest requests gets one more; None without any.
@@ -65,9 +64,9 @@ class DecodeBook:
             avoid: Instance that was tried already.
             pool: Others are only asked if no instance of this pool is ready; "" leaves it open.
         """
-        first = self._first(pool, avoid) if pool in self._heaps else None
+        first = self._first(pool, avoid) if pool in self._order else None
         if first is None:
-            found = (self._first(other, avoid) for other in self._heaps)
+            found = (self._first(other, avoid) for other in self._order)
             first = min((each for each in found if each is not None), default=None)
         if first is None:
             return None
@@ -76,7 +75,7 @@ class DecodeBook:
 
     def least(self, avoid: str = "") -> dict[str, int]:
         """Requests of the least loaded instance of each pool that has a ready one."""
-        found = {pool: self._first(pool, avoid) for pool in self._heaps}
+        found = {pool: self._first(pool, avoid) for pool in self._order}
         return {pool: first[0] for pool, first in found.items() if first is not None}
 
     def leave(self, name: str) -> None:
@@ -85,8 +84,13 @@ class DecodeBook:
 
     def set_ready(self, name: str, *, ready: bool) -> None:
         """An instance became healthy, or stopped being so."""
-        self._ready[name] = ready
-        self._change(name, 0)
+        if ready != self._ready[name]:
+            self._ready[name], place = ready, (self._counts[name], name)
+            order = self._order[self._pool_of[name]]
+            if ready:
+                insort(order, place)
+            else:
+                del order[bisect_left(order, place)]
 
     def num_on(self, name: str) -> int:
         """Requests assigned to an instance and not left."""
@@ -99,22 +103,18 @@ class DecodeBook:
 
     def _first(self, pool: str, avoid: str) -> tuple[int, str] | None:
         """Count and name of the least loaded ready instance of a pool; None without any."""
-        heap, passed, found = self._heaps[pool], False, None
-        while heap and found is None:
-            count, name = heap[0]
-            is_ready = self._ready.get(name) and self._pool_of[name] == pool
-            if name != avoid and is_ready and count == self._counts[name]:
-                found = heap[0]
-            else:
-                passed = passed or name == avoid
-                heappop(heap)
-        if passed and self._pool_of.get(avoid) == pool:
-            self._change(avoid, 0)
-        return found
+        for first in self._order[pool]:
+            if first[1] != avoid:
+                return first
+        return None
 
     def _change(self, name: str, by: int) -> None:
-        self._counts[name] += by
-        heappush(self._heaps[self._pool_of[name]], (self._counts[name], name))
+        count = self._counts[name]
+        self._counts[name] = count + by
+        if self._ready[name]:
+            order = self._order[self._pool_of[name]]
+            del order[bisect_left(order, (count, name))]
+            insort(order, (count + by, name))
 
 
 class DecodeFlow:
