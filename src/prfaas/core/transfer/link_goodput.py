@@ -50,7 +50,15 @@ class LinkGoodput:
         self._busy_since_ns: int | None = None
         self._delivered_bytes = 0.0
 
-    def sample(self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int) -> None:
+    def sample(
+        self,
+        now_ns: int,
+        delivered_bytes: float,
+        *,
+        is_busy: bool,
+        rtt_ns: int,
+        is_steady: bool = False,
+    ) -> None:
         """Take the counters in.
 
         Args:
@@ -58,24 +66,31 @@ class LinkGoodput:
             delivered_bytes: Bytes acknowledged so far; after a fall counting restarts.
             is_busy: True if bytes wait to be sent.
             rtt_ns: Round trip.
+            is_steady: The rate is known not to have changed since the last sample.
         """
-        last_ns, self._sampled_at_ns = self._sampled_at_ns, now_ns
-        delivered, self._delivered_bytes = delivered_bytes - self._delivered_bytes, delivered_bytes
+        last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
+        delivered = delivered_bytes - self._delivered_bytes
+        if is_steady and last_ns is not None and filled_at_ns is not None:
+            if last_ns < filled_at_ns < now_ns:
+                share = (filled_at_ns - last_ns) / (now_ns - last_ns)
+                until = self._delivered_bytes + share * delivered
+                self.sample(filled_at_ns, until, is_busy=is_busy, rtt_ns=rtt_ns)
+                last_ns, delivered = filled_at_ns, delivered_bytes - self._delivered_bytes
+        self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
         self.fresh_bits_per_s = 0.0
         if last_ns is None or delivered < 0:
-            self._busy_since_ns = self.filled_at_ns = last_ns = None
+            self._busy_since_ns = last_ns = None
         if not is_busy:
-            self._busy_since_ns = self.filled_at_ns = None
+            self._busy_since_ns = filled_at_ns = None
         else:
             if last_ns is not None:
                 self.busy_ns += now_ns - last_ns
             if self._busy_since_ns is None:
                 self._busy_since_ns = now_ns
-            self.filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
+            filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
+        self.filled_at_ns = filled_at_ns
         if last_ns is not None and now_ns > last_ns:
-            is_filled = self.filled_at_ns is not None and last_ns >= self.filled_at_ns
-            rate = delivered * BITS_PER_BYTE * NS_PER_S / (now_ns - last_ns)
-            self._learn(rate, now_ns - last_ns, is_filled)
+            self._learn(last_ns, now_ns, delivered)
 
     def restart(self) -> None:
         """The link is connected anew: what it did not deliver when it broke shows nothing."""
@@ -84,23 +99,12 @@ class LinkGoodput:
         self._busy_since_ns = self.filled_at_ns = self._sampled_at_ns = None
         self.fresh_bits_per_s = 0.0
 
-    def sample_steady(
-        self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
-    ) -> None:
-        """The same where the rate is known not to have changed since the last sample."""
-        last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
-        if last_ns is not None and filled_at_ns is not None and last_ns < filled_at_ns < now_ns:
-            share = (filled_at_ns - last_ns) / (now_ns - last_ns)
-            until = self._delivered_bytes + share * (delivered_bytes - self._delivered_bytes)
-            self.sample(filled_at_ns, until, is_busy=is_busy, rtt_ns=rtt_ns)
-        self.sample(now_ns, delivered_bytes, is_busy=is_busy, rtt_ns=rtt_ns)
-
     def change_rate(
         self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
     ) -> None:
         """End a time of steady rate, and of bytes that wait or of none; `is_busy` from now on."""
         if self._busy_since_ns is not None:
-            self.sample_steady(now_ns, delivered_bytes, is_busy=True, rtt_ns=rtt_ns)
+            self.sample(now_ns, delivered_bytes, is_busy=True, rtt_ns=rtt_ns, is_steady=True)
         self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
         if not is_busy:
             self._busy_since_ns = self.filled_at_ns = None
@@ -113,8 +117,10 @@ class LinkGoodput:
         """Goodput, at least 1; 0 until the link was filled once."""
         return 0 if self._mean_bits_per_s is None else max(1, round(self._mean_bits_per_s))
 
-    def _learn(self, bits_per_s: float, passed_ns: int, is_filled: bool) -> None:
-        mean = self._mean_bits_per_s
+    def _learn(self, start_ns: int, end_ns: int, delivered_bytes: float) -> None:
+        passed_ns, mean = end_ns - start_ns, self._mean_bits_per_s
+        bits_per_s = delivered_bytes * BITS_PER_BYTE * NS_PER_S / passed_ns
+        is_filled = self.filled_at_ns is not None and start_ns >= self.filled_at_ns
         if bits_per_s:
             self._before_stall = None
         elif is_filled and self._before_stall is None:

@@ -83,6 +83,7 @@ class SharedLink:
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
         self._in_flight: dict[Flow, None] = {}
+        self._share()
 
     @property
     def num_active(self) -> int:
@@ -101,7 +102,7 @@ class SharedLink:
 
     def backlog_bytes(self) -> float:
         """Bytes that may leave and have not left. Changes nothing; costs O(flows)."""
-        served = self._served + (self._clock.now_ns - self._moved_at_ns) * self._rate_bytes_per_ns()
+        served = self._served + (self._clock.now_ns - self._moved_at_ns) * self._bytes_per_ns
         return sum(max(f.end_at - served, 0.0) for f in self._in_flight if f.active)
 
     def sent_of(self, flow: Flow) -> float:
@@ -163,6 +164,7 @@ class SharedLink:
         self._advance()
         self._sample()
         self.bits_per_s = bits_per_s
+        self._share()
         self._plan_next()
 
     def drop(self, flow: Flow) -> None:
@@ -170,7 +172,10 @@ class SharedLink:
         if flow.ended:
             return
         self._ended_bytes[flow.purpose] += self.sent_of(flow)
-        self._deactivate(flow)
+        if flow.active:
+            flow.active = False
+            self._count_active(-1)
+        flow.version += 1
         flow.ended = True
         del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
@@ -180,63 +185,58 @@ class SharedLink:
         """Open flows, oldest first."""
         return list(self._in_flight)
 
-    def _rate_bytes_per_ns(self) -> float:
-        """Rate of each active flow."""
+    def _share(self) -> None:
+        """Divide the capacity between the active flows."""
         share, most = self.bits_per_s / (self._num_active or 1), self._flow_bits_per_s
-        return (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
+        self._bytes_per_ns = (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
 
     def _advance(self) -> None:
+        """Bring the counters up to now, and the bytes of each second."""
         start, end, num_active = self._moved_at_ns, self._clock.now_ns, self._num_active
         self._moved_at_ns = end
         if not num_active or end == start:
             return
-        rate, elapsed_ns = self._rate_bytes_per_ns(), end - start
+        rate, elapsed_ns = self._bytes_per_ns, end - start
         self._served += elapsed_ns * rate
-        if rate > 0:
-            self.busy_ns += elapsed_ns
-            self.sent_bytes += elapsed_ns * rate * num_active
-            self._note(start, end, rate * num_active)
-
-    def _note(self, start: int, end: int, rate: float) -> None:
-        """Bytes by windows of one second."""
-        found = self.window_bytes
+        if rate <= 0:
+            return
+        self.busy_ns += elapsed_ns
+        self.sent_bytes += elapsed_ns * rate * num_active
+        rate, found = rate * num_active, self.window_bytes
         while start < end:
             window = start // NS_PER_S
-            stop = min(end, (window + 1) * NS_PER_S)
+            stop = (window + 1) * NS_PER_S
+            stop = end if end < stop else stop
             found[window] = found.get(window, 0.0) + (stop - start) * rate
             start = stop
 
     def _sample(self) -> None:
         """Take the counters in; the rate has not changed since the last sample."""
-        self.goodput.sample_steady(
-            self._moved_at_ns, self.sent_bytes, is_busy=self._num_active > 0, rtt_ns=self._rtt_ns
+        self.goodput.sample(
+            self._moved_at_ns,
+            self.sent_bytes,
+            is_busy=self._num_active > 0,
+            rtt_ns=self._rtt_ns,
+            is_steady=True,
         )
 
     def _count_active(self, change: int) -> None:
         """A flow has bytes to send, or no more."""
-        was_busy = self._num_active > 0
-        self._num_active += change
-        is_busy = self._num_active > 0
-        if self._is_limited or is_busy is not was_busy:
+        before, num_active = self._num_active, self._num_active + change
+        if self._is_limited or not num_active or not before:
             self.goodput.change_rate(
-                self._moved_at_ns, self.sent_bytes, is_busy=is_busy, rtt_ns=self._rtt_ns
+                self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
             )
-
-    def _deactivate(self, flow: Flow) -> None:
-        flow.version += 1
-        if flow.active:
-            flow.active = False
-            self._count_active(-1)
+        self._num_active = num_active
+        if num_active > 1 or before > 1:
+            self._share()
 
     def _plan_next(self) -> None:
         self._version += 1
-        heap = self._heap
+        heap, rate = self._heap, self._bytes_per_ns
         while heap and heap[0][3] != heap[0][2].version:
             heappop(heap)
-        if not heap:
-            return
-        rate = self._rate_bytes_per_ns()
-        if rate > 0:
+        if heap and rate > 0:
             left = max(heap[0][0] - self._served, 0.0)
             self._clock.after(round(left / rate), self._drained, self._version)
 
@@ -252,7 +252,8 @@ class SharedLink:
         while heap and heap[0][0] <= self._served + _EPSILON_BYTES:
             _, _, flow, flow_version = heappop(heap)
             if flow_version == flow.version:
-                self._deactivate(flow)
+                flow.active = False
+                self._count_active(-1)
                 if flow.closed:
                     self._clock.after(self._rtt_ns // 2, self._land, flow)
         self._plan_next()
