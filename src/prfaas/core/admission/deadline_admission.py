@@ -108,5 +108,6 @@ class AdmissionControl:
 
     def seen(self, decision: Decision, ttft_ns: int) -> None:
         """Record when the first token of an admitted request came."""
-        if decision.predicted_ns is not None:
-            self._margins[decision.path].seen(ttft_ns - decision.predicted_ns)
+        predicted_ns = decision.predicted_ns
+        if predicted_ns is not None:
+            self._margins[decision.path].seen(ttft_ns - predicted_ns)

@@ -97,7 +97,7 @@ class FairShare:
             self._accounts[tenant] = account
             if len(self._accounts) > TENANTS_MAX:
                 self._accounts.popitem(last=False)
-        else:
+        elif account.seen_at_ns != now_ns:
             account.work_ns *= self._fading(account, now_ns)
             account.seen_at_ns = now_ns
             self._accounts.move_to_end(tenant)

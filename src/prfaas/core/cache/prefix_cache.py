@@ -10,7 +10,7 @@ Of one prompt the last block is the first to be evicted: a prefix outlives what 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
 
@@ -131,8 +131,7 @@ class PrefixCache:
             return
         pop = self._held.popitem
         if on_evict is None and not self._checkpoint_blocks:
-            for _ in repeat(None, used - capacity):
-                pop(False)
+            deque(map(pop, repeat(False, used - capacity)), maxlen=0)
             self._used = capacity
             return
         while used > capacity:

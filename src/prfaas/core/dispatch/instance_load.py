@@ -270,13 +270,14 @@ class LoadBook:
             most_ns = begun_ns + there_ns
             if later:
                 most_ns = _after(most_ns, later)
-            own_ns = load.free_at_ns - before
-            if own_ns < most_ns:
+            free_at_ns = load.free_at_ns - before
+            if free_at_ns >= most_ns:
+                free_at_ns = most_ns
+            else:
                 least_ns = begun_ns + max(0, there_ns - _first_ns(load))
-                own_ns = max(own_ns, _after(least_ns, later) if later else least_ns)
-            free_at_ns = min(own_ns, most_ns) + foreign_ns
-            if free_at_ns != load.free_at_ns:
-                self._move(load, free_at_ns)
+                free_at_ns = max(free_at_ns, _after(least_ns, later) if later else least_ns)
+            if free_at_ns + foreign_ns != load.free_at_ns:
+                self._move(load, free_at_ns + foreign_ns)
 
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""

@@ -47,19 +47,24 @@ class Movement:
     fault: str = ""
     crosses_link: bool = field(init=False)
     """True if they leave their pool; of others no pool reports an end."""
+    is_coming: bool = field(init=False)
+    """True if more of them may arrive that is waited for."""
 
     def __post_init__(self) -> None:
-        self.crosses_link = self.source != self.destination
+        self.crosses_link = self.is_coming = self.source != self.destination
 
     @property
     def link(self) -> tuple[str, str]:
         """Both ends of their way."""
         return self.source, self.destination
 
-    @property
-    def is_coming(self) -> bool:
-        """True if more of them may arrive that is waited for."""
-        return self.crosses_link and self.is_open and self.end is None and not self.fault
+    def close(self) -> None:
+        """End the wait for them."""
+        self.is_open = self.is_coming = False
+
+    def lose(self, fault: str) -> None:
+        """They cannot arrive any more."""
+        self.fault, self.is_coming = fault, False
 
     def ended(self, kind: TransferEnd, *, at_destination: bool) -> bool:
         """Note a pool's report.
@@ -69,9 +74,9 @@ class Movement:
         """
         is_last = at_destination and self.end is None
         if is_last:
-            self.end = kind
+            self.end, self.is_coming = kind, False
         if kind is not TransferEnd.COMMITTED and (at_destination or not self.fault):
-            self.fault = kind
+            self.lose(kind)
         return is_last
 
     @property
@@ -126,7 +131,7 @@ class OnTheWay:
         blocks = self.open(which)
         if blocks is None:
             return []
-        blocks.is_open = False
+        blocks.close()
         if not blocks.crosses_link:
             return []
         self._breakers.ended(blocks.link, Told.NOTHING, now_ns)
@@ -172,7 +177,7 @@ class OnTheWay:
         return closed
 
     def _release(self, which: Blocks, blocks: Movement) -> list[AnyAction]:
-        blocks.is_open = False
+        blocks.close()
         if not blocks.crosses_link:
             return []
         return [_RELEASE_PULL if which is _PULL else _RELEASE_HAND_OFF]

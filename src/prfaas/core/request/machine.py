@@ -207,15 +207,15 @@ class RequestLife:
         if routed.pulls:
             pull = Movement(*routed.link, routed.hit_tokens)
             self.blocks.begin(_PULL, pull, now_ns)
-            self._watch_route(_PULL, pull.link, routed.prefill, now_ns)
-            self._watches.append(Timeout(_PULL, now_ns + limits.transfer_timeout_ns))
+            self._watch_route(pull, routed.prefill, now_ns)
+            self._watches.append(Timeout(pull, now_ns + limits.transfer_timeout_ns))
             actions.append(_START_PULL)
         if not route.prefill:
             return actions + self._start_decode(now_ns)
         hand_off = Movement(*route.pools, route.final_tokens)
         self.blocks.begin(_HAND_OFF, hand_off, now_ns)
         if hand_off.crosses_link:
-            self._watch_route(_HAND_OFF, route.pools, route.decode, now_ns)
+            self._watch_route(hand_off, route.decode, now_ns)
         local = route.decode, routed.facts.num_prompt_tokens - routed.present_tokens
         self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
@@ -223,7 +223,7 @@ class RequestLife:
         actions.append(_start_prefill(route.prefill))
         return actions
 
-    def _watch_route(self, of: Blocks, link: tuple[str, str], local: str, now_ns: int) -> None:
+    def _watch_route(self, blocks: Movement, local: str, now_ns: int) -> None:
         """Watch a route over a link, if its time was predicted."""
         predicted_ns = self._route.routed.decision.predicted_ns
         if predicted_ns is None:
@@ -232,10 +232,9 @@ class RequestLife:
         if ttft_max_ns is not None:
             at_ns = now_ns + ttft_max_ns
             deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
-        link_bytes = self._books.backlog_bytes(*link, now_ns)
+        link_bytes = self._books.backlog_bytes(*blocks.link, now_ns)
         path = RemotePath(now_ns, predicted_ns, deadline_ns, link_bytes)
-        watch = RouteWatch(self._fleet, self._route.number, local, of, link, path)
-        self._watches.append(watch)
+        self._watches.append(RouteWatch(self._fleet, self._route.number, local, blocks, path))
 
     def _prefilled(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         number, books = self._route.number, self._books
@@ -326,7 +325,7 @@ class RequestLife:
         blocks = self.blocks.get(event.blocks)
         if blocks is None:
             return []
-        blocks.fault = blocks.fault or POOL_DOWN
+        blocks.lose(blocks.fault or POOL_DOWN)
         return self._check(event.blocks, now_ns)
 
     def _check(self, which: Blocks, now_ns: int) -> list[AnyAction]:
@@ -367,7 +366,7 @@ class RequestLife:
             alarm = watch.look(now_ns, beside=beside) if self._is_live(watch) else None
             if alarm is None:
                 continue
-            if watch.of is _PULL:
+            if watch.blocks is not None and watch.blocks is self.blocks.pull:
                 actions += self._lose_pull(alarm, now_ns)
             elif self.stage is _PREFILLING:
                 return actions + self._stop_prefill(alarm, now_ns)
@@ -380,12 +379,9 @@ class RequestLife:
 
     def _is_live(self, watch: Watch) -> bool:
         """Return True while a watch is of use."""
-        if watch.of is None:
+        if watch.blocks is None:
             return self.stage is _PREFILLING
-        if self.stage is _STREAMING or self.stage is _ENDED:
-            return False
-        blocks = self.blocks.get(watch.of)
-        return blocks is not None and blocks.is_coming
+        return watch.blocks.is_coming and self.stage is not _STREAMING and self.stage is not _ENDED
 
     # Another engine
 

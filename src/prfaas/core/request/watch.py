@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from prfaas.core.request.events import Blocks
+from prfaas.core.request.blocks import Movement
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
@@ -48,7 +48,7 @@ class PrefillWatch:
         "_number",
         "wakes_at_ns",
     )
-    of: Blocks | None = None
+    blocks: Movement | None = None
 
     def __init__(self, fleet: Fleet, number: int, local: tuple[str, int], now_ns: int) -> None:
         self._fleet, self._number, self._local = fleet, number, local
@@ -106,24 +106,17 @@ class RouteWatch:
         fleet: What all requests share.
         number: The request.
         local: Engine that would prefill instead.
-        of: Blocks that cross the link.
-        link: Both ends of it.
+        blocks: They cross the link.
         path: The prediction.
     """
 
-    __slots__ = ("_fleet", "_link", "_local", "_number", "_path", "_pause_ns", "of", "wakes_at_ns")
+    __slots__ = ("_fleet", "_local", "_number", "_path", "_pause_ns", "blocks", "wakes_at_ns")
 
     def __init__(
-        self,
-        fleet: Fleet,
-        number: int,
-        local: str,
-        of: Blocks,
-        link: tuple[str, str],
-        path: RemotePath,
+        self, fleet: Fleet, number: int, local: str, blocks: Movement, path: RemotePath
     ) -> None:
-        self._fleet, self._number, self._local, self.of = fleet, number, local, of
-        self._link, self._path = link, path
+        self._fleet, self._number, self._local = fleet, number, local
+        self.blocks, self._path = blocks, path
         limits = fleet.limits
         pause_ns = min(round(path.predicted_ns / limits.looks), limits.look_ns_max)
         self._pause_ns = max(pause_ns, LOOK_NS_MIN)
@@ -137,7 +130,7 @@ class RouteWatch:
             return None
         self.wakes_at_ns = now_ns + self._pause_ns
         books, path = self._fleet.books, self._path
-        to_come_ns = path.to_come_ns(now_ns, books.link_bits_per_s(*self._link, now_ns))
+        to_come_ns = path.to_come_ns(now_ns, books.link_bits_per_s(*self.blocks.link, now_ns))
         if not path.is_late(now_ns, to_come_ns):
             return None
         local_ns = books.local_path_ns(self._number, self._local, now_ns, beside=beside)
@@ -149,10 +142,10 @@ class RouteWatch:
 class Timeout:
     """An instant after which blocks are not waited for."""
 
-    __slots__ = ("of", "wakes_at_ns")
+    __slots__ = ("blocks", "wakes_at_ns")
 
-    def __init__(self, of: Blocks, ends_at_ns: int) -> None:
-        self.of, self.wakes_at_ns = of, ends_at_ns
+    def __init__(self, blocks: Movement, ends_at_ns: int) -> None:
+        self.blocks, self.wakes_at_ns = blocks, ends_at_ns
 
     def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
         """Return the alarm once its time has come."""

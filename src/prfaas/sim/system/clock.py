@@ -20,7 +20,7 @@ class Clock:
         self.now_ns = 0
         self._heap: list[tuple[int, int, Action, Any]] = []
         self._num_asked = 0
-        self._going = False
+        self._end_ns = float("inf")
 
     @property
     def num_events(self) -> int:
@@ -59,15 +59,15 @@ class Clock:
 
     def go(self, stop_at_ns: int | None = None) -> None:
         """Process events until `stop` is called, or up to a time."""
-        heap, pop, self._going = self._heap, heappop, True
-        end_ns = float("inf") if stop_at_ns is None else stop_at_ns
-        while heap and self._going and self.now_ns < end_ns:
+        heap, pop = self._heap, heappop
+        self._end_ns = float("inf") if stop_at_ns is None else stop_at_ns
+        while heap and self.now_ns < self._end_ns:
             self.now_ns, _, action, argument = pop(heap)
             action(argument)
 
     def stop(self) -> None:
         """Stop the clock."""
-        self._going = False
+        self._end_ns = self.now_ns
 
     def run(self, until_ns: int) -> None:
         """Process events up to a time, and stop."""
