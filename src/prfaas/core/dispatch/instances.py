@@ -109,14 +109,15 @@ class PrefillInstances:
             fetch: What an instance's host can fetch from another one; None if nothing.
         """
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
-        for pool in self.pools:
+        for source in hits:
+            if source in self.instances and hits[source] > most_device:
+                most_device = hits[source]
+        for pool in self.pools if hits or hints else ():
             hit = hits.get(pool, 0)
             if hints:
                 hit = max(hit, hints.get(pool, 0))
-            most = max(most, hit)
-        for source in hits:
-            if source in self.instances:
-                most_device = max(most_device, hits[source])
+            if hit > most:
+                most = hit
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:

@@ -57,6 +57,8 @@ class LinkBook:
         self._report: LinkReport | None = None
         self._sent_bytes = self._promised_bytes = self._idle_until_ns = 0
         self._utilisation = self._mean_utilisation = 0.0
+        self.bits_per_s = expected_bits_per_s
+        """The last rate, however old; 0 is unknown."""
         self.num_open = 0
         """Transfers that were decided and have not ended."""
 
@@ -78,6 +80,8 @@ class LinkBook:
         if before is not None and report.observed_at_ns < before.observed_at_ns:
             return
         self._report, self._sent_bytes = report, report.sent_bytes
+        rate = report.goodput_bits_per_s or report.budget_bits_per_s
+        self.bits_per_s = rate or self._expected_bits_per_s
         if before is None:
             return
         passed_ns = report.observed_at_ns - before.observed_at_ns
@@ -91,10 +95,10 @@ class LinkBook:
     def latest(self, now_ns: int) -> LinkState | None:
         """Return what is known of the link now; None if that is too old, or no rate is known."""
         rate, seen, promised = self.bits_per_s, self._report, self._promised_bytes
-        seen_at_ns = self._idle_until_ns if seen is None else seen.observed_at_ns
-        is_fresh = now_ns - seen_at_ns <= self._stale_after_ns
         if not rate:
             return None
+        seen_at_ns = self._idle_until_ns if seen is None else seen.observed_at_ns
+        is_fresh = now_ns - seen_at_ns <= self._stale_after_ns
         if promised and not is_fresh and now_ns - self._idle_until_ns > self._stale_after_ns:
             return None
         backlog, rtt_ns = promised - self._sent_bytes, 0 if seen is None else seen.rtt_ns
@@ -108,16 +112,6 @@ class LinkBook:
         idle_until_ns = self._idle_until_ns if self._promised_bytes else now_ns
         idle_ns = max(0, idle_until_ns - self._report.observed_at_ns)
         return self._mean_utilisation * exp(-idle_ns / MEMORY_NS)
-
-    @property
-    def bits_per_s(self) -> float:
-        """The last rate, however old; 0 is unknown."""
-        seen, expected = self._report, self._expected_bits_per_s
-        return (
-            expected
-            if seen is None
-            else seen.goodput_bits_per_s or seen.budget_bits_per_s or expected
-        )
 
     @property
     def rtt_ns(self) -> int:

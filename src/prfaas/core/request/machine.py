@@ -181,8 +181,8 @@ class RequestLife:
 
     def _set_alarm(self, actions: list[AnyAction]) -> None:
         """Have the driver wake this life when a watch has to be looked at, if that has changed."""
-        earliest_ns, stage = None, self.stage
-        for watch in self._watches if stage is not _STREAMING and stage is not _ENDED else ():
+        earliest_ns = None
+        for watch in self._watches:
             at_ns = watch.wakes_at_ns
             if (earliest_ns is None or at_ns < earliest_ns) and self._is_live(watch):
                 earliest_ns = at_ns

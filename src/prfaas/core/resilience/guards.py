@@ -15,6 +15,9 @@ Target = str | tuple[str, str]
 """An engine, or a link: the pools at its ends."""
 
 
+_GOOD, _CLOSED = Told.GOOD, BreakerState.CLOSED
+
+
 class Gate(Protocol):
     """Driver of the dispatcher, as breakers see it."""
 
@@ -75,13 +78,13 @@ class Guards:
         if breaker is None:
             return
         before = breaker.state
-        if told is Told.GOOD:
+        if told is _GOOD:
             breaker.succeeded(now_ns)
         elif told is Told.FAILED:
             breaker.failed(now_ns)
         else:
             breaker.gave_up()
-        if before is not BreakerState.CLOSED or breaker.state is not before:
+        if before is not _CLOSED or breaker.state is not before:
             self._note(target, before)
             self._apply(target, now_ns)
 

@@ -74,6 +74,8 @@ class Calibration:
         self.num_samples = 0
         self.factor = 1.0
         """Applied to predictions; within `factor_max` and its inverse."""
+        self.is_refuted = False
+        """True if there are enough observations, and predictions were far from them."""
         self._weight, self._log_ratio, self._log_error = 0.0, 0.0, 0.0
         self._seen_at_ns = 0
 
@@ -89,12 +91,6 @@ class Calibration:
             return not self.is_refuted
         is_fresh = now_ns - self._seen_at_ns <= settings.stale_after_ns
         return self.num_samples >= settings.num_min and is_fresh and not self.is_refuted
-
-    @property
-    def is_refuted(self) -> bool:
-        """True if there are enough observations, and predictions were far from them."""
-        settings = self._settings
-        return self.num_samples >= settings.num_min and self.error_ratio > settings.error_max
 
     def expect(self, predicted_ns: int, now_ns: int) -> Expected:
         """Remember a prediction that this factor was applied to."""
@@ -113,6 +109,7 @@ class Calibration:
         self.num_samples, self._seen_at_ns = self.num_samples + 1, now_ns
         if self.num_samples >= settings.num_min:
             self.factor = self._bounded(exp(self._log_ratio / self._weight))
+            self.is_refuted = self.error_ratio > settings.error_max
 
     def _log(self, observed_ns: int, predicted_ns: float) -> float:
         """Logarithm of observed by predicted, without what is noise."""

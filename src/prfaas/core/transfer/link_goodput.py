@@ -50,15 +50,7 @@ class LinkGoodput:
         self._busy_since_ns: int | None = None
         self._delivered_bytes = 0.0
 
-    def sample(
-        self,
-        now_ns: int,
-        delivered_bytes: float,
-        *,
-        is_busy: bool,
-        rtt_ns: int,
-        is_steady: bool = False,
-    ) -> None:
+    def sample(self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int) -> None:
         """Take the counters in.
 
         Args:
@@ -66,31 +58,23 @@ class LinkGoodput:
             delivered_bytes: Bytes acknowledged so far; after a fall counting restarts.
             is_busy: True if bytes wait to be sent.
             rtt_ns: Round trip.
-            is_steady: The rate is known not to have changed since the last sample.
         """
-        last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
-        delivered = delivered_bytes - self._delivered_bytes
-        if is_steady and last_ns is not None and filled_at_ns is not None:
-            if last_ns < filled_at_ns < now_ns:
-                share = (filled_at_ns - last_ns) / (now_ns - last_ns)
-                until = self._delivered_bytes + share * delivered
-                self.sample(filled_at_ns, until, is_busy=is_busy, rtt_ns=rtt_ns)
-                last_ns, delivered = filled_at_ns, delivered_bytes - self._delivered_bytes
-        self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
+        last_ns, self._sampled_at_ns = self._sampled_at_ns, now_ns
+        delivered, self._delivered_bytes = delivered_bytes - self._delivered_bytes, delivered_bytes
         self.fresh_bits_per_s = 0.0
         if last_ns is None or delivered < 0:
-            self._busy_since_ns = last_ns = None
+            self._busy_since_ns = self.filled_at_ns = last_ns = None
         if not is_busy:
-            self._busy_since_ns = filled_at_ns = None
+            self._busy_since_ns = self.filled_at_ns = None
         else:
             if last_ns is not None:
                 self.busy_ns += now_ns - last_ns
             if self._busy_since_ns is None:
                 self._busy_since_ns = now_ns
-            filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
-        self.filled_at_ns = filled_at_ns
+            self.filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
         if last_ns is not None and now_ns > last_ns:
-            self._learn(last_ns, now_ns, delivered)
+            is_filled = self.filled_at_ns is not None and last_ns >= self.filled_at_ns
+            self._learn(last_ns, now_ns, delivered, is_filled=is_filled)
 
     def restart(self) -> None:
         """The link is connected anew: what it did not deliver when it broke shows nothing."""
@@ -102,9 +86,22 @@ class LinkGoodput:
     def change_rate(
         self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
     ) -> None:
-        """End a time of steady rate, and of bytes that wait or of none; `is_busy` from now on."""
-        if self._busy_since_ns is not None:
-            self.sample(now_ns, delivered_bytes, is_busy=True, rtt_ns=rtt_ns, is_steady=True)
+        """The same where the rate is known to have been steady, and from now on is another one.
+
+        The link was busy or idle all the time since the last sample. `is_busy` is from now on.
+        """
+        last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
+        self.fresh_bits_per_s = 0.0
+        if last_ns is not None and filled_at_ns is not None and now_ns > last_ns:
+            self.busy_ns += now_ns - last_ns
+            before = self._delivered_bytes
+            if last_ns < filled_at_ns < now_ns:
+                share = (filled_at_ns - last_ns) / (now_ns - last_ns)
+                until = before + share * (delivered_bytes - before)
+                self._learn(last_ns, filled_at_ns, until - before, is_filled=False)
+                last_ns, before = filled_at_ns, until
+            is_filled = last_ns >= filled_at_ns
+            self._learn(last_ns, now_ns, delivered_bytes - before, is_filled=is_filled)
         self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
         if not is_busy:
             self._busy_since_ns = self.filled_at_ns = None
@@ -117,10 +114,11 @@ class LinkGoodput:
         """Goodput, at least 1; 0 until the link was filled once."""
         return 0 if self._mean_bits_per_s is None else max(1, round(self._mean_bits_per_s))
 
-    def _learn(self, start_ns: int, end_ns: int, delivered_bytes: float) -> None:
+    def _learn(
+        self, start_ns: int, end_ns: int, delivered_bytes: float, *, is_filled: bool
+    ) -> None:
         passed_ns, mean = end_ns - start_ns, self._mean_bits_per_s
         bits_per_s = delivered_bytes * BITS_PER_BYTE * NS_PER_S / passed_ns
-        is_filled = self.filled_at_ns is not None and start_ns >= self.filled_at_ns
         if bits_per_s:
             self._before_stall = None
         elif is_filled and self._before_stall is None:

@@ -118,10 +118,6 @@ class DecodeInstance:
         self._admit()
         self._plan_next()
 
-    def _has_room(self, size: int) -> bool:
-        capacity = self._limits.kv_capacity_bytes
-        return capacity is None or self.kv_used_bytes + size <= capacity
-
     def _advance(self) -> None:
         """Bring the counter of steps up to now."""
         now_ns = self._clock.now_ns
@@ -133,10 +129,11 @@ class DecodeInstance:
     def _admit(self) -> None:
         if not self._waiting or self.is_frozen:
             return
-        running, batch_max = self._running, self._limits.batch_max
-        while self._waiting and len(running) < batch_max:
+        running, limits = self._running, self._limits
+        capacity = limits.kv_capacity_bytes
+        while self._waiting and len(running) < limits.batch_max:
             size = self._kv_bytes(self._waiting[0])
-            if not self._has_room(size):
+            if capacity is not None and self.kv_used_bytes + size > capacity:
                 return
             self.kv_used_bytes += size
             request = self._waiting.popleft()

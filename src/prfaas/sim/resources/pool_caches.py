@@ -150,8 +150,10 @@ class Caches:
             own = self.devices.resume(instance, request) if self._have_own else 0
             if own >= hit.num_tokens:
                 hit = Hit(own)
-        kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
-        return Hit(kept) if cluster == self.home and kept > hit.num_tokens else hit
+        if request.kept_tokens and cluster == self.home:
+            kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+            return Hit(kept) if kept > hit.num_tokens else hit
+        return hit
 
     def held_at_home(self, request: Request) -> int:
         """Prefix that a prefill in the PD cluster resumes after, tokens."""

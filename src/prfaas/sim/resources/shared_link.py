@@ -123,7 +123,7 @@ class SharedLink:
     def report(self, now_ns: int) -> LinkReport:
         """Counters of the link, as its sending pool node reads them."""
         sent_bytes = round(self.open_sent_bytes())
-        self._sample()
+        self._sample(self._num_active)
         goodput = self.goodput
         return LinkReport(now_ns, goodput.bits_per_s, sent_bytes, goodput.busy_ns, self._rtt_ns)
 
@@ -162,7 +162,7 @@ class SharedLink:
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
         self._advance()
-        self._sample()
+        self._sample(self._num_active)
         self.bits_per_s = bits_per_s
         self._share()
         self._plan_next()
@@ -210,23 +210,17 @@ class SharedLink:
             found[window] = found.get(window, 0.0) + (stop - start) * rate
             start = stop
 
-    def _sample(self) -> None:
-        """Take the counters in; the rate has not changed since the last sample."""
-        self.goodput.sample(
-            self._moved_at_ns,
-            self.sent_bytes,
-            is_busy=self._num_active > 0,
-            rtt_ns=self._rtt_ns,
-            is_steady=True,
+    def _sample(self, num_active: int) -> None:
+        """Count what was sent at the last rate; so many flows have bytes to send from now on."""
+        self.goodput.change_rate(
+            self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
         )
 
     def _count_active(self, change: int) -> None:
         """A flow has bytes to send, or no more."""
         before, num_active = self._num_active, self._num_active + change
         if self._is_limited or not num_active or not before:
-            self.goodput.change_rate(
-                self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
-            )
+            self._sample(num_active)
         self._num_active = num_active
         if num_active > 1 or before > 1:
             self._share()
@@ -256,7 +250,8 @@ class SharedLink:
                 self._count_active(-1)
                 if flow.closed:
                     self._clock.after(self._rtt_ns // 2, self._land, flow)
-        self._plan_next()
+        if heap:
+            self._plan_next()
 
     def _land(self, flow: Flow) -> None:
         if flow.ended:
