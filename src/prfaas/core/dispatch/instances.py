@@ -116,8 +116,7 @@ class PrefillInstances:
             hit = hits.get(pool, 0)
             if hints:
                 hit = max(hit, hints.get(pool, 0))
-            if hit > most:
-                most = hit
+            most = max(most, hit)
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
