@@ -27,7 +27,7 @@ from prfaas.logs import log_event
 
 log = logging.getLogger(__name__)
 
-BATCH_S = 0.05
+BATCH_S = 0.5
 BATCH_MAX = 1000
 QUEUE_MAX = 20_000
 RETRY_S = 1.0
