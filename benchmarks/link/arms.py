@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from prfaas.lab.wan import Wan
 from prfaas.wire.identity import make_authority, make_identity
 
+from .calls import Calls, counted
 from .end import MIB
 from .ours import WARM_UPS, link
 from .rows import Row, goals
@@ -33,6 +34,7 @@ class Transfers:
         before: Of the sender.
         after: Of the sender.
         receiver_cpu_s: CPU seconds of the receiver.
+        calls: Of the sender and of the receiver to the kernel; empty without perf.
     """
 
     num_bytes: int
@@ -41,6 +43,7 @@ class Transfers:
     before: dict[str, Any]
     after: dict[str, Any]
     receiver_cpu_s: float
+    calls: list[Calls]
 
     @property
     def sender_cpu_s(self) -> float:
@@ -64,7 +67,9 @@ async def transfers(row: Row, identities: Path, budget: int, repeats: int) -> Tr
         for _ in range(WARM_UPS):
             await sender.ask(transfer=64 * MIB if row.rate else row.num_bytes)
         before, there = await sender.ask(telemetry=1), await receiver.ask()
-        runs = [await sender.ask(transfer=row.num_bytes) for _ in range(repeats)]
+        ends = [end.process.pid for end in (sender, receiver)]
+        async with counted(ends, identities) as calls:
+            runs = [await sender.ask(transfer=row.num_bytes) for _ in range(repeats)]
         after, here = await sender.ask(telemetry=1), await receiver.ask()
         assert {run["state"] for run in runs} == {"committed"}, runs
     return Transfers(
@@ -74,6 +79,7 @@ async def transfers(row: Row, identities: Path, budget: int, repeats: int) -> Tr
         before,
         after,
         here["cpu_s"] - there["cpu_s"],
+        calls.of,
     )
 
 

@@ -4,7 +4,8 @@
 
 Prints a table for docs/results/link-encryption.md: each row is one link by TLS, sealed records and
 network protection, one after the other and that several times over, blocks raw. CPU is of whole
-processes at both ends, digests included; calls are of sockets, data connections alone.
+processes at both ends, digests included. Calls and wake-ups are of their kernels, counted by perf:
+sender + receiver, and without it left out.
 """
 
 import asyncio
@@ -36,12 +37,16 @@ class Run:
         first_ms: Until the sender hears of the first block, of each.
         sender_s: CPU seconds of the sender for a GB of blocks.
         receiver_s: The same of the receiver.
+        calls: Calls that move bytes, for a GB: sender and receiver.
+        wake_ups: Of their event loops, for a GB.
     """
 
     rates: list[float]
     first_ms: list[float]
     sender_s: float
     receiver_s: float
+    calls: list[float]
+    wake_ups: list[float]
 
 
 async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
@@ -50,7 +55,9 @@ async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
     assert found.after["encryption"] == LinkEncryption(arm), found.after["encryption"]
     moved = found.num_bytes / 1e9
     sender_s, receiver_s = found.sender_cpu_s / moved, found.receiver_cpu_s / moved
-    return Run(found.rates, found.first_ms, sender_s, receiver_s)
+    calls = [end.sockets / moved for end in found.calls]
+    wake_ups = [end.wake_ups / moved for end in found.calls]
+    return Run(found.rates, found.first_ms, sender_s, receiver_s, calls, wake_ups)
 
 
 def show(row: Row, found: dict[str, list[Run]]) -> None:
@@ -66,13 +73,21 @@ def show(row: Row, found: dict[str, list[Run]]) -> None:
         receiver = statistics.fmean(one.receiver_s for one in runs)
         print(
             f"| {row.name} | {arm} | {rate / 1e9:.2f} | {rate / base:.2f} | {first:.0f} "
-            f"| {each_cpu} ({sender:.2f} + {receiver:.2f}) |",
+            f"| {each_cpu} ({sender:.2f} + {receiver:.2f}) "
+            f"| {thousands([one.calls for one in runs])} "
+            f"| {thousands([one.wake_ups for one in runs])} |",
             flush=True,
         )
 
 
+def thousands(counts: list[list[float]]) -> str:
+    """Mean over runs of sender and receiver, in thousands."""
+    return " + ".join(f"{statistics.fmean(end) / 1e3:.1f}" for end in zip(*counts, strict=True))
+
+
 if __name__ == "__main__":
     HEAD = (
-        "| link | protection | Gbit/s of blocks | to TLS | first block ms | CPU-s/GB: both ends |"
+        "| link | protection | Gbit/s of blocks | to TLS | first block ms | CPU-s/GB: both ends "
+        "| calls that move bytes, thousands a GB | wake-ups, thousands a GB |"
     )
     asyncio.run(compare(__doc__, ROWS, ",".join(ARMS), HEAD, run, show))

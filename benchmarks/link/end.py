@@ -174,7 +174,7 @@ class Sender:
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
             on_over=lambda _: None,
-            on_pull=lambda _: None,
+            on_pull=lambda *_: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
             codec=LinkCodec(os.environ.get("BENCH_CODEC", "raw")),
