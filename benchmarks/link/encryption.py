@@ -25,7 +25,8 @@ ROWS = [
     Row("5 Gbit/s, 20 ms", 256 * MIB, G5, 20, 0, 0, NONE),
     Row("1 Gbit/s, 40 ms", 256 * MIB, G1, 40, 0, 0, NONE),
 ]
-ARMS = ("tls", "sealed", "network")
+ARMS = ("tls", "sealed", "network", "sealed-2ms")
+"""The last has fragments of 2 ms at any round trip."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ class Run:
 
 
 async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
-    os.environ |= {"BENCH_ENCRYPTION": arm}
+    encryption, _, is_short = arm.partition("-")
+    os.environ["BENCH_ENCRYPTION"] = encryption
+    os.environ["BENCH_FRAGMENT_ROUND_TRIPS"] = "0" if is_short else ""
     found = await transfers(row, identities, round(row.rate * BUDGET_SHARE), repeats)
-    assert found.after["encryption"] == LinkEncryption(arm), found.after["encryption"]
+    assert found.after["encryption"] == LinkEncryption(encryption), found.after["encryption"]
     moved = found.num_bytes / 1e9
     sender_s, receiver_s = found.sender_cpu_s / moved, found.receiver_cpu_s / moved
     calls = [end.sockets / moved for end in found.calls]

@@ -5,7 +5,8 @@ lines on standard input, each a transfer or a question, and answers each with on
 
 BENCH_ENCRYPTION is the `link_encryption` of both ends, sealed without it. BENCH_CODEC is their
 `link_codec`, raw without it. BENCH_CONTENT says what blocks hold: "noise", or "bfloat16": normal
-numbers, attention alone.
+numbers, attention alone. BENCH_FRAGMENT_ROUND_TRIPS is the part of a round trip that a fragment
+lasts at least.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
+from prfaas.pool.send import data_sender
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -305,6 +307,8 @@ async def send(identities: Path, host: str, budget: int) -> None:
 if __name__ == "__main__":
     if control := os.environ.get("BENCH_CONGESTION_CONTROL"):
         sockets.CONGESTION_CONTROL = control.encode()
+    if part := os.environ.get("BENCH_FRAGMENT_ROUND_TRIPS"):
+        data_sender.FRAGMENT_ROUND_TRIPS = float(part)
     role, directory, address, *rest = sys.argv[1:]
     if role == "receive":
         asyncio.run(receive(Path(directory), address))

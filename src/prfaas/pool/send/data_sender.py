@@ -16,6 +16,7 @@ from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
+from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
@@ -28,11 +29,12 @@ log = logging.getLogger(__name__)
 
 FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
 PAGE_BYTES = 4096
-FRAGMENT_MS = 2
-"""Duration of a fragment.
+FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 2_000_000, 1 / 10
+"""Duration of a fragment: the longer of a time and a part of the round trip.
 
 It is short enough that all connections share a block and an urgent one waits little, and long
-enough that headers and scheduling do not matter.
+enough that headers and scheduling do not matter: most of the CPU time of a slow link is spent for
+each fragment, and not for each byte.
 """
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
@@ -123,15 +125,18 @@ class DataSenders:
                 infos.append(tcp_info(connection.socket))
         return infos
 
-    def tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+    def tune(
+        self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int, rtt_ns: int
+    ) -> None:
         """Adapt the connections to the path.
 
         Args:
             num_connections: How many there should be; none is closed that is open.
             pacing_bits_per_s: What all together may send; 0 is no limit.
             bits_per_s: Throughput of the link; 0 is unknown.
+            rtt_ns: Round trip of the path.
         """
-        self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s)
+        self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s, rtt_ns)
 
     def restart_control(self) -> None:
         """Restart congestion control."""
@@ -146,12 +151,14 @@ class DataSenders:
 
     # --- on the I/O thread ---
 
-    def _tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+    def _tune(
+        self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int, rtt_ns: int
+    ) -> None:
         self._num_wanted = max(self._num_wanted, num_connections)
         self._pacing_bits_per_s = pacing_bits_per_s
         if bits_per_s:
             share = bits_per_s // 8 // self._num_wanted
-            self._fragment_bytes = _power_of_two(share * FRAGMENT_MS // 1000)
+            self._fragment_bytes = fragment_bytes(share, rtt_ns)
             self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
         self._fit()
         self._fill()
@@ -258,7 +265,13 @@ def _expanded(num_bytes: int, expansion: float) -> int:
     return min(FRAGMENT_BYTES_MAX, round(num_bytes * expansion)) // PAGE_BYTES * PAGE_BYTES
 
 
-def _power_of_two(num_bytes: int) -> int:
-    """Fragments of few sizes."""
-    wanted = 1 << max(0, num_bytes - 1).bit_length()
+def fragment_bytes(bytes_per_s: int, rtt_ns: int) -> int:
+    """Return the size of the fragments of one connection: a power of two, so that sizes are few.
+
+    Args:
+        bytes_per_s: Throughput of the connection.
+        rtt_ns: Round trip of the path.
+    """
+    lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
+    wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
     return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))

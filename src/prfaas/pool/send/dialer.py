@@ -332,7 +332,8 @@ class Dialer:
             wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
             if pace.restart:
                 senders.restart_control()
-            senders.tune(wanted, round(pace.bits_per_s * self._pacer.slack), rate)
+            paced = round(pace.bits_per_s * self._pacer.slack)
+            senders.tune(wanted, paced, rate, meter.path_rtt_ns)
 
     def _disconnect(self) -> None:
         self._channel = self._senders = self._secret = None
