@@ -50,7 +50,7 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (cpus("0-1"), cpus("0-1")),
         (cpus("0-3"), cpus("2,1")),
         (cpus("0|1"), cpus("1")),
-        ({}, {}),
+        (cpus("auto"), cpus("nobind")),
         (cpus("auto"), cpus("7")),
         (cpus("0"), {"env": {"VLLM_CPU_OMP_THREADS_BIND": "0"}}),
         ({"env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "cpus": "0"}, cpus("3")),
@@ -67,6 +67,8 @@ def test_an_engine_whose_cores_are_all_of_the_pd_engine_adds_none(
     [
         (cpus("0"), cpus("1")),
         (cpus("0"), cpus("0-1")),
+        (cpus("0"), cpus("auto")),
+        ({}, {}),
         (cpus("0"), {}),
         (cpus("0-1"), cpus("0-1") | {"url": "http://10.0.0.1:8000"}),
         (cpus("0-1") | {"url": "http://10.0.0.1:8000"}, cpus("0-1")),
@@ -83,6 +85,6 @@ def test_an_engine_with_another_core_or_elsewhere_adds_some(
 def test_engines_on_gpus_and_timing_engines_share_no_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert within(deployment({}, {}, timing={"plan": "plan.toml"})) == {}
+    assert within(deployment(cpus("0"), cpus("0"), timing={"plan": "plan.toml"})) == {}
     monkeypatch.setattr(cores, "runs_on_cpu", lambda: False)
-    assert within(deployment({}, {})) == {}
+    assert within(deployment(cpus("0"), cpus("0"))) == {}

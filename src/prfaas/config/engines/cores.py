@@ -11,7 +11,7 @@ from prfaas.config.deployment import Deployment
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM's variable for the cores of its threads; `cpus` sets it."""
-_ALL = ("", "auto", "nobind")
+_ALL = ("auto", "nobind")
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 
@@ -27,8 +27,8 @@ def runs_on_cpu() -> bool:
 def within(deployment: Deployment) -> dict[str, frozenset[str]]:
     """PD engines on whose cores a PrfaaS engine computes: they have all of its cores.
 
-    Only engines that one machine starts are compared, by `cpus`. Engines on GPUs, and timing
-    engines, share no cores.
+    Only engines that one machine starts and whose `cpus` are given are compared. Engines on GPUs,
+    and timing engines, share no cores.
 
     Returns:
         By PrfaaS engine; only those that share cores.
