@@ -47,7 +47,8 @@ def pulls_served(
             node.store.discard(layout_id, keys[index])
         serve(link, pull)
 
-    monkeypatch.setattr(node._pulls, "serve", served)
+    for link in node.links.values():
+        monkeypatch.setattr(link, "_on_pull", served)
     return came
 
 
