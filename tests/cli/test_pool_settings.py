@@ -39,7 +39,7 @@ pools.pd-pool = {listen = "0.0.0.0:7100", socket = "pool.sock"}
 def started(monkeypatch: pytest.MonkeyPatch) -> list[PoolSettings]:
     """The settings of the pool nodes that would run."""
     found: list[PoolSettings] = []
-    monkeypatch.setattr(pool_command, "_run", found.append)
+    monkeypatch.setattr(pool_command, "_run", lambda settings, _: found.append(settings))
     return found
 
 
