@@ -36,7 +36,7 @@ pool = "far-pool"
 def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], PoolSettings]:
     """The settings with which `prfaas pool` would run, by its arguments."""
     taken: list[PoolSettings] = []
-    monkeypatch.setattr(pool_command, "_run", taken.append)
+    monkeypatch.setattr(pool_command, "_run", lambda settings, _: taken.append(settings))
 
     def run(args: list[str]) -> PoolSettings:
         pool.main(args, standalone_mode=False)
