@@ -13,11 +13,11 @@ from yarl import URL
 
 from prfaas.audit.changes import Loop
 from prfaas.core.control.threshold_loop import Pressures
+from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.loops.ticker import QUIET_BEATS, Pulse
 from prfaas.gateway.routing.change_log import ENTRIES_MAX, Journal
-from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
@@ -198,7 +198,7 @@ async def test_a_barred_way_says_what_bars_it(world: World) -> None:
 
 async def test_a_frozen_loop_moves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = ThresholdMoved("prfaas-pool", "pd-pool", 100, 105, Pressures(0.5, 0, 9 * NS_PER_S))
-    monkeypatch.setattr(Driver, "tick", lambda _self, _now: [moved])
+    monkeypatch.setattr(Dispatcher, "tick", lambda _self, _now: [moved])
     gateway: Gateway = world.gateway
     assert (await control(world, "loops", frozen=True))[0] == 200
     gateway.pulse.beat(0, is_turn=True)
