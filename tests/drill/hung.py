@@ -3,8 +3,8 @@
     python -m tests.drill.hung
 
 Long prompts only, two a second, to two PrfaaS and two PD timing engines; `policy` is "paper", which
-sends all of them away, and `plan` is not set. Prints the times to first token before the stop, and of the requests that the stopped
-engine got.
+sends all of them away, and `plan` is not set. Prints the times to first token before the stop, and
+of the requests that the stopped engine got.
 """
 
 import asyncio
