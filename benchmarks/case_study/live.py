@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.two_sites import AWAY, GATEWAY, HOME, PLAN, TwoSites, prepare
+from benchmarks.scaled_plan import scaled_plan
+from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
@@ -71,7 +72,7 @@ async def run(
     scale: Scale,
     bits_per_s: float,
     place: Path,
-    routing: Sequence[str] = (f'plan = "{PLAN}"',),
+    routing: Sequence[str] | None = None,
 ) -> Live:
     """Drive one design.
 
@@ -82,11 +83,14 @@ async def run(
         scale: How it is made smaller.
         bits_per_s: The paper's link.
         place: Folder for keys, sockets and logs.
-        routing: Further lines of the gateway's `[routing]`.
+        routing: Further lines of the gateway's `[routing]`; by default the plan with the bytes of
+            these blocks, for predictions are compared with what the link is seen to carry.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
     rate = round(bits_per_s * scale.bytes / scale.time)
+    if routing is None:
+        routing = (f'plan = "{scaled_plan(bits_per_s, scale.bytes, place)}"',)
     began, used = time.monotonic(), _cpu_s()
     async with Wan(rtt_ms=scale.rtt_ms * scale.time, rate_bits_per_s=rate) as wan:
         site = _Site(TwoSites(wan, place, MODEL), design, scale, rate, routing)

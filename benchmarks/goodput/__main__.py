@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.case_study.designs import Design
 from benchmarks.case_study.live import BUDGET_SHARE, Live, Scale, run
 from benchmarks.case_study.outcome import Outcome
+from benchmarks.scaled_plan import scaled_plan
 from prfaas.lab.wan import why_not
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.units import NS_PER_S
 
-from .plan import scaled_plan
 from .rows import ROWS, RTT_MS, Row, Span, scenario_of, simulated
 
 SCALE = Scale(bytes=0.0125, time=1.0, rtt_ms=RTT_MS)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.goodput.__main__ import SCALE, goodput_of
-from benchmarks.goodput.plan import scaled_plan
 from benchmarks.goodput.rows import ROWS, Span, scenario_of, simulated
+from benchmarks.scaled_plan import scaled_plan
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.sim.scenario.run import run
 
