@@ -57,7 +57,7 @@ class _Load:
     foreign_ns: int = 0
     """Work that others sent, as of the last report."""
     begun_at_ns: int = 0
-    """When the first job began, as far as is known."""
+    """Start of the first job, as far as is known."""
     ended: deque[tuple[int, int]] = field(default_factory=deque)
     """Times of sends and ends of jobs, for older reports."""
 

@@ -74,7 +74,7 @@ def _contradiction(
 def odd_engine(
     member: Member, found: Mapping[str, Listed], site: Site
 ) -> tuple[Reason, str] | None:
-    """How an engine contradicts its site and its pool node; None if it does not."""
+    """The contradiction of an engine to its site and its pool node; None without one."""
     roles, pool = site.clusters[member.cluster], found.get(member.pool)
     if member.role not in roles:
         return Reason.UNKNOWN_ROLE, _unknown("role", member.role, roles)
