@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,28 @@ WHOLE_GATEWAY: Object = {
     "operatorKey": {"hashes": ["sha256:" + "0" * 64], "existingSecret": "operator"},
     "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
 }
+
+
+CELLS = list(
+    product(("pd", "prfaas"), ("cert-manager", "existingSecret"), ("DaemonSet", "Sidecar"))
+)
+
+
+of_every_cell = pytest.mark.parametrize(("role", "certificates", "mode"), CELLS)
+
+
+def site_of(role: str, certificates: str, mode: str) -> list[Object]:
+    """A rendered site of a cell, with everything of its pool nodes."""
+    values = site(role, certificates, mode)
+    values["pool"] |= WHOLE["pool"]
+    return rendered(role, values)
+
+
+def config(objects: list[Object], part: str) -> dict[str, str]:
+    """Files of a ConfigMap."""
+    (found,) = [
+        each.get("data", {})
+        for each in of_kind(objects, "ConfigMap")
+        if each["metadata"]["name"].endswith(f"-prfaas-{part}")
+    ]
+    return dict(found)
