@@ -102,15 +102,7 @@ class PoolNode:
         self._io = IoThread()
         self._known_layouts = KnownLayouts(self._load_codecs)
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, KERNELS)
-        self.links = {
-            peer: self._link(
-                peer,
-                address,
-                settings.link_budgets.get(peer, 0),
-                settings.link_connections.get(peer, 0),
-            )
-            for peer, address in settings.peers.items()
-        }
+        self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
         self._purging = Purging(
             settings.name,
             self.store,
@@ -296,10 +288,11 @@ class PoolNode:
         return disk
 
     def _link(
-        self, peer: str, address: tuple[str, int], budget: int, connections: int
+        self, peer: str, address: tuple[str, int], budget: int = 0, connections: int = 0
     ) -> OutboundLink:
+        settings = self.settings
         return OutboundLink(
-            pool=self.settings.name,
+            pool=settings.name,
             epoch=self.feed.epoch,
             peer=peer,
             address=address,
@@ -311,12 +304,12 @@ class PoolNode:
             clock_ns=self._clock_ns,
             on_over=self._beyond_ticket,
             on_pull=self._pulls.serve,
-            grace_ns=self.settings.link_grace_ns,
-            budget_bits_per_s=budget,
-            connections=connections,
-            codec=self.settings.link_codec,
+            grace_ns=settings.link_grace_ns,
+            budget_bits_per_s=budget or settings.link_budgets.get(peer, 0),
+            connections=connections or settings.link_connections.get(peer, 0),
+            codec=settings.link_codec,
             layouts=self._known_layouts,
-            encryption=self.settings.link_encryption,
+            encryption=settings.link_encryption,
         )
 
     def _layouts(self) -> set[bytes]:

@@ -19,7 +19,8 @@ class Peers:
     Args:
         settings: Names the peers of the start.
         links: Links by the name of the peer; changed in place.
-        dial: Makes a link: name, host and port, budget in bits per second, data connections.
+        dial: Makes a link: name, host and port, budget in bits per second, data connections; 0
+            is what the settings have.
         sources: Who may push.
         hosts: Pools of other hosts of the site.
         inbound: Transfers from peers.
@@ -68,13 +69,7 @@ class Peers:
             budget: Limit of the rate, bits per second; 0 is the limit in the settings, or none.
             connections: Data connections; 0 is the number in the settings, or adapts.
         """
-        settings = self.settings
-        self.links[name] = self._dial(
-            name,
-            address,
-            budget or settings.link_budgets.get(name, 0),
-            connections or settings.link_connections.get(name, 0),
-        )
+        self.links[name] = self._dial(name, address, budget, connections)
         if self._group is not None:
             self._start(self._group, name)
         self._on_change()
