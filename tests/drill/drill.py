@@ -108,7 +108,7 @@ async def until(what: str, condition: Callable[[], bool], limit_s: float = SETTL
 
 @dataclass(frozen=True)
 class Protocol:
-    """How blocks cross the link.
+    """Protection and coding of blocks on the link.
 
     Attributes:
         codec: `link_codec` of both pool nodes; engines announce what can be coded unless it is raw.

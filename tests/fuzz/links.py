@@ -85,7 +85,7 @@ async def a_site(directory: Path, encryption: LinkEncryption) -> AsyncIterator[S
 
 
 class Damage(StrEnum):
-    """Who does the damage."""
+    """The party that does the damage."""
 
     NONE = "none"
     PEER = "peer"
@@ -94,7 +94,7 @@ class Damage(StrEnum):
 
 @dataclass
 class LinkFigures:
-    """What a node took.
+    """Counts of an attack on admitted connections.
 
     Attributes:
         num_streams: Data connections, a stream in each.

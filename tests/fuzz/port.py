@@ -26,7 +26,7 @@ RSS_GROWTH_MAX = 64 << 20
 
 @dataclass
 class PortFigures:
-    """What a node took.
+    """Counts of an attack by strangers.
 
     Attributes:
         num_streams: Connections, a stream in each.
