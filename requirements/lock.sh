@@ -9,9 +9,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 compile() { .venv/bin/uv pip compile -q --no-config --no-python-downloads --python-version 3.11 \
     --generate-hashes --no-annotate --no-header "$@"; }
-compile "$@" pyproject.toml requirements/torch.in --extra dev --extra engine-cpu \
+compile "$@" pyproject.toml requirements/torch.in --extra dev --extra engine-cpu --extra s3 \
     --override requirements/overrides.txt -o requirements/lock.txt
 # There is no build of it for other machines; its tests skip themselves there.
 sed -i "s/^helm-binary==[^ ]*/& ; platform_machine == 'x86_64'/" requirements/lock.txt
-compile pyproject.toml --constraint requirements/lock.txt -o requirements/runtime.txt
+compile pyproject.toml --extra s3 --constraint requirements/lock.txt -o requirements/runtime.txt
 compile "$@" requirements/build.in -o requirements/build.txt

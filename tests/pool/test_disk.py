@@ -386,7 +386,7 @@ async def test_a_segment_that_vanishes_is_a_miss(world: World, folder: Path) -> 
     await store_all(pd, engine)
     for path in segments(folder):
         path.unlink()
-    in_memory = {key for key in KEYS if pd.node.store.has_in_memory((LAYOUT.layout_id, key))}
+    in_memory = {key for key in KEYS if (LAYOUT.layout_id, key) in pd.node.store.in_memory()}
     came = await loads_right(engine, sorted(set(KEYS) - in_memory))
     assert not any(came)
     assert pd.held() == in_memory

@@ -1,7 +1,7 @@
 """The block store against a model: a list of names in the order of their last use."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import LOCAL, Origin
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from tests.pool.mirror import Mirror, Name
 
 CAPACITY = 100
@@ -119,6 +119,9 @@ def test_a_block_that_does_not_fit_evicts_nobody() -> None:
 class SlowDisk:
     """Takes one block at a time, and finishes it when it is told to."""
 
+    label = "disk"
+    needs_probe = False
+
     def __init__(self) -> None:
         self.written: set[BlockName] = set()
         self._current: list[tuple[BlockName, Callable[[], None]]] = []
@@ -142,9 +145,12 @@ class SlowDisk:
             return True
         return False
 
-    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+    async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         into[:] = bytes(10)
         return b"d" * 32
+
+    async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
+        return {name for name in names if name in self.written}
 
     def finish(self) -> None:
         name, done = self._current.pop()
@@ -177,7 +183,7 @@ def test_a_disk_that_is_too_slow_costs_blocks_and_no_memory(steps: list[int | No
         disk.finish()
     pins = [block.pins for name in list(store.names()) if (block := store.get(*name))]
     assert not any(pins)
-    in_memory = [name for name in store.names() if store.has_in_memory(name)]
+    in_memory = [name for name in store.names() if name in store.in_memory()]
     clean = 80 - store.used_bytes + 10 * sum(name in disk for name in in_memory)
     assert clean >= 20, "what is evicted next is on disk once that has caught up"
 
@@ -191,7 +197,7 @@ async def test_a_block_is_promoted_once_others_are_written() -> None:
         store.put(*name, bytes(10), b"d" * 32)
         while store.is_writing:
             disk.finish()
-    first = next(name for name in names if not store.has_in_memory(name))
+    first = next(name for name in names if name not in store.in_memory())
     store.put(*names[5], bytes(10), b"d" * 32)
     fetching = asyncio.create_task(store.fetch(*first))
     while not fetching.done():

@@ -9,9 +9,25 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.engine_args import SEQUENCES, check_parallelism, size_of
-from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
-from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes, holds_a_block
+from prfaas.config.names import (
+    BUCKET,
+    PREFIX,
+    REGION,
+    ZMQ,
+    FilePathText,
+    HostPort,
+    PartName,
+    Url,
+)
+from prfaas.config.quantities import (
+    DurationNs,
+    RateBitsPerS,
+    SizeBytes,
+    holds_a_block,
+    long_enough,
+)
 from prfaas.config.table import Table
+from prfaas.config.tenants import is_loopback
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
@@ -191,6 +207,73 @@ class TimingTable(Table):
     """Run all engines of a pool in one process."""
 
 
+OBJECT_BYTES_MIN, OBJECT_BYTES_MAX = 4 << 20, 64 << 20
+DEADLINE_NS_MAX = 60 * 10**9
+
+
+class S3Table(Table):
+    """`[clusters.CLUSTER.s3]`: a bucket that the pool nodes of the cluster share."""
+
+    bucket: Annotated[str, StringConstraints(pattern=BUCKET)]
+    """Bucket of an S3 server. Credentials come from the environment of the pool nodes:
+    `AWS_ACCESS_KEY_ID` and the other variables of the AWS tools, or the role of the machine."""
+    keys: FilePathText
+    """File with the keys that blocks are encrypted with: base64 of 32 random bytes a line, the one
+    for new blocks first. The same on all hosts of the cluster."""
+    limit: SizeBytes
+    """Limit of the bytes that each pool node keeps in the bucket. It deletes its own oldest objects
+    beyond it."""
+    prefix: Annotated[str, StringConstraints(pattern=PREFIX)] | None = None
+    """Start of the names of all objects; the name of the cluster if absent."""
+    endpoint: Url | None = None
+    """Address of the server, if it is not AWS; https unless it is on this machine."""
+    region: Annotated[str, StringConstraints(pattern=REGION)] | None = None
+    """Region of the bucket; that of the environment if absent."""
+    deadline: DurationNs = 10**9
+    """Longest time that the reads of one request may take together; then it continues without these
+    blocks."""
+    object_size: SizeBytes = 16 << 20
+    """Size of an object, 4 to 64 MiB. A pool node holds up to four in memory while it writes."""
+
+    _sizes = field_validator("limit")(holds_a_block)
+    _times = field_validator("deadline")(long_enough)
+
+    @field_validator("deadline")
+    @classmethod
+    def _is_short(cls, value: int) -> int:
+        if value > DEADLINE_NS_MAX:
+            raise ValueError(f"{value / 10**9:g} s are longer than any prefill; the most is 60 s")
+        return value
+
+    @field_validator("object_size")
+    @classmethod
+    def _is_an_object(cls, value: int) -> int:
+        if not OBJECT_BYTES_MIN <= value <= OBJECT_BYTES_MAX:
+            raise ValueError(f"{value} bytes; the limits are 4MiB and 64MiB")
+        return value
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_private(cls, value: str | None) -> str | None:
+        if value and value.startswith("http://"):
+            host = value.removeprefix("http://")
+            if not is_loopback(host if host.rpartition("]")[2].count(":") else f"{host}:80"):
+                raise ValueError(
+                    f"{value} is plain HTTP to another machine, where everybody on the path can "
+                    "read requests and change answers; use https://"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _holds_objects(self) -> S3Table:
+        if self.limit < 2 * self.object_size:
+            raise ValueError(
+                f"limit: {self.limit} bytes hold fewer than two objects of {self.object_size} "
+                "(object_size)"
+            )
+        return self
+
+
 class ClusterRole(StrEnum):
     """Role of a cluster."""
 
@@ -207,6 +290,9 @@ class ClusterTable(Table):
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
     pools: dict[PartName, PoolTable] = Field(default={})
     engines: dict[PartName, EngineTable] = Field(default={})
+    s3: S3Table | None = None
+    """A tier below the memory and disks of its pool nodes, for blocks that they share. Needs the
+    package: `pip install 'prfaas[s3]'`."""
     timing: TimingTable | None = None
     """Makes the engines that are started here timing engines, which compute nothing."""
     has_roles: bool = False

@@ -15,12 +15,18 @@ from prfaas.config.tracing import COLLECTOR
 FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
 HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+PREFIX = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}){0,4}$"
+REGION = r"^[a-z0-9-]{1,63}$"
 URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
     COLLECTOR: 'http:// or https:// with host and path, as in "http://127.0.0.1:4318/v1/traces"',
     ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
+    BUCKET: "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",
+    PREFIX: 'parts of letters, digits, dots, dashes and underscores, as in "kv/pd"',
+    REGION: 'a region, as in "eu-central-1"',
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
     KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
     URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',

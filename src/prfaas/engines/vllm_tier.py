@@ -41,7 +41,7 @@ from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.engine import EngineHello, Load, PushDone, Store, Touch
+from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store, Touch
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -265,6 +265,7 @@ class PrfaasTier(SecondaryTierManager):
                 job=job_metadata.job_id,
                 keys=[_key(key) for key in job_metadata.keys],
                 rows=[int(row) for row in job_metadata.chunk_ids],
+                request=job_metadata.req_context.req_id[:REQUEST_CHARS_MAX],
             )
         )
         self._loads[job_metadata.job_id] = job_metadata

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.config.deployment import Deployment
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import make_identity
 from tests.pool.sites import LOOPBACK, until
 
@@ -32,6 +33,7 @@ async def site_of(
     memory_bytes: int = MEMORY_BYTES,
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
+    shared: SharedSettings | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A site.
@@ -44,6 +46,7 @@ async def site_of(
         memory_bytes: Of each pool node.
         plan_text: Times of the engines.
         routing: Of the deployment; without a plan, unless one is named.
+        shared: Tier that all pool nodes share.
         changes: To the settings of the engines.
     """
     async with AsyncExitStack() as stack:
@@ -54,7 +57,9 @@ async def site_of(
             make_identity(identities, pool)
             others = [other for other in layout if other != pool]
             peers = {other: (LOOPBACK, wires[other].port) for other in others}
-            site = await parts.pool_node(pool, peers, others, memory_bytes=memory_bytes)
+            site = await parts.pool_node(
+                pool, peers, others, memory_bytes=memory_bytes, shared=shared
+            )
             wires[pool].target = LOOPBACK, site.port
             await parts.engines(
                 settings(plan, checkpoint, *roles, pool=parts.socket(pool), **changes)

@@ -26,7 +26,7 @@ from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import EngineHello, Load, PushDone, Store
+from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -208,9 +208,8 @@ class Tier:
             rows = await self.rows.take(len(part))
             job = self._number()
             # Rows of a job under way are the pool node's: they come back when it has answered.
-            done = asyncio.create_task(
-                self._run(job, Load(job=job, keys=list(part), rows=rows), rows, part)
-            )
+            message = Load(job=job, keys=list(part), rows=rows, request=request[:REQUEST_CHARS_MAX])
+            done = asyncio.create_task(self._run(job, message, rows, part))
             self._tasks.add(done)
             done.add_done_callback(self._tasks.discard)
             blocks = await asyncio.shield(done)

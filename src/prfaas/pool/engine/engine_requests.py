@@ -6,19 +6,20 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.pool.engine.copy_thread import EngineCopies, release
 from prfaas.pool.engine.engine_server import EngineSession
+from prfaas.pool.engine.read_budgets import ReadBudgets
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import Origin, computed, joined
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.codec import AnyMessage
@@ -41,7 +42,7 @@ from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
 
 READS_MAX = 8
-"""Blocks that one request has read from disk at a time: each holds memory."""
+"""Blocks that one request has read from below memory at a time: each holds memory."""
 WAITING_MAX = 10_000
 """Stores of one engine that wait for those before them; its rows are fewer."""
 AWAITED_MAX = 10_000
@@ -60,6 +61,7 @@ class EngineRequests:
             reason.
         on_pull: Called with blocks to fetch from another pool, and the requester.
         sending: Sends blocks of a push that engines did not store for it.
+        read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineRequests:
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
         sending: Sending,
         metrics: PoolMetrics,
+        read_limit_s: float | None = None,
     ) -> None:
         self._name = name
         self._store = store
@@ -93,6 +96,7 @@ class EngineRequests:
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
         """Requests that are under way."""
         self._copies = EngineCopies(store, metrics)
+        self._budgets = ReadBudgets(read_limit_s)
         self._queues: dict[EngineSession, Waiting] = {}
         """Requests that are executed in order; the first one is running."""
 
@@ -217,9 +221,6 @@ class EngineRequests:
         if self._handed_over.pop(transfer_id, None) is not None:
             self.transfer_over(transfer_id)
 
-    def _is_on_disk_only(self, name: BlockName) -> bool:
-        return name in self._store and not self._store.has_in_memory(name)
-
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
         pushed = message.pushed or [False] * len(message.keys)
         if len(pushed) != len(message.keys):
@@ -270,8 +271,8 @@ class EngineRequests:
     def _load_rows(self, engine: EngineSession, message: Load) -> None:
         layout_id = engine.layout.layout_id
         named = engine.named_rows(message.keys, message.rows)
-        if any(self._is_on_disk_only((layout_id, key)) for key, _ in named):
-            self._start(engine, self._load_from_disk(engine, message.job, named))
+        if any(self._store.tier_of((layout_id, key)) for key, _ in named):
+            self._start(engine, self._load_from_below(engine, message, named))
         else:
             self._start(engine, self._load_from_memory(engine, message.job, named))
 
@@ -285,34 +286,44 @@ class EngineRequests:
         sources = sorted(joined(_sources_of(blocks)))
         _answer(engine, LoadDone(job=job, loaded=loaded, sources=sources))
 
-    async def _load_from_disk(
-        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    async def _load_from_below(
+        self, engine: EngineSession, message: Load, named: list[tuple[BlockKey, int]]
     ) -> None:
         loaded, sources = b"", set[str]()
+        budget = self._budgets.of(engine.name, message.request)
         for start in range(0, len(named), READS_MAX):
             part = named[start : start + READS_MAX]
-            answers = await asyncio.gather(*(self._load_one(engine, row) for row in part))
+            answers = await asyncio.gather(*(self._load_one(engine, row, budget) for row in part))
             for flag, found in answers:
                 loaded += flag
                 sources |= found
-        _answer(engine, LoadDone(job=job, loaded=loaded, sources=sorted(joined(sources))))
+        done = LoadDone(job=message.job, loaded=loaded, sources=sorted(joined(sources)))
+        _answer(engine, done)
 
     async def _load_one(
-        self, engine: EngineSession, row: tuple[BlockKey, int]
+        self, engine: EngineSession, row: tuple[BlockKey, int], budget: ReadBudget
     ) -> tuple[bytes, set[str]]:
         """Give one block; whether it was there, and where it came from."""
         layout_id, (key, _) = engine.layout.layout_id, row
-        tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
-        block = await self._store.fetch(layout_id, key)
+        tier = self._store.tier_of((layout_id, key)) or "host"
+        block = await self._store.fetch(layout_id, key, budget)
         loaded = await self._copies.give(engine, [row], [block])
         self._metrics.hits.labels(tier=tier).inc(sum(loaded))
         return loaded, _sources_of([block])
 
-    def _look_up(self, engine: EngineSession, message: Lookup) -> None:
+    async def _probe(self, engine: EngineSession, message: Lookup) -> None:
+        """Answer a look-up once the shared tier has looked for its blocks."""
+        await self._store.probe(engine.layout.layout_id, keys_of(message.keys))
+        self._look_up(engine, message, is_probed=True)
+
+    def _look_up(self, engine: EngineSession, message: Lookup, *, is_probed: bool = False) -> None:
         layout_id = engine.layout.layout_id
         coming = message.transfer_id is not None and self._is_on_its_way(
             message.transfer_id, message.source
         )
+        if self._store.needs_probe and not coming and not is_probed:
+            self._start(engine, self._probe(engine, message))
+            return
         absent = ON_ITS_WAY if coming else MISS
         found = bytes(
             HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)

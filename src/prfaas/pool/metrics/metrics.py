@@ -102,6 +102,28 @@ class PoolMetrics:
             "Blocks read back from the disk tier.",
             registry=self.registry,
         )
+        self.shared_up = self._gauge(
+            "pool_shared_up", "1 while blocks of the shared tier can be found; 0 without one."
+        )
+        self.shared_requests = Counter(
+            "prfaas_pool_shared_requests",
+            "Requests to the shared tier: ok, failed, late (beyond the deadline of a request), "
+            "gone (the object was deleted) or altered.",
+            ["operation", "outcome"],
+            registry=self.registry,
+        )
+        self.shared_bytes = Counter(
+            "prfaas_pool_shared_bytes",
+            "Sealed bytes written to the shared tier, and read from it.",
+            ["direction"],
+            registry=self.registry,
+        )
+        self.shared_unreadable = Counter(
+            "prfaas_pool_shared_unreadable",
+            "Objects of the shared tier that were skipped: sealed with an unknown key, or altered.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.hits = Counter(
             "prfaas_pool_hits",
             "Blocks that engines loaded, by storage tier.",

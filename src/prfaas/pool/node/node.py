@@ -36,6 +36,10 @@ from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.receive.pulls import Pulls
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.shared.bucket import S3Bucket
+from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.shared_tier import SharedTier
+from prfaas.pool.shared.site_keys import load_keys
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.event_feed import EventFeed
@@ -49,7 +53,7 @@ from prfaas.wire.tickets import TicketOpener
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
-HOST, DISK = "host", "disk"
+HOST, DISK, SHARED = "host", "disk", "shared"
 """Tiers: labels of metrics, and names in reports to gateways."""
 
 
@@ -84,6 +88,8 @@ class PoolNode:
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, self._opener, self.metrics, audit=self._audit)
         sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
+        self.shared = self._shared(settings.shared, hosts) if settings.shared else None
+        read_limit_s = settings.shared.deadline_s if settings.shared else None
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
@@ -97,7 +103,7 @@ class PoolNode:
             settings.receive,
             hosts,
         )
-        sending = Sending(self.store)
+        sending = Sending(self.store, read_limit_s)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self._known_layouts = KnownLayouts(self._load_codecs)
@@ -107,6 +113,7 @@ class PoolNode:
             settings.name,
             self.store,
             self.disk,
+            self.shared,
             self.inbound,
             self.links,
             self.metrics,
@@ -155,6 +162,7 @@ class PoolNode:
             self._pulls.fetch,
             sending,
             self.metrics,
+            read_limit_s,
         )
         self._engine_port = EnginePort(
             settings.socket_path,
@@ -190,6 +198,8 @@ class PoolNode:
                 tasks.create_task(self._keep_house())
                 if self.disk is not None:
                     tasks.create_task(self.disk.run())
+                if self.shared is not None:
+                    tasks.create_task(self.shared.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -208,6 +218,8 @@ class PoolNode:
             await admin.close()
             if self.disk is not None:
                 self.disk.close()
+            if self.shared is not None:
+                await self.shared.close()
             await asyncio.to_thread(self._audit.close)
             if self.settings.tracing is not None:
                 await asyncio.to_thread(self._spans.close)
@@ -281,11 +293,25 @@ class PoolNode:
             folder,
             self.settings.disk_bytes,
             self.metrics,
-            self.store.found_on_disk,
-            self.store.gone_from_disk,
+            lambda names: self.store.found_below(disk, names),
+            self.store.gone_below,
         )
         self.store.spill_to(disk)
         return disk
+
+    def _shared(self, settings: SharedSettings, hosts: AllowList) -> SharedTier:
+        shared = SharedTier(
+            settings,
+            S3Bucket(settings),
+            load_keys(settings.keys),
+            self.settings.name,
+            hosts,
+            self.metrics,
+            lambda names: self.store.found_below(shared, names),
+            self.store.gone_below,
+        )
+        self.store.share_with(shared)
+        return shared
 
     def _link(
         self, peer: str, address: tuple[str, int], budget: int = 0, connections: int = 0
@@ -322,7 +348,7 @@ class PoolNode:
                 capacity_bytes=tier.capacity_bytes,
                 num_blocks=len(tier),
             )
-            for name, tier in ((HOST, self.store), (DISK, self.disk))
+            for name, tier in ((HOST, self.store), (DISK, self.disk), (SHARED, self.shared))
             if tier is not None
         }
 
@@ -362,6 +388,8 @@ class PoolNode:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
         self._known_layouts.learn(session.layout)
+        if self.shared is not None:
+            self.shared.learn(session.layout.layout_id)
         self.feed.state_changed(self._state())
 
     def _engine_went(self, session: EngineSession) -> None:
@@ -462,6 +490,8 @@ class PoolNode:
         self._watch_tier(HOST, store)
         if self.disk is not None:
             self._watch_tier(DISK, self.disk)
+        if self.shared is not None:
+            self._watch_tier(SHARED, self.shared)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.leased_bytes.set_function(lambda: store.leased_bytes)
@@ -475,7 +505,7 @@ class PoolNode:
             lambda: sum(link.num_open for link in self.links.values())
         )
 
-    def _watch_tier(self, name: str, tier: BlockStore | DiskTier) -> None:
+    def _watch_tier(self, name: str, tier: BlockStore | DiskTier | SharedTier) -> None:
         self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
         self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))

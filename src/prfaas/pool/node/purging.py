@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 
 from prfaas.audit.pool_audit import PoolAudit
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.shared.shared_tier import SharedTier
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import PURGED, Matches, Origin, sliced
@@ -45,6 +46,7 @@ class Purging:
         pool: Its name: everything it holds is of itself.
         store: Blocks in memory.
         disk: The disk tier; None without.
+        shared: The tier of the site; None without.
         inbound: Transfers to it.
         links: Transfers from it.
         metrics: Count dropped blocks.
@@ -57,6 +59,7 @@ class Purging:
         pool: str,
         store: BlockStore,
         disk: DiskTier | None,
+        shared: SharedTier | None,
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
         metrics: PoolMetrics,
@@ -64,7 +67,7 @@ class Purging:
         audit: PoolAudit,
     ) -> None:
         self._audit = audit
-        self._pool, self._store, self._disk = pool, store, disk
+        self._pool, self._store, self._disk, self._shared = pool, store, disk, shared
         self._inbound, self._links, self._metrics = inbound, links, metrics
         self._clock_ns = clock_ns
         self._bars: dict[tuple[str, str], int] = {}
@@ -108,7 +111,8 @@ class Purging:
             num_transfers += sum(link.purge(matches) for link in self._links.values())
         in_memory, host_bytes = await self._in_memory(matches, drop=not message.is_dry)
         on_disk, disk_bytes, problem = await self._on_disk(matches, drop=not message.is_dry)
-        num_blocks = len(in_memory | on_disk)
+        shared, problem = await self._in_bucket(message, problem)
+        num_blocks = len(in_memory | on_disk | shared)
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
             self._audit.purged(
@@ -156,6 +160,17 @@ class Purging:
         except (OSError, ConfigError) as error:
             return found, num_bytes, f"disk: {error}"
         return found, num_bytes, ""
+
+    async def _in_bucket(self, message: Purge, problem: str) -> tuple[set[BlockName], str]:
+        """Count or drop blocks of the shared tier, and why not all were dropped."""
+        if self._shared is None:
+            return set(), problem
+        if message.is_dry:
+            return await self._shared.count(message.source), problem
+        try:
+            return await self._shared.drop(message.source), problem
+        except TransferError as error:
+            return set(), f"{problem}{'; ' * bool(problem)}shared tier: {error}"
 
     def _matches(self, source: str) -> Matches:
         if source == self._pool:

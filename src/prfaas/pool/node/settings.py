@@ -9,6 +9,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
@@ -33,6 +34,7 @@ class PoolSettings:
         gateways: Names of gateways that may subscribe, and whose tickets are valid.
         disk: Folder of the disk tier; None without a disk tier.
         disk_bytes: Limit on its files.
+        shared: Bucket that pool nodes of the site share; None without one.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -57,6 +59,7 @@ class PoolSettings:
     gateways: frozenset[str]
     disk: Path | None = None
     disk_bytes: int = 0
+    shared: SharedSettings | None = None
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.AUTO

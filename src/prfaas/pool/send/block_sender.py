@@ -8,16 +8,22 @@ from collections.abc import Iterable
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.tier_ports import ReadBudget
 
 ROOM_RETRY_S = 0.02
 """Blocks that wait for the link hold memory; it is tried again after this."""
 
 
 class Sending:
-    """Pushes existing blocks and finishes the transfer."""
+    """Pushes existing blocks and finishes the transfer.
 
-    def __init__(self, store: BlockStore) -> None:
-        self._store = store
+    Args:
+        store: Has the blocks.
+        read_limit_s: Time limit of the slow reads of one transfer, seconds; None is unlimited.
+    """
+
+    def __init__(self, store: BlockStore, read_limit_s: float | None = None) -> None:
+        self._store, self._read_limit_s = store, read_limit_s
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(
@@ -52,19 +58,26 @@ class Sending:
         *,
         tell_missing: bool,
     ) -> None:
-        missing: list[BlockKey] = []
+        missing, budget = list[BlockKey](), ReadBudget(self._read_limit_s)
         for key in keys:
             if not link.has(transfer_id):
                 return
-            if not await self._push(link, transfer_id, layout_id, key):
+            if not await self._push(link, transfer_id, layout_id, key, budget):
                 missing.append(key)
         link.finish(transfer_id, missing if tell_missing else ())
 
     async def _push(
-        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, key: BlockKey
+        self,
+        link: OutboundLink,
+        transfer_id: bytes,
+        layout_id: bytes,
+        key: BlockKey,
+        budget: ReadBudget,
     ) -> bool:
-        while (block := await self._store.fetch(layout_id, key)) is None:
+        while (block := await self._store.fetch(layout_id, key, budget)) is None:
             if (layout_id, key) not in self._store or not link.has(transfer_id):
+                return False
+            if budget.left_s == 0:
                 return False
             # Memory is full of blocks that wait for the link.
             await asyncio.sleep(ROOM_RETRY_S)

@@ -1,14 +1,15 @@
-"""The store of KV blocks: host memory up to a hard limit, and below it, if there is one, the disk.
+"""The store of KV blocks: host memory up to a hard limit, and tiers below it.
 
-A block that memory evicts stays in the store if the disk has it. So that making room never waits
-for a disk, blocks are written to it while they are still in memory: those that would be evicted
-next. What the disk was too slow for is dropped.
+A block that memory evicts stays in the store if a tier below has it. So that making room never
+waits for a disk, blocks are written to it while they are still in memory: those that would be
+evicted next. What the disk was too slow for is dropped. A tier that several pool nodes share is
+offered every block once, when it is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
@@ -16,7 +17,7 @@ from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
 from prfaas.pool.store.origins import LOCAL, Matches, Origin
 from prfaas.pool.store.overflow_buffers import LooseMemory
-from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, StoreObserver
+from prfaas.pool.store.tier_ports import LowerTier, ReadBudget, StoredBlock, StoreObserver
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
@@ -55,6 +56,9 @@ class BlockStore:
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
+        self._shared: LowerTier | None = None
+        self._lower: list[LowerTier] = []
+        """The tiers below, the fastest first."""
         self._is_barred: Matches = lambda _: False
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
@@ -78,12 +82,18 @@ class BlockStore:
     def spill_to(self, disk: LowerTier) -> None:
         """Have a disk below, from now on."""
         self._disk = disk
+        self._lower.insert(0, disk)
+
+    def share_with(self, shared: LowerTier) -> None:
+        """Have a tier below, from now on, that other pool nodes use too."""
+        self._shared = shared
+        self._lower.append(shared)
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __contains__(self, name: BlockName) -> bool:
-        return name in self._blocks or (self._disk is not None and name in self._disk)
+        return name in self._blocks or self._below(name) is not None
 
     @property
     def num_pinned(self) -> int:
@@ -102,10 +112,10 @@ class BlockStore:
         return self.arena.capacity_bytes
 
     def names(self) -> Iterator[BlockName]:
-        """Names of all blocks: memory's in the order of eviction, then the disk's."""
+        """Names of all blocks: memory's in the order of eviction, then those below."""
         yield from self._policy.order()
-        if self._disk is not None:
-            yield from (name for name in self._disk.names() if name not in self._blocks)
+        for tier in self._lower:
+            yield from (name for name in tier.names() if self._is_only_in(tier, name))
 
     def get(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
         """A block in memory, which counts as used now; None if it is not there."""
@@ -115,33 +125,54 @@ class BlockStore:
             self._use(name, block)
         return block
 
-    def has_in_memory(self, name: BlockName) -> bool:
-        """Return True if `get` finds it."""
-        return name in self._blocks
-
     @property
     def is_writing(self) -> bool:
         """Return True if the disk has not taken all that was offered to it."""
         return bool(self._writing)
 
-    async def fetch(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
-        """A block, promoted to memory if it is only on disk.
+    def tier_of(self, name: BlockName) -> str | None:
+        """The tier below memory that a block would be read from; None if it is in memory, or
+        nowhere."""
+        tier = None if name in self._blocks else self._below(name)
+        return None if tier is None else tier.label
+
+    async def probe(self, layout_id: bytes, keys: Collection[BlockKey]) -> None:
+        """Have the shared tier look for blocks that are not found; a fraction of a second."""
+        if self._shared is not None:
+            await self._shared.probe([(layout_id, key) for key in keys])
+
+    @property
+    def needs_probe(self) -> bool:
+        """Return True if `probe` may find blocks."""
+        return self._shared is not None and self._shared.needs_probe
+
+    async def fetch(
+        self, layout_id: bytes, key: BlockKey, budget: ReadBudget | None = None
+    ) -> StoredBlock | None:
+        """A block, promoted to memory if it is only below.
+
+        Args:
+            layout_id: Its layout.
+            key: Its name.
+            budget: Time limit of slow reads; unlimited if absent.
 
         Returns:
-            None if it is missing or broken, or memory is full.
+            None if it is missing or broken, it could not be read in time, or memory is full.
         """
         name = layout_id, key
         block = self.get(layout_id, key)
-        if block is not None or self._disk is None or name not in self._disk:
+        tier = self._below(name)
+        if block is not None or tier is None:
             return block
-        origin = self._disk.origin(name)
-        num_bytes = self._disk.num_bytes(name)
+        origin, num_bytes = tier.origin(name), tier.num_bytes(name)
         while self._would_lose(num_bytes) and await self._has_written():
             pass
-        if name not in self._disk:
+        if name not in tier:
             return self.get(layout_id, key)
         buffer = self.allocate(num_bytes)
-        digest = None if buffer is None else await self._disk.read(name, buffer)
+        digest = None
+        if buffer is not None:
+            digest = await tier.read(name, buffer, budget or ReadBudget())
         if buffer is None or digest is None:
             return self.get(layout_id, key)
         return self.keep(layout_id, key, buffer, digest, origin)
@@ -195,7 +226,7 @@ class BlockStore:
             self.used_bytes -= len(self._blocks.pop(name).data)
             self._policy.removed(name)
             self._clean_bytes = 0
-            if self._disk is None or name not in self._disk:
+            if self._below(name) is None:
                 layout_id, key = name
                 self._observer.evicted(layout_id, [key])
 
@@ -313,8 +344,14 @@ class BlockStore:
         self._clean_bytes -= charged_bytes(len(buffer))
         if is_new:
             self._observer.stored(layout_id, [key])
+            self._share(name, block)
         self.spill()
         return block
+
+    def _share(self, name: BlockName, block: StoredBlock) -> None:
+        """Offer a new block to the shared tier."""
+        if self._shared is not None and self._shared.offer(name, block, partial(_unpin, block)):
+            block.pins += 1
 
     def spill(self, *, again: bool = False) -> None:
         """Offer to the disk what would be evicted next, if it is not there yet.
@@ -342,26 +379,23 @@ class BlockStore:
             clean += charged_bytes(len(block.data))
         self._clean_bytes = clean
 
-    # --- callbacks of the disk ---
+    # --- callbacks of the tiers below ---
 
-    def found_on_disk(self, names: Iterable[BlockName]) -> None:
-        """The disk has blocks from before this process."""
-        self._tell(self._observer.stored, names)
+    def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
+        """A tier has blocks that this process did not write, or that it could not read before."""
+        _report(self._observer.stored, (n for n in names if self._is_only_in(tier, n)))
 
-    def gone_from_disk(self, names: Iterable[BlockName]) -> None:
-        """The disk no longer has these."""
+    def gone_below(self, names: Iterable[BlockName]) -> None:
+        """A tier no longer has these."""
         self._clean_bytes = 0
-        self._tell(self._observer.evicted, names)
+        _report(self._observer.evicted, (name for name in names if name not in self))
 
-    def _tell(
-        self, event: Callable[[bytes, list[BlockKey]], None], names: Iterable[BlockName]
-    ) -> None:
-        by_layout: dict[bytes, list[BlockKey]] = {}
-        for layout_id, key in names:
-            if (layout_id, key) not in self._blocks:
-                by_layout.setdefault(layout_id, []).append(key)
-        for layout_id, keys in by_layout.items():
-            event(layout_id, keys)
+    def _below(self, name: BlockName) -> LowerTier | None:
+        """The fastest tier below memory that has a block."""
+        return next((tier for tier in self._lower if name in tier), None)
+
+    def _is_only_in(self, tier: LowerTier, name: BlockName) -> bool:
+        return name not in self._blocks and self._below(name) is tier
 
     def _written(self, name: BlockName, block: StoredBlock) -> None:
         block.pins -= 1
@@ -432,15 +466,28 @@ class BlockStore:
         return victims
 
     def _would_lose(self, num_bytes: int) -> bool:
-        """Return True if a buffer of that size costs a block that the disk does not have."""
-        disk, victims = self._disk, self._victims(num_bytes)
-        return disk is not None and any(name not in disk for name in victims or [])
+        """Return True if a buffer of that size costs a block that the disk could still take."""
+        victims = None if self._disk is None else self._victims(num_bytes)
+        return any(self._below(name) is None for name in victims or [])
 
     def _evict(self, name: BlockName) -> None:
         self.used_bytes -= len(self._blocks.pop(name).data)
         self._policy.removed(name)
-        if self._disk is None or name not in self._disk:
+        if self._below(name) is None:
             layout_id, key = name
             if self._disk is not None:
                 self._on_lost()
             self._observer.evicted(layout_id, [key])
+
+
+def _unpin(block: StoredBlock) -> None:
+    block.pins -= 1
+
+
+def _report(event: Callable[[bytes, list[BlockKey]], None], names: Iterable[BlockName]) -> None:
+    """Report blocks to an observer, those of a layout together."""
+    by_layout: dict[bytes, list[BlockKey]] = {}
+    for layout_id, key in names:
+        by_layout.setdefault(layout_id, []).append(key)
+    for layout_id, keys in by_layout.items():
+        event(layout_id, keys)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from prfaas.pool.store.disk_segments import (
     record_bytes,
 )
 from prfaas.pool.store.origins import Matches, Origin, sliced
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.units import format_size
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class DiskTier:
     Raises:
         ConfigError: The folder cannot be used, or the limit is too small for any block.
     """
+
+    label = "disk"
 
     def __init__(
         self,
@@ -221,12 +223,22 @@ class DiskTier:
         self._work.set()
         return True
 
-    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+    async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
+        """Blocks that it holds: its index is complete once it was read at start."""
+        return {name for name in names if name in self._places}
+
+    @property
+    def needs_probe(self) -> bool:
+        """Return False: nobody else writes to it."""
+        return False
+
+    async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         """Read and check a block; a broken one is dropped and counted.
 
         Args:
             name: One that is there.
             into: As long as the block.
+            budget: Not needed: a disk answers, or fails.
 
         Returns:
             Its digest; None if it could not be had.

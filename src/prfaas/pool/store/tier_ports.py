@@ -1,8 +1,9 @@
-"""Interfaces of the store: a stored block, the tier below memory, and observers of changes."""
+"""Interfaces of the store: a stored block, the tiers below memory, and observers of changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,15 +38,43 @@ class StoreObserver(Protocol):
         """Blocks can no longer be found."""
 
 
+class ReadBudget:
+    """Time limit of all slow reads of one request together. It starts with the first read.
+
+    Args:
+        limit_s: Seconds; None is unlimited.
+        clock_s: Monotonic clock, seconds.
+    """
+
+    def __init__(
+        self, limit_s: float | None = None, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit_s, self._clock_s = limit_s, clock_s
+        self._ends_at_s: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Time that is left, seconds, at least 0; None is unlimited. The first call starts it."""
+        if self._limit_s is None:
+            return None
+        now_s = self._clock_s()
+        if self._ends_at_s is None:
+            self._ends_at_s = now_s + self._limit_s
+        return max(0.0, self._ends_at_s - now_s)
+
+
 class LowerTier(Protocol):
-    """A tier below memory. Its methods never wait."""
+    """A tier below memory. Only `read` and `probe` wait."""
+
+    label: str
+    """Its name in metrics and reports."""
 
     def __contains__(self, name: BlockName) -> bool:
-        """Return True if it holds a block."""
+        """Return True if it is known to hold a block. The block may be gone when it is read."""
         ...
 
     def names(self) -> Iterator[BlockName]:
-        """Its contents."""
+        """Blocks that it is known to hold."""
         ...
 
     def num_bytes(self, name: BlockName) -> int:
@@ -57,13 +86,40 @@ class LowerTier(Protocol):
         ...
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Ask it to write a block; it calls `done` when the bytes are no longer needed.
+        """Ask it to write a block.
+
+        It calls `done` later, from the event loop, when the bytes are no longer needed.
 
         Returns:
-            False if it cannot take more for now.
+            False if it does not take the block; `done` is not called then.
         """
         ...
 
-    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
-        """Read and check a block; its digest, or None if it could not be had."""
+    async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
+        """Read and check a block.
+
+        Args:
+            name: One that it holds.
+            into: As long as the block.
+            budget: Time limit.
+
+        Returns:
+            Its digest; None if it could not be read, in time or at all.
+        """
+        ...
+
+    async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
+        """Ask the tier itself for blocks.
+
+        A shared tier may hold blocks that `__contains__` does not know of. Takes a fraction of a
+        second at most.
+
+        Returns:
+            Those of `names` that it holds.
+        """
+        ...
+
+    @property
+    def needs_probe(self) -> bool:
+        """Return True if a probe could find more than `__contains__`."""
         ...

@@ -109,12 +109,20 @@ class TransferOver(Message, tag="transfer_over"):
     transfer_id: TransferId
 
 
+REQUEST_CHARS_MAX = 512
+"""Characters of a request's id that tell it from others."""
+
+
 class Load(Message, tag="load"):
-    """Copy these blocks into these rows."""
+    """Copy these blocks into these rows.
+
+    The slow reads of all loads of a request share one time limit; an older engine names none.
+    """
 
     job: Count
     keys: list[Key]
     rows: list[Count]
+    request: Text = ""
 
 
 class LoadDone(Message, tag="load_done"):

@@ -1,0 +1,102 @@
+"""The blocks of a shared tier that a pool node knows of, by name and by pack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prfaas.core.kv.blocks import BlockName
+from prfaas.pool.shared.packs import PackedBlock, PackName
+
+BLOCKS_MAX = 1_000_000
+"""Blocks in the index: about half a KiB each. Those of older packs are not found."""
+
+
+class PackIndex:
+    """Index of packs. Several packs may hold the same block; the first one known counts.
+
+    Args:
+        blocks_max: Limit of blocks.
+    """
+
+    def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
+        self._blocks_max = blocks_max
+        self._places: dict[BlockName, PackedBlock] = {}
+        self._packs: dict[PackName, list[BlockName]] = {}
+        self._sources: dict[PackName, frozenset[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[BlockName]:
+        return iter(self._places)
+
+    def __getitem__(self, name: BlockName) -> PackedBlock:
+        return self._places[name]
+
+    def get(self, name: BlockName) -> PackedBlock | None:
+        """The place of a block; None if it is unknown."""
+        return self._places.get(name)
+
+    @property
+    def packs(self) -> frozenset[PackName]:
+        """All packs in the index."""
+        return frozenset(self._packs)
+
+    @property
+    def newest(self) -> PackName | None:
+        """The pack that was added last."""
+        return next(reversed(self._packs), None)
+
+    def sources_of(self, pack: PackName) -> frozenset[str] | None:
+        """Pools that the blocks of a pack came from; None if the pack is not in the index."""
+        return self._sources.get(pack)
+
+    def add(self, pack: PackName, blocks: Mapping[BlockName, PackedBlock]) -> list[BlockName]:
+        """Add a pack.
+
+        Returns:
+            Blocks that were not known.
+        """
+        room = max(0, self._blocks_max - len(self._places))
+        new = [name for name in blocks if name not in self._places][:room]
+        for name in new:
+            self._places[name] = blocks[name]
+        self._packs[pack] = new
+        self._sources[pack] = all_sources(blocks.values())
+        return new
+
+    def remove(self, packs: Iterable[PackName]) -> list[BlockName]:
+        """Remove packs.
+
+        Returns:
+            Blocks that are not known any more.
+        """
+        gone: list[BlockName] = []
+        for pack in packs:
+            self._sources.pop(pack, None)
+            for name in self._packs.pop(pack, ()):
+                place = self._places.get(name)
+                if place is not None and place.pack.name == pack:
+                    del self._places[name]
+                    gone.append(name)
+        return gone
+
+    def drop(self, name: BlockName, block: PackedBlock) -> bool:
+        """Remove one block, which could not be read.
+
+        Returns:
+            False if its place has changed, and it is kept.
+        """
+        if self._places.get(name) is not block:
+            return False
+        del self._places[name]
+        return True
+
+
+def all_sources(blocks: Iterable[PackedBlock]) -> frozenset[str]:
+    """Pools that some blocks came from, together."""
+    kinds = {block.origin.sources for block in blocks}
+    return frozenset().union(*kinds)

@@ -1,0 +1,214 @@
+"""Writing of packs: blocks are sealed on a thread, and uploaded in the background.
+
+All that waits counts towards one limit: blocks that are not sealed yet (which are pinned in
+memory), packs that are being filled, and packs on their way. What comes beyond it is dropped and
+counted, so a slow bucket costs no engine anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from secrets import token_bytes
+from typing import NamedTuple
+
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.resilience.circuit_breaker import Breaker
+from prfaas.errors import TransferError
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.shared.bucket import Bucket
+from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
+from prfaas.pool.shared.site_keys import SALT_BYTES, KeyRing
+from prfaas.pool.store.origins import Matches
+from prfaas.pool.store.tier_ports import StoredBlock
+
+log = logging.getLogger(__name__)
+
+PACKS_HELD = 4
+"""Memory for writing, in packs."""
+FLUSH_S = 1.0
+"""A pack that is not full is written after this, seconds."""
+WRITE_S = 30.0
+LAYOUTS_MAX = 16
+"""Layouts with a pack that is being filled."""
+
+Written = Callable[[PackName, dict[BlockName, PackedBlock], int], None]
+
+
+class _Offer(NamedTuple):
+    name: BlockName
+    block: StoredBlock
+    done: Callable[[], None]
+
+
+class PackWriter:
+    """Fills and uploads packs.
+
+    Args:
+        bucket: Where they go.
+        keys: Keys of the site.
+        writer: Name of this pool node.
+        pack_bytes: Size of a pack.
+        metrics: Count what is written, and what is dropped.
+        on_written: Called with every pack in the bucket, its blocks, and its size.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        keys: KeyRing,
+        writer: str,
+        pack_bytes: int,
+        metrics: PoolMetrics,
+        on_written: Written,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._bucket, self._keys, self._writer = bucket, keys, writer
+        self._pack_bytes, self._metrics, self._on_written = pack_bytes, metrics, on_written
+        self._clock_ns = clock_ns
+        self._breaker = Breaker()
+        self._queue: deque[_Offer] = deque()
+        self._waiting: set[BlockName] = set()
+        """Blocks that are queued, sealed or being uploaded."""
+        self._open: dict[bytes, PackBuilder] = {}
+        """Packs that are being filled, by layout."""
+        self._work = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held while blocks are sealed."""
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, "prfaas-shared-writer")
+        self.held_bytes = 0
+        """Bytes that wait for the bucket."""
+
+    @property
+    def held_bytes_max(self) -> int:
+        """Limit of `held_bytes`."""
+        return PACKS_HELD * self._pack_bytes
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._waiting
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block; `done` is called once it is sealed, or dropped.
+
+        Returns:
+            False if it is dropped at once: too much waits, or the bucket takes nothing.
+        """
+        size = len(block.data)
+        if not self._breaker.allows(self._clock_ns()):
+            return self._dropped("shared_down")
+        if self.held_bytes and self.held_bytes + size > self.held_bytes_max:
+            return self._dropped("shared_full")
+        self._queue.append(_Offer(name, block, done))
+        self._waiting.add(name)
+        self.held_bytes += size
+        self._work.set()
+        return True
+
+    async def run(self) -> None:
+        """Write offered blocks until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            await self._seal_queued()
+
+    async def flush(self) -> None:
+        """Write everything that waits."""
+        await self._seal_queued()
+        for pack in list(self._open.values()):
+            self._finish(pack)
+        if self._uploads:
+            await asyncio.wait(self._uploads)
+
+    async def drop(self, matches: Matches) -> None:
+        """Drop what waits with a matching origin; return once nothing else is under way."""
+        for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
+            self._queue.remove(offer)
+            self._forget([offer.name], len(offer.block.data))
+            offer.done()
+        await self.flush()
+
+    def close(self) -> None:
+        """End the thread and all uploads."""
+        for task in self._uploads:
+            task.cancel()
+        for offer in self._queue:
+            offer.done()
+        self._queue.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _seal_queued(self) -> None:
+        async with self._turn:
+            while self._queue:
+                await self._seal(self._queue.popleft())
+
+    async def _seal(self, offer: _Offer) -> None:
+        layout_id, key = offer.name
+        pack = self._open.get(layout_id)
+        if pack is None:
+            if len(self._open) >= LAYOUTS_MAX:
+                self._finish(next(iter(self._open.values())))
+            pack = PackBuilder(self._keys.sealing, layout_id, token_bytes(SALT_BYTES))
+            self._open[layout_id] = pack
+            asyncio.get_running_loop().call_later(FLUSH_S, self._finish, pack)
+        block = offer.block
+        # As for the disk: an executor holds its arguments too long, so they are lent.
+        lent = [(pack, key, block)]
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, _add_lent, lent)
+        except asyncio.CancelledError:
+            if lent:
+                lent.clear()
+                self._queue.appendleft(offer)  # For the last flush.
+            raise
+        offer.done()
+        if pack.num_bytes >= self._pack_bytes or len(pack.names) >= BLOCKS_MAX:
+            self._finish(pack)
+
+    def _finish(self, pack: PackBuilder) -> None:
+        """Upload a pack, unless that has begun."""
+        if self._open.get(pack.layout_id) is not pack:
+            return
+        del self._open[pack.layout_id]
+        task = asyncio.create_task(self._write(pack))
+        self._uploads.add(task)
+        task.add_done_callback(self._uploads.discard)
+
+    async def _write(self, pack: PackBuilder) -> None:
+        try:
+            name, data = await asyncio.get_running_loop().run_in_executor(
+                self._thread, pack.finish, self._writer, time.time_ns() // 10**6
+            )
+            self._breaker.began(self._clock_ns())
+            await self._bucket.write(name.path, data, WRITE_S)
+        except TransferError as error:
+            self._breaker.failed(self._clock_ns())
+            self._metrics.shared_requests.labels(operation="write", outcome="failed").inc()
+            self._metrics.blocks_dropped.labels(reason="shared_write").inc(len(pack.names))
+            log.error("shared tier: %d blocks were not written: %s", len(pack.names), error)
+        else:
+            self._breaker.succeeded(self._clock_ns())
+            self._metrics.shared_requests.labels(operation="write", outcome="ok").inc()
+            self._metrics.shared_bytes.labels(direction="written").inc(len(data))
+            front = data[: name.front_bytes]
+            self._on_written(name, read_front(name, front, self._keys, self._writer), len(data))
+        finally:
+            self._forget(pack.names, pack.num_bytes)
+
+    def _forget(self, names: Sequence[BlockName], num_bytes: int) -> None:
+        self._waiting.difference_update(names)
+        self.held_bytes -= num_bytes
+
+    def _dropped(self, reason: str) -> bool:
+        self._metrics.blocks_dropped.labels(reason=reason).inc()
+        return False
+
+
+def _add_lent(lent: list[tuple[PackBuilder, BlockKey, StoredBlock]]) -> None:
+    pack, key, block = lent.pop()
+    pack.add(key, block.data, block.digest, block.origin)

@@ -1,0 +1,189 @@
+"""A bucket that fails: no wrong byte, no failed engine, a bounded wait, then misses at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.shared import shared_tier
+from prfaas.pool.store.tier_ports import ReadBudget
+from prfaas.wire.messages.engine import HIT, MISS, Load
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Evicted
+from tests.s3.faulty import Fault
+from tests.s3.fixtures import Bucket
+
+from .conftest import World
+from .sites import HASHES, Engine, Site, content, subscribe, until
+from .test_shared_tier import OTHER, all_written, loads_right, num_keys, start, tier_of
+
+pytestmark = pytest.mark.timeout(300)
+KEYS = [BlockKey(0, block_hash) for block_hash in HASHES[256:288]]
+DEADLINE_S = 4.0
+"""Long enough for a read on a busy machine."""
+BUSY_S = 20.0
+"""What a machine with other work may add; faults that are not bounded last a minute."""
+UNTIL_OPEN = [Fault.ERRORS, Fault.BUSY, Fault.SLOW, Fault.BLACKHOLE, Fault.RESET, Fault.CUT]
+BROKEN = [Fault.TRUNCATED, Fault.ALTERED]
+
+
+async def filled(world: World, bucket: Bucket) -> tuple[Site, Engine]:
+    """A node whose bucket another one has filled, and its engine."""
+    first = await start(world, bucket.changed(endpoint=bucket.s3.url))
+    engine = await world.engine("pd-pool")
+    assert await engine.store(KEYS)
+    await all_written(first, len(KEYS))
+    site = await start(world, bucket.changed(deadline_ns=int(DEADLINE_S * 1e9)), OTHER)
+    other = await world.engine(OTHER)
+    await all_written(site, len(KEYS))
+    return site, other
+
+
+@pytest.mark.parametrize("fault", UNTIL_OPEN)
+async def test_a_bucket_that_fails_costs_one_deadline_and_then_nothing(
+    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    site, engine = await filled(world, bucket)
+    watch = await subscribe(site, world.identities)
+    monkeypatch.setattr(shared_tier, "REQUEST_S", 2.0)
+    bucket.s3.fault = fault
+    assert await engine.look_up(KEYS) == [HIT] * len(KEYS), "a hint"
+    began_s = time.monotonic()
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    assert time.monotonic() - began_s < DEADLINE_S + BUSY_S
+    assert site.metric("pool_shared_up") == 0, "one load is enough"
+    assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
+    reads = bucket.s3.requests["GET"]
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    assert bucket.s3.requests["GET"] - reads <= 2, "only the request that asks if it is back"
+    await until(lambda: num_keys(watch, Evicted) == len(KEYS))
+
+    bucket.s3.fault = None
+    await all_written(site, len(KEYS))
+    assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
+    while not all(await loads_right(engine, KEYS)):
+        pass
+    watch.channel.close("done")
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_broken_answers_are_misses_and_stay_misses(
+    world: World, bucket: Bucket, fault: Fault
+) -> None:
+    site, engine = await filled(world, bucket)
+    bucket.s3.fault = fault
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    bucket.s3.fault = None
+    assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
+    requests = {"operation": "read", "outcome": "altered"}
+    num_altered = site.metric("pool_shared_requests_total", **requests)
+    assert num_altered == site.metric("pool_shared_unreadable_total", reason="altered") >= 1
+
+
+async def test_objects_that_are_cut_short_in_the_bucket_are_misses(
+    world: World, bucket: Bucket
+) -> None:
+    site, engine = await filled(world, bucket)
+    for path, size in (await bucket.objects()).items():
+        await bucket.direct.write(path, (await bucket.data(path))[: size - 1500], 60)
+    came = await loads_right(engine, KEYS)
+    assert 0 < came.count(False) < len(KEYS)
+    assert came == sorted(came, reverse=True), "blocks before the cut can be read"
+    assert site.metric("pool_shared_up") == 1
+
+
+async def test_a_block_under_the_name_of_another_one_is_a_miss(
+    world: World, bucket: Bucket
+) -> None:
+    """Who can write to the bucket can swap objects, and gets misses."""
+    site, engine = await filled(world, bucket)
+    assert await engine.store([BlockKey(0, HASHES[1])])
+    await all_written(site, len(KEYS) + 1)
+    small, large = sorted(await bucket.objects(), key=lambda path: path.rsplit("_")[2])[:2]
+    data = await bucket.data(small), await bucket.data(large)
+    await bucket.direct.write(small, data[1], 60)
+    await bucket.direct.write(large, data[0], 60)
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+
+
+async def test_packs_that_were_deleted_are_misses_and_no_failure(
+    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_tier, "REFRESH_S", 3600.0)
+    site, engine = await filled(world, bucket)
+    await bucket.direct.delete(list(await bucket.objects()), 60)
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
+    assert site.metric("pool_shared_up") == 1
+
+
+async def test_the_loads_of_a_request_share_one_deadline(
+    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each read is slow, and none too slow."""
+    limits: list[float | None] = []
+    left = ReadBudget.__dict__["left_s"].fget
+
+    def watched(budget: ReadBudget) -> float | None:
+        limits.append(left(budget))
+        return limits[-1]
+
+    monkeypatch.setattr(ReadBudget, "left_s", property(watched))
+    _, engine = await filled(world, bucket)
+
+    async def load(request: str, part: list[BlockKey]) -> None:
+        keys, rows = wire_keys(part), list(range(len(part)))
+        done = await engine.finish(Load(job=engine.job(), keys=keys, rows=rows, request=request))
+        assert done.ok
+
+    for start_at in range(0, 16, 4):
+        await load("one", KEYS[start_at : start_at + 4])
+    assert limits == sorted(limits, key=lambda left_s: -(left_s or 0)), "it only becomes less"
+    assert limits[0] == DEADLINE_S
+    assert (limits[-1] or 0) < DEADLINE_S
+    await load("two", KEYS[16:20])
+    assert limits[16] == DEADLINE_S, "another request has its own"
+
+
+def test_a_budget_starts_with_the_first_read() -> None:
+    now_s = [5.0]
+    budget = ReadBudget(2.0, lambda: now_s[0])
+    now_s[0] = 100.0
+    assert budget.left_s == 2.0
+    now_s[0] = 101.5
+    assert budget.left_s == 0.5
+    now_s[0] = 200.0
+    assert budget.left_s == 0.0
+    assert ReadBudget(None).left_s is None
+
+
+async def test_a_bucket_that_cannot_be_reached_at_start_delays_no_lookup_twice(
+    world: World, bucket: Bucket
+) -> None:
+    bucket.s3.fault = Fault.RESET
+    site = await start(world, bucket.settings)
+    engine = await world.engine("pd-pool")
+    assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
+    assert await engine.store(KEYS)
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS), "from memory"
+    bucket.s3.fault = None
+    await until(lambda: tier_of(site).is_listed)
+
+
+async def test_engines_work_while_answers_fail_now_and_then(world: World, bucket: Bucket) -> None:
+    """Faults of all kinds in turns, under loads: what comes is right, and the rest is a miss."""
+    site, engine = await filled(world, bucket)
+    num_good = 0
+    for fault in [None, *UNTIL_OPEN, *BROKEN, None]:
+        bucket.s3.fault = fault
+        for _ in range(3):
+            num_good += sum(await loads_right(engine, KEYS))
+            for name in site.node.store.in_memory():
+                site.node.store.discard(*name)
+            await asyncio.sleep(0)
+    assert num_good >= len(KEYS)
+    assert len(site.node.store) == 0
+    assert content(KEYS[0])

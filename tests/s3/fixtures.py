@@ -1,0 +1,86 @@
+"""Fixtures: the server, the proxy before it, and settings of a tier in a fresh bucket."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from prfaas.pool.shared import pack_writer, shared_tier
+from prfaas.pool.shared.bucket import S3Bucket
+from prfaas.pool.shared.settings import SharedSettings
+
+from .faulty import FaultyS3
+from .server import running_server
+
+
+def new_key() -> str:
+    """A line of a file of keys."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+@dataclass
+class Bucket:
+    """A bucket, and a file of keys.
+
+    Attributes:
+        s3: The way to the server.
+        direct: A client that does not pass the proxy.
+        settings: Of the tier.
+    """
+
+    s3: FaultyS3
+    direct: S3Bucket
+    settings: SharedSettings
+
+    def changed(self, **changes: Any) -> SharedSettings:
+        return replace(self.settings, **changes)
+
+    async def objects(self) -> dict[str, int]:
+        """Paths and sizes of what is there."""
+        return {path: size async for part in self.direct.list(60) for path, size in part}
+
+    async def data(self, path: str) -> bytes:
+        return bytes(await self.direct.read(path, 0, (await self.objects())[path], 60))
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    with running_server() as port:
+        yield port
+
+
+@pytest.fixture
+async def bucket(
+    s3_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Bucket]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr(pack_writer, "FLUSH_S", 0.05)
+    monkeypatch.setattr(shared_tier, "REFRESH_S", 0.1)
+    monkeypatch.setattr(shared_tier, "FLUSH_S", 60.0)
+    monkeypatch.setattr(shared_tier, "PROBE_S", 60.0)
+    monkeypatch.setattr(shared_tier, "REQUEST_S", 60.0)
+    name, keys = f"bucket-{secrets.token_hex(8)}", tmp_path / "site.keys"
+    keys.write_text(f"{new_key()}\n")
+    keys.chmod(0o600)
+    async with FaultyS3(s3_port).serving() as s3, aiohttp.ClientSession() as http:
+        server = f"http://127.0.0.1:{s3_port}"
+        async with http.put(f"{server}/{name}") as reply:
+            assert reply.status == 200
+        settings = SharedSettings(
+            name,
+            keys,
+            1 << 30,
+            endpoint=s3.url,
+            region="us-east-1",
+            prefix="site",
+            deadline_ns=120 * 10**9,
+        )
+        yield Bucket(s3, S3Bucket(replace(settings, endpoint=server)), settings)
