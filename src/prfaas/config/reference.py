@@ -11,7 +11,14 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from prfaas.config.audit import AuditTable
-from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTable, TimingTable
+from prfaas.config.clusters import (
+    ClusterTable,
+    EngineTable,
+    LinkTable,
+    PoolTable,
+    S3Table,
+    TimingTable,
+)
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
 from prfaas.config.membership import KubernetesTable, MembershipTable
 from prfaas.config.quantities import DurationNs, SizeBytes
@@ -48,6 +55,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+    ("[clusters.CLUSTER.s3]", S3Table, ()),
     ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 

@@ -46,6 +46,7 @@ from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
+from prfaas.cli.preflight.shared_tier import unusable_buckets
 from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.supervision.control import control_channel
 from prfaas.cli.supervision.restarts import Phase
@@ -90,7 +91,7 @@ def check(file: Path, overlay: Path | None) -> None:
             f"{_many(len(here), 'engine')} started by `prfaas up` on this machine"
         )
     for problem in _not_here_yet(deployment):
-        console.print(f"not on this machine now: {problem}")
+        console.print(f"not on this machine now: {problem}", markup=False)
     _warn(deployment)
     console.print(f"{file}: ok")
 
@@ -107,6 +108,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
             look(deployment)
         except ConfigError as error:
             yield str(error)
+    yield from unusable_buckets(deployment)
 
 
 @click.command()

@@ -13,6 +13,7 @@ from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, 
 from prfaas.cli.common.signals import raise_first, run_until_stopped
 from prfaas.cli.parts.pool_following import Following, follow_file, follow_sources
 from prfaas.cli.parts.pool_settings import ADMIN, settings_in
+from prfaas.cli.parts.s3_options import s3_options, shared_tier
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.errors import ConfigError
@@ -111,6 +112,7 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="Collector of spans of transfers, OTLP over HTTP, such as "
     "http://127.0.0.1:4318/v1/traces; none if absent.",
 )
+@s3_options
 @logs
 def pool(
     *,
@@ -134,6 +136,7 @@ def pool(
     peers_file: Path | None,
     audit: Path | None,
     tracing: str | None,
+    **s3: str | None,
 ) -> None:
     """Run one pool node: the store of KV blocks of a host's engines.
 
@@ -165,7 +168,7 @@ def pool(
     if file is None:
         found: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "admin": ADMIN, "peers": {}}
         found |= {"link_budgets": {}, "link_connections": {}}
-        found |= {"sources": frozenset(), "gateways": frozenset()}
+        found |= {"sources": frozenset(), "gateways": frozenset(), "shared": None}
     else:
         deployment = load_deployment(file, overlay)
         found = settings_in(deployment, name, file)
@@ -188,6 +191,7 @@ def pool(
         "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,
     }
     found |= {key: value for key, value in given.items() if value is not None}
+    found["shared"] = shared_tier({k: v for k, v in s3.items() if v is not None}, found["shared"])
     check_entries([*found["sources"], *found["gateways"]])
     _check(found, file, can_grow=peers_file is not None)
     if file is not None:

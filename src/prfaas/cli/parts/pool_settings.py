@@ -11,6 +11,7 @@ from prfaas.config.clusters import PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.shared.settings import shared_settings
 from prfaas.wire.identity import identity_in
 
 ADMIN = ("127.0.0.1", 7180)
@@ -26,10 +27,12 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
     Raises:
         ConfigError: There is no pool node of that name.
     """
-    cluster = next((c for c in deployment.clusters.values() if name in c.pools), None)
-    if cluster is None:
+    clusters = deployment.clusters
+    cluster_name = next((key for key, c in clusters.items() if name in c.pools), None)
+    if cluster_name is None:
         known = ", ".join(deployment.pools)
         raise ConfigError(f"--name {name} is no pool node of {file}, which has {known}")
+    cluster = clusters[cluster_name]
     table = cluster.pools[name]
     pools, sources = deployment.pools, [a for a, b in deployment.links if b == name]
     links = table.links.items()
@@ -37,6 +40,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "memory_bytes": table.memory,
         "disk": table.disk,
         "disk_bytes": table.disk_limit or 0,
+        "shared": shared_settings(cluster.s3, cluster_name) if cluster.s3 else None,
         "socket_path": deployment.pool_socket(name),
         "admin": split_address(table.admin) if table.admin else ADMIN,
         "identity": identity_in(deployment.security.identities, name),
