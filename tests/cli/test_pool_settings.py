@@ -13,26 +13,7 @@ from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import make_authority, make_identity
 
-NAME = "pd-pool"
-DEPLOYMENT = """
-[model]
-name = "m"
-path = "/models/m"
-[gateway]
-listen = "127.0.0.1:8000"
-[routing]
-offload_threshold = 1000
-[security]
-identities = "identities"
-[clusters.prfaas]
-role = "prfaas"
-engines.prfaas-engine.pool = "prfaas-pool"
-pools.prfaas-pool.address = "10.0.0.1:7100"
-[clusters.pd]
-role = "pd"
-engines.pd-engine.pool = "pd-pool"
-pools.pd-pool = {listen = "0.0.0.0:7100", socket = "pool.sock"}
-"""
+from .check_files import POOL, SITE
 
 
 @pytest.fixture
@@ -49,12 +30,12 @@ def test_defaults_are_those_of_the_deployment_file(
     monkeypatch.chdir(tmp_path)
     identities = tmp_path / "identities"
     make_authority(identities)
-    for name in (NAME, "prfaas-pool", "gateway"):
+    for name in (POOL, "prfaas-pool", "gateway"):
         make_identity(identities, name)
-    (tmp_path / "site.toml").write_text(DEPLOYMENT)
-    options = f"--name {NAME} --listen 0.0.0.0:7100 --identities {identities} --source prfaas-pool"
+    (tmp_path / "site.toml").write_text(SITE)
+    options = f"--name {POOL} --listen 0.0.0.0:7100 --identities {identities} --source prfaas-pool"
     options += " --gateway gateway --socket pool.sock"
-    for arguments in (f"pool site.toml --name {NAME}", f"pool {options}"):
+    for arguments in (f"pool site.toml --name {POOL}", f"pool {options}"):
         CliRunner().invoke(cli, arguments.split(), catch_exceptions=False)
 
     from_file, from_options = started

@@ -16,8 +16,8 @@ from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.s3.fixtures import Bucket, new_key
 
+from .check_files import POOL, SITE
 from .conftest import Prfaas, edit, one_line
-from .test_pool_settings import DEPLOYMENT, NAME
 
 TABLE = """
 [clusters.pd.s3]
@@ -109,13 +109,13 @@ def started(
     monkeypatch.setattr(pool_command, "_run", lambda settings, _: found.append(settings))
     monkeypatch.chdir(tmp_path)
     make_authority(tmp_path / "identities")
-    make_identity(tmp_path / "identities", NAME)
-    (tmp_path / "site.toml").write_text(DEPLOYMENT + TABLE)
+    make_identity(tmp_path / "identities", POOL)
+    (tmp_path / "site.toml").write_text(SITE + TABLE)
     return found
 
 
 def test_options_override_the_table(started: list[PoolSettings]) -> None:
-    base = f"pool site.toml --name {NAME}"
+    base = f"pool site.toml --name {POOL}"
     for more in ("", " --s3-limit 1GiB --s3-deadline 300ms --s3-prefix kv/pd"):
         CliRunner().invoke(cli, (base + more).split(), catch_exceptions=False)
     first, second = (settings.shared for settings in started)
@@ -126,7 +126,7 @@ def test_options_override_the_table(started: list[PoolSettings]) -> None:
 
 
 def test_options_alone_are_enough(started: list[PoolSettings]) -> None:
-    options = f"pool --name {NAME} --listen 127.0.0.1:0 --identities identities --socket s"
+    options = f"pool --name {POOL} --listen 127.0.0.1:0 --identities identities --socket s"
     options += " --s3-bucket kv-blocks --s3-keys k --s3-limit 1GiB --s3-object-size 4MiB"
     options += " --s3-endpoint https://s3.example.net --s3-region eu-1"
     CliRunner().invoke(cli, options.split(), catch_exceptions=False)
@@ -143,7 +143,7 @@ def test_options_alone_are_enough(started: list[PoolSettings]) -> None:
 
 
 def test_incomplete_options_are_refused(prfaas: Prfaas, started: list[PoolSettings]) -> None:
-    options = f"--name {NAME} --listen 127.0.0.1:0 --identities identities --socket s"
+    options = f"--name {POOL} --listen 127.0.0.1:0 --identities identities --socket s"
     code, _, errors = prfaas("pool", *options.split(), "--s3-bucket", "kv-blocks")
     assert code == 2
     assert "keys: is required" in errors
@@ -164,9 +164,9 @@ def test_a_pool_node_without_keys_does_not_start(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_authority(tmp_path / "identities")
-    make_identity(tmp_path / "identities", NAME)
+    make_identity(tmp_path / "identities", POOL)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    options = f"--name {NAME} --listen 127.0.0.1:0 --identities identities --socket s --memory 8MiB"
+    options = f"--name {POOL} --listen 127.0.0.1:0 --identities identities --socket s --memory 8MiB"
     options += " --s3-bucket kv-blocks --s3-keys nokeys --s3-limit 1GiB"
     line = one_line(prfaas("pool", *options.split()))
     assert "the keys of the shared tier, nokeys, cannot be read" in line

@@ -17,8 +17,8 @@ from tests.s3.faulty import Fault
 from tests.s3.fixtures import Bucket
 
 from .conftest import World
+from .shared_sites import OTHER, all_written, loads_right, num_keys, start, tier_of
 from .sites import HASHES, Engine, Site, content, subscribe, until
-from .test_shared_tier import OTHER, all_written, loads_right, num_keys, start, tier_of
 
 pytestmark = pytest.mark.timeout(300)
 KEYS = [BlockKey(0, block_hash) for block_hash in HASHES[256:288]]

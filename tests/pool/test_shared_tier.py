@@ -11,10 +11,7 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import ConfigError
 from prfaas.pool.shared import pack_writer
 from prfaas.pool.shared.packs import name_in
-from prfaas.pool.shared.settings import SharedSettings
-from prfaas.pool.shared.shared_tier import SharedTier
 from prfaas.pool.shared.site_keys import load_keys
-from prfaas.wire.identity import make_identity
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, Stored
 from tests.s3.faulty import Fault
@@ -22,45 +19,11 @@ from tests.s3.fixtures import Bucket, new_key
 
 from .conftest import World
 from .purges import ask, store
-from .sites import HASHES, LAYOUT, PROMPT, Engine, Peer, Site, content, subscribe, until
+from .shared_sites import OTHER, all_written, loads_right, num_keys, start, stop, tier_of
+from .sites import HASHES, LAYOUT, PROMPT, content, subscribe, until
 
 pytestmark = pytest.mark.timeout(300)
-OTHER = "pd-other"
 KEYS = [BlockKey(0, block_hash) for block_hash in HASHES[300:332]]
-
-
-def tier_of(site: Site) -> SharedTier:
-    assert site.node.shared is not None
-    return site.node.shared
-
-
-async def start(world: World, settings: SharedSettings, name: str = "pd-pool") -> Site:
-    make_identity(world.identities, name)
-    return await world.start(name, shared=settings)
-
-
-async def stop(world: World, site: Site, engine: Engine) -> None:
-    """End a pool node and its engine, in an orderly way."""
-    world.engines.remove(engine)
-    await asyncio.to_thread(engine.close)
-    await site.kill()
-
-
-async def all_written(site: Site, num_blocks: int) -> None:
-    await until(lambda: len(tier_of(site)) == num_blocks)
-
-
-def num_keys(watch: Peer, kind: type[Stored | Evicted]) -> int:
-    """Keys in all events of a kind."""
-    return sum(len(m.keys) for m in watch.messages if isinstance(m, kind))
-
-
-async def loads_right(engine: Engine, keys: list[BlockKey]) -> list[bool]:
-    """Load blocks; whether each came, and came as it was."""
-    loaded = await engine.load(keys)
-    for row, (key, is_loaded) in enumerate(zip(keys, loaded, strict=True)):
-        assert not is_loaded or engine.row(row, key.group) == content(key), "a wrong block"
-    return loaded
 
 
 async def test_a_new_node_finds_what_another_one_stored(world: World, bucket: Bucket) -> None:
