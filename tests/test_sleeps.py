@@ -11,6 +11,7 @@ LOADS = {
     "drill": "phases of a drill, with load before, during and after a fault",
     "gateway/churn.py": "time that a scripted engine serves a request",
     "live/relay.py": "delay of a link",
+    "s3/faulty.py": "a server that answers late",
 }
 """Places, other than test modules, whose sleeps are what they simulate."""
 
