@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
 from prfaas.pool.node.settings import PoolSettings
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.s3.fixtures import Bucket, new_key
 
@@ -119,8 +119,8 @@ def test_options_override_the_table(started: list[PoolSettings]) -> None:
     for more in ("", " --s3-limit 1GiB --s3-deadline 300ms --s3-prefix kv/pd"):
         CliRunner().invoke(cli, (base + more).split(), catch_exceptions=False)
     first, second = (settings.shared for settings in started)
-    assert first == SharedSettings("kv-blocks", Path("site.keys"), 200 << 30, "pd")
-    assert second == SharedSettings(
+    assert first == S3Settings("kv-blocks", Path("site.keys"), 200 << 30, "pd")
+    assert second == S3Settings(
         "kv-blocks", Path("site.keys"), 1 << 30, "kv/pd", deadline_ns=300_000_000
     )
 
@@ -131,7 +131,7 @@ def test_options_alone_are_enough(started: list[PoolSettings]) -> None:
     options += " --s3-endpoint https://s3.example.net --s3-region eu-1"
     CliRunner().invoke(cli, options.split(), catch_exceptions=False)
     (settings,) = started
-    assert settings.shared == SharedSettings(
+    assert settings.shared == S3Settings(
         "kv-blocks",
         Path("k"),
         1 << 30,

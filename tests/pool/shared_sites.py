@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.shared.settings import SharedSettings
-from prfaas.pool.shared.shared_tier import SharedTier
+from prfaas.pool.shared.s3_tier import S3Tier
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_identity
 from prfaas.wire.messages.gateway import Evicted, Stored
 
@@ -16,12 +16,12 @@ from .sites import Engine, Peer, Site, content, until
 OTHER = "pd-other"
 
 
-def tier_of(site: Site) -> SharedTier:
-    assert site.node.shared is not None
+def tier_of(site: Site) -> S3Tier:
+    assert isinstance(site.node.shared, S3Tier)
     return site.node.shared
 
 
-async def start(world: World, settings: SharedSettings, name: str = "pd-pool") -> Site:
+async def start(world: World, settings: S3Settings, name: str = "pd-pool") -> Site:
     make_identity(world.identities, name)
     return await world.start(name, shared=settings)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.shared import shared_tier
+from prfaas.pool.shared import s3_tier
 from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import wire_keys
@@ -48,7 +48,7 @@ async def test_a_bucket_that_fails_costs_one_deadline_and_then_nothing(
 ) -> None:
     site, engine = await filled(world, bucket)
     watch = await subscribe(site, world.identities)
-    monkeypatch.setattr(shared_tier, "REQUEST_S", 2.0)
+    monkeypatch.setattr(s3_tier, "REQUEST_S", 2.0)
     bucket.s3.fault = fault
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS), "a hint"
     began_s = time.monotonic()
@@ -112,7 +112,7 @@ async def test_a_block_under_the_name_of_another_one_is_a_miss(
 async def test_packs_that_were_deleted_are_misses_and_no_failure(
     world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_tier, "REFRESH_S", 3600.0)
+    monkeypatch.setattr(s3_tier, "REFRESH_S", 3600.0)
     site, engine = await filled(world, bucket)
     await bucket.direct.delete(list(await bucket.objects()), 60)
     assert await loads_right(engine, KEYS) == [False] * len(KEYS)

@@ -182,9 +182,11 @@ async def test_a_purge_deletes_packs_with_blocks_of_the_source(
     await all_written(second, 16)
     assert await loads_right(other, KEYS[:16]) == [True] * 16
     gateway = await subscribe(second, world.identities)
-    assert (await ask(gateway, source="bad-pool", is_dry=True)).num_blocks == 8
+    num_bytes = sum(len(content(key)) for key in KEYS[:8])
+    dry = await ask(gateway, source="bad-pool", is_dry=True)
+    assert (dry.num_blocks, dry.shared_bytes) == (8, num_bytes)
     answer = await ask(gateway, 2, source="bad-pool")
-    assert (answer.num_blocks, answer.problem) == (8, "")
+    assert (answer.num_blocks, answer.shared_bytes, answer.problem) == (8, num_bytes, "")
     assert await other.look_up(KEYS[:16]) == [MISS] * 8 + [HIT] * 8
     assert len(await bucket.objects()) == 1
     # Nothing of the pack comes back: the other node notices that it is gone.

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from prfaas.pool.shared import pack_writer, shared_tier
+from prfaas.pool.shared import pack_writer, s3_tier
 from prfaas.pool.shared.bucket import S3Bucket
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 
 from .faulty import FaultyS3
 from .server import running_server
@@ -37,9 +37,9 @@ class Bucket:
 
     s3: FaultyS3
     direct: S3Bucket
-    settings: SharedSettings
+    settings: S3Settings
 
-    def changed(self, **changes: Any) -> SharedSettings:
+    def changed(self, **changes: Any) -> S3Settings:
         return replace(self.settings, **changes)
 
     async def objects(self) -> dict[str, int]:
@@ -63,10 +63,10 @@ async def bucket(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setattr(pack_writer, "FLUSH_S", 0.05)
-    monkeypatch.setattr(shared_tier, "REFRESH_S", 0.1)
-    monkeypatch.setattr(shared_tier, "FLUSH_S", 60.0)
-    monkeypatch.setattr(shared_tier, "PROBE_S", 60.0)
-    monkeypatch.setattr(shared_tier, "REQUEST_S", 60.0)
+    monkeypatch.setattr(s3_tier, "REFRESH_S", 0.1)
+    monkeypatch.setattr(s3_tier, "FLUSH_S", 60.0)
+    monkeypatch.setattr(s3_tier, "PROBE_S", 60.0)
+    monkeypatch.setattr(s3_tier, "REQUEST_S", 60.0)
     name, keys = f"bucket-{secrets.token_hex(8)}", tmp_path / "site.keys"
     keys.write_text(f"{new_key()}\n")
     keys.chmod(0o600)
@@ -74,7 +74,7 @@ async def bucket(
         server = f"http://127.0.0.1:{s3_port}"
         async with http.put(f"{server}/{name}") as reply:
             assert reply.status == 200
-        settings = SharedSettings(
+        settings = S3Settings(
             name,
             keys,
             1 << 30,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.config.deployment import Deployment
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_identity
 from tests.pool.sites import LOOPBACK, until
 
@@ -33,7 +33,7 @@ async def site_of(
     memory_bytes: int = MEMORY_BYTES,
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
-    shared: SharedSettings | None = None,
+    shared: S3Settings | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A site.

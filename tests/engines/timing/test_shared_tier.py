@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.pool.shared import pack_writer
+from prfaas.pool.shared.s3_tier import S3Tier
 from tests.pool.sites import Site, until
 from tests.s3.faulty import Fault
 from tests.s3.fixtures import Bucket
@@ -60,7 +61,7 @@ async def test_an_empty_pool_node_hits_what_is_in_the_bucket(
     ) as world:
         site = world.sites[pool]
         assert len(site.node.store) == 0
-        await until(lambda: site.node.shared is not None and site.node.shared.is_listed)
+        await until(lambda: isinstance(site.node.shared, S3Tier) and site.node.shared.is_listed)
         await until(lambda: world.gateway.index.num_blocks(pool) == shared_blocks(site) > 0)
         text, tokens = await cached(world)
         assert (text, tokens) == (first, 288)

@@ -128,6 +128,8 @@ def purge_lines(found: Json) -> list[str]:
             f"{does} {pool['num_blocks']:,} blocks of {found['source']}: "
             f"{pool['host_bytes']:,} bytes in memory, {pool['disk_bytes']:,} on disk"
         )
+        if pool["shared_bytes"]:
+            amount += f", {pool['shared_bytes']:,} in the tier of the site"
         lines.append(f"pool       {pool['name']}  {_problem(pool) or amount}")
     for engine in found["engines"]:
         lines.append(f"engine     {engine['name']}  {_problem(engine) or 'forgot all it held'}")

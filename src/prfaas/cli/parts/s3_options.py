@@ -11,7 +11,7 @@ import click
 
 from prfaas.config.clusters import S3Table
 from prfaas.config.names import PATTERNS
-from prfaas.pool.shared.settings import PREFIX, SharedSettings, shared_settings
+from prfaas.pool.shared.settings import PREFIX, S3Settings, s3_settings
 from prfaas.toml_tables import validated
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -35,7 +35,7 @@ def s3_options(command: Command) -> Command:
     return command
 
 
-def shared_tier(options: Mapping[str, str], below: SharedSettings | None) -> SharedSettings | None:
+def shared_tier(options: Mapping[str, str], below: S3Settings | None) -> S3Settings | None:
     """The tier that options name.
 
     Args:
@@ -50,10 +50,10 @@ def shared_tier(options: Mapping[str, str], below: SharedSettings | None) -> Sha
     table = {} if below is None else _written(below)
     table |= {name.removeprefix(START): value for name, value in options.items()}
     made = validated(S3Table, table, Path("options --s3-..."), words=PATTERNS)
-    return shared_settings(made, PREFIX)
+    return s3_settings(made, PREFIX)
 
 
-def _written(settings: SharedSettings) -> dict[str, Any]:
+def _written(settings: S3Settings) -> dict[str, Any]:
     """Settings as the table of a file has them."""
     found = {key: value for key, value in asdict(settings).items() if value is not None}
     found["limit"] = f"{found.pop('limit_bytes')}B"

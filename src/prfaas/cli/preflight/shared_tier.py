@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError, TransferError
 from prfaas.pool.shared.bucket import S3Bucket
-from prfaas.pool.shared.settings import shared_settings
+from prfaas.pool.shared.settings import s3_settings
 from prfaas.pool.shared.site_keys import load_keys
 
 LIMIT_S = 5.0
@@ -19,7 +19,7 @@ def unusable_buckets(deployment: Deployment) -> Iterator[str]:
     for name, cluster in deployment.clusters.items():
         if cluster.s3 is None:
             continue
-        settings = shared_settings(cluster.s3, name)
+        settings = s3_settings(cluster.s3, name)
         try:
             load_keys(settings.keys)
         except ConfigError as error:

@@ -135,7 +135,7 @@ class Purging:
             why=f"as the operator asked{left}",
             numbers={
                 "blocks": sum(told.num_blocks for told in found.values()),
-                "bytes": sum(told.host_bytes + told.disk_bytes for told in found.values()),
+                "bytes": sum(told.num_bytes for told in found.values()),
                 "transfers": sum(told.num_transfers for told in found.values()),
                 "engines": sum(not problem for problem in forgot.values()),
                 "not_done": len(failed),

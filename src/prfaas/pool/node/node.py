@@ -36,13 +36,11 @@ from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.receive.pulls import Pulls
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
-from prfaas.pool.shared.bucket import S3Bucket
-from prfaas.pool.shared.settings import SharedSettings
-from prfaas.pool.shared.shared_tier import SharedTier
-from prfaas.pool.shared.site_keys import load_keys
+from prfaas.pool.shared.opening import open_shared
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.event_feed import EventFeed
+from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
@@ -88,8 +86,13 @@ class PoolNode:
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, self._opener, self.metrics, audit=self._audit)
         sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
-        self.shared = self._shared(settings.shared, hosts) if settings.shared else None
-        read_limit_s = settings.shared.deadline_s if settings.shared else None
+        self.shared: SharedTier | None = None
+        read_limit_s: float | None = None
+        if settings.shared is not None:
+            read_limit_s = settings.shared.deadline_s
+            self.shared = open_shared(
+                settings.shared, settings.name, hosts, self.metrics, self.store
+            )
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
@@ -298,20 +301,6 @@ class PoolNode:
         )
         self.store.spill_to(disk)
         return disk
-
-    def _shared(self, settings: SharedSettings, hosts: AllowList) -> SharedTier:
-        shared = SharedTier(
-            settings,
-            S3Bucket(settings),
-            load_keys(settings.keys),
-            self.settings.name,
-            hosts,
-            self.metrics,
-            lambda names: self.store.found_below(shared, names),
-            self.store.gone_below,
-        )
-        self.store.share_with(shared)
-        return shared
 
     def _link(
         self, peer: str, address: tuple[str, int], budget: int = 0, connections: int = 0

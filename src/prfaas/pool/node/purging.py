@@ -23,10 +23,10 @@ from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.outbound_link import OutboundLink
-from prfaas.pool.shared.shared_tier import SharedTier
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import PURGED, Matches, Origin, sliced
+from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
 
@@ -111,7 +111,7 @@ class Purging:
             num_transfers += sum(link.purge(matches) for link in self._links.values())
         in_memory, host_bytes = await self._in_memory(matches, drop=not message.is_dry)
         on_disk, disk_bytes, problem = await self._on_disk(matches, drop=not message.is_dry)
-        shared, problem = await self._in_bucket(message, problem)
+        shared, shared_bytes, problem = await self._in_shared(message, problem)
         num_blocks = len(in_memory | on_disk | shared)
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
@@ -120,7 +120,7 @@ class Purging:
                 message.source,
                 outcome="incomplete" if problem else "complete",
                 blocks=num_blocks,
-                bytes=host_bytes + disk_bytes,
+                bytes=host_bytes + disk_bytes + shared_bytes,
                 transfers=num_transfers,
             )
         purged = Purged(
@@ -128,6 +128,7 @@ class Purging:
             num_blocks=num_blocks,
             host_bytes=host_bytes,
             disk_bytes=disk_bytes,
+            shared_bytes=shared_bytes,
             num_transfers=num_transfers,
             problem=problem[:_PROBLEM_CHARS_MAX],
         )
@@ -161,16 +162,17 @@ class Purging:
             return found, num_bytes, f"disk: {error}"
         return found, num_bytes, ""
 
-    async def _in_bucket(self, message: Purge, problem: str) -> tuple[set[BlockName], str]:
+    async def _in_shared(self, message: Purge, problem: str) -> tuple[set[BlockName], int, str]:
         """Count or drop blocks of the shared tier, and why not all were dropped."""
         if self._shared is None:
-            return set(), problem
-        if message.is_dry:
-            return await self._shared.count(message.source), problem
+            return set(), 0, problem
+        found, num_bytes = await self._shared.count(message.source)
         try:
-            return await self._shared.drop(message.source), problem
+            if not message.is_dry:
+                await self._shared.drop(message.source)
         except TransferError as error:
-            return set(), f"{problem}{'; ' * bool(problem)}shared tier: {error}"
+            problem = "; ".join(filter(None, (problem, f"shared tier: {error}")))
+        return found, num_bytes, problem
 
     def _matches(self, source: str) -> Matches:
         if source == self._pool:

@@ -9,7 +9,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
@@ -59,7 +59,7 @@ class PoolSettings:
     gateways: frozenset[str]
     disk: Path | None = None
     disk_bytes: int = 0
-    shared: SharedSettings | None = None
+    shared: S3Settings | None = None
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.AUTO

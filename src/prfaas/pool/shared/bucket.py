@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from prfaas.errors import ConfigError, TransferError
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -58,7 +58,7 @@ class S3Bucket:
         ConfigError: The library is not installed, or a setting is wrong.
     """
 
-    def __init__(self, settings: SharedSettings) -> None:
+    def __init__(self, settings: S3Settings) -> None:
         try:
             from obstore.exceptions import BaseError
             from obstore.store import S3Store

@@ -14,7 +14,7 @@ PREFIX = "prfaas"
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSettings:
+class S3Settings:
     """An S3 bucket that pool nodes of a site share.
 
     Credentials are those of the environment: `AWS_ACCESS_KEY_ID` and the other variables of the
@@ -46,14 +46,14 @@ class SharedSettings:
         return self.deadline_ns / NS_PER_S
 
 
-def shared_settings(table: S3Table, cluster: str) -> SharedSettings:
+def s3_settings(table: S3Table, cluster: str) -> S3Settings:
     """Settings from a table of the deployment file.
 
     Args:
         table: The table.
         cluster: Name of its cluster, which is the prefix unless the table has one.
     """
-    return SharedSettings(
+    return S3Settings(
         table.bucket,
         table.keys,
         table.limit,

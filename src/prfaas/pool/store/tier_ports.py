@@ -123,3 +123,43 @@ class LowerTier(Protocol):
     def needs_probe(self) -> bool:
         """Return True if a probe could find more than `__contains__`."""
         ...
+
+
+class SharedTier(LowerTier, Protocol):
+    """A lower tier that all pool nodes of a site write and read.
+
+    Blocks are encrypted before they leave the pool node. The tier is on another machine and fails
+    on its own: while it does, it holds no blocks, as far as this interface shows.
+    """
+
+    capacity_bytes: int
+    """Limit of what this node keeps in it; 0 if the tier limits itself."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in the tier that this node has written."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of blocks that can be read, of all nodes."""
+        ...
+
+    def learn(self, layout_id: bytes) -> None:
+        """An engine of this node uses a layout from now on."""
+
+    async def run(self) -> None:
+        """Follow the tier and write offered blocks, until cancelled."""
+
+    async def close(self) -> None:
+        """Write what waits, for a few seconds, and end. Follows the end of `run`."""
+
+    async def count(self, source: str) -> tuple[set[BlockName], int]:
+        """Known blocks that a pool wrote, or whose origin it is, and their bytes."""
+        ...
+
+    async def drop(self, source: str) -> None:
+        """Delete every block of the site that a pool wrote, or whose origin it is.
+
+        Raises:
+            TransferError: Not all could be read or deleted.
+        """

@@ -126,6 +126,13 @@ class Purged(Message, tag="purged"):
     """Open transfers that were ended for it."""
     problem: Text = ""
     """Reason if some blocks remain; otherwise empty."""
+    shared_bytes: Count = 0
+    """In the tier of the site: every pool node of the site reports them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all tiers."""
+        return self.host_bytes + self.disk_bytes + self.shared_bytes
 
 
 RATIO_MAX = 1e6

@@ -33,7 +33,7 @@ from prfaas.pool.shared.packs import (
     open_block,
     read_front,
 )
-from prfaas.pool.shared.settings import SharedSettings
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.site_keys import KeyRing
 from prfaas.pool.store.origins import Origin, sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
@@ -63,7 +63,7 @@ BREAKER = BreakerSettings(failures_max=3)
 Names = Iterable[BlockName]
 
 
-class SharedTier:
+class S3Tier:
     """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
 
     Args:
@@ -82,7 +82,7 @@ class SharedTier:
 
     def __init__(
         self,
-        settings: SharedSettings,
+        settings: S3Settings,
         bucket: Bucket,
         keys: KeyRing,
         pool: str,
@@ -409,27 +409,27 @@ class SharedTier:
 
     # --- purges ---
 
-    async def count(self, source: str) -> set[BlockName]:
-        """Blocks in the index that a pool wrote, or whose origin it is."""
-        found = set[BlockName]()
+    async def count(self, source: str) -> tuple[set[BlockName], int]:
+        """Blocks in the index that a pool wrote, or whose origin it is, and their bytes."""
+        found, num_bytes = set[BlockName](), 0
         for part in sliced(list(self._index)):
-            found |= {name for name in part if self._is_of(name, source)}
+            for name in part:
+                if self._is_of(name, source):
+                    found.add(name)
+                    num_bytes += self._index[name].num_bytes
             await asyncio.sleep(0)
-        return found
+        return found, num_bytes
 
-    async def drop(self, source: str) -> set[BlockName]:
+    async def drop(self, source: str) -> None:
         """Delete every pack of the site with a block that a pool wrote, or whose origin it is.
 
         Packs of all writers and layouts: every node of the site does so, and one that is not there
         cannot.
 
-        Returns:
-            The blocks that were in the index.
-
         Raises:
             TransferError: Not all could be read or deleted.
         """
-        found = await self.count(source)
+        found, _ = await self.count(source)
         for name in found:
             self._index.drop(name, self._index[name])
         self._on_gone(found)
@@ -447,7 +447,6 @@ class SharedTier:
                 f"{len(self._unreadable)} packs in the bucket cannot be read with the keys of this "
                 "node, so their origin is not known"
             )
-        return found
 
     def _is_of(self, name: BlockName, source: str) -> bool:
         place = self._index.get(name)
