@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 
@@ -24,6 +25,7 @@ class World:
     relay: Relay
     sites: list[Site] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
+    kernels: Kernels = KERNELS
 
     async def start(self, name: str, **settings: object) -> Site:
         defaults = {
@@ -37,7 +39,7 @@ class World:
             "sources": frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
             "gateways": frozenset({"gateway"}),
         }
-        site = Site(PoolSettings(**(defaults | settings)))  # type: ignore[arg-type]
+        site = Site(PoolSettings(**(defaults | settings)), self.kernels)  # type: ignore[arg-type]
         await site.ready()
         self.sites.append(site)
         return site

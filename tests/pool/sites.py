@@ -18,6 +18,7 @@ from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
+from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.node import PoolNode
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.channel import Channel
@@ -83,8 +84,8 @@ def content(key: BlockKey) -> bytes:
 class Site:
     """One running pool node."""
 
-    def __init__(self, settings: PoolSettings) -> None:
-        self.node = PoolNode(settings)
+    def __init__(self, settings: PoolSettings, kernels: Kernels = KERNELS) -> None:
+        self.node = PoolNode(settings, kernels=kernels)
         self._ready = asyncio.Event()
         self._task = asyncio.create_task(self.node.run(self._ready.set))
 

@@ -12,7 +12,6 @@ from prfaas.core.codec.codecs import EXPONENT_WINDOW, LinkCodec
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.planes import Plane
 from prfaas.pool.codec.loading import Kernels, Window
-from prfaas.pool.node import node as node_module
 from prfaas.wire.messages.link import Decodes, PoolHello, Resumed
 
 from .conftest import World
@@ -30,9 +29,8 @@ class CountedKernels(Kernels):
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> CountedKernels:
-    made = CountedKernels()
-    monkeypatch.setattr(node_module, "KERNELS", made)
+def kernels(world: World) -> CountedKernels:
+    world.kernels = made = CountedKernels()
     return made
 
 
@@ -97,10 +95,8 @@ async def test_a_node_whose_links_cannot_code_loads_none(
     assert kernels._thread is None
 
 
-def test_nothing_is_kept_for_kernels_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prfaas.pool.codec.loading._is_compiled", lambda: True)
-    monkeypatch.setattr("prfaas.pool.codec.loading._PACKAGE", "prfaas.no_such_package")
-    kernels = Kernels()
+def test_nothing_is_kept_for_kernels_that_failed() -> None:
+    kernels = Kernels("prfaas.no_such_package")
     ready: list[int] = []
     kernels.load(lambda: ready.append(1))
     assert kernels._thread is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.kv.planes import Plane, Planes, merged
 from prfaas.errors import PeerError
-from prfaas.pool.codec import kernels, loading
+from prfaas.pool.codec import kernels
 from prfaas.pool.codec.exponent_window import coded_bytes_max, decode, encode
 from prfaas.pool.codec.loading import Kernels
 
@@ -200,11 +200,9 @@ def test_a_host_without_numba_sends_raw(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_kernels_that_can_not_be_had_are_logged_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    loaded = Kernels()
-    monkeypatch.setattr(loading, "_is_compiled", lambda: True)
-    monkeypatch.setattr(loading, "_PACKAGE", "prfaas.no_such_package")
+    loaded = Kernels("prfaas.no_such_package")
     loaded.load()
     assert loaded._thread is not None
     loaded._thread.join(60)

@@ -12,9 +12,8 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store import disk_tier as module
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, Place, SegmentFiles
-from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import keys_of, wire_keys
@@ -279,10 +278,9 @@ def no_more_than(num_bytes: int) -> Iterator[None]:
 
 
 async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 3600.0)
-    pd = await start_pd(world, folder)
+    pd = await start_pd(world, folder, disk_limits=DiskLimits(retry_s=3600.0))
     engine = await world.engine("pd-pool")
     await store_all(pd, engine, KEYS[:32])
     kept = on_disk(pd)
@@ -296,10 +294,9 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
 
 
 async def test_a_disk_that_failed_is_tried_again(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.01)
-    pd = await start_pd(world, folder)
+    pd = await start_pd(world, folder, disk_limits=DiskLimits(retry_s=0.01))
     engine = await world.engine("pd-pool")
     with no_more_than(0):
         await engine.store(KEYS[:32])
@@ -311,10 +308,9 @@ async def test_a_disk_that_failed_is_tried_again(
 
 
 async def test_retries_of_a_disk_that_fails_leave_no_empty_files(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.01)
-    await start_pd(world, folder)
+    await start_pd(world, folder, disk_limits=DiskLimits(retry_s=0.01))
     engine = await world.engine("pd-pool")
     with no_more_than(0):
         for key in KEYS[:32]:
@@ -327,9 +323,9 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room is made before it is known that the write fails; it serves all later attempts."""
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    limits = DiskLimits(retry_s=0.0)
     gone: list[BlockName] = []
-    tier = DiskTier(folder, DISK, PoolMetrics(), lambda _: None, gone.extend)
+    tier = DiskTier(folder, DISK, PoolMetrics(), lambda _: None, gone.extend, limits=limits)
     running = asyncio.create_task(tier.run())
     await until(lambda: tier.is_ready)
 

@@ -7,8 +7,8 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
-from prfaas.pool.store import event_feed
-from prfaas.wire import channel
+from prfaas.pool.store.event_feed import FeedLimits
+from prfaas.wire.channel import ChannelLimits
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.gateway import (
@@ -80,11 +80,8 @@ def told(peer: Peer) -> list[list[tuple[bytes, dict[str, str], str]]]:
     ]
 
 
-async def test_a_subscriber_follows_stores_and_evictions(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_feed, "KEYS_MAX", 4)
-    pd = await world.start_pd(memory_bytes=20 * len(content(MANY[0])))
+async def test_a_subscriber_follows_stores_and_evictions(world: World) -> None:
+    pd = await world.start_pd(memory_bytes=20 * len(content(MANY[0])), feed=FeedLimits(keys_max=4))
     engine = await world.engine("pd-pool")
     assert await engine.store(MANY[:10])
     early = await subscribe(pd, world.identities)
@@ -212,13 +209,10 @@ async def test_changes_that_follow_each_other_go_together(world: World) -> None:
     peer.channel.close("done")
 
 
-async def test_a_snapshot_leaves_no_faster_than_it_is_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_snapshot_leaves_no_faster_than_it_is_read(world: World) -> None:
     """It is larger than all buffers; what happens meanwhile comes after it."""
-    monkeypatch.setattr(channel, "UNREAD_BYTES_MAX", 1 << 19)
-    monkeypatch.setattr(channel, "WRITE_BUFFER_BYTES", 1 << 16)
-    pd = await world.start_pd(memory_bytes=1 << 30)
+    limits = ChannelLimits(write_buffer_bytes=1 << 16, unread_bytes_max=1 << 19)
+    pd = await world.start_pd(memory_bytes=1 << 30, channels=limits)
     store = pd.node.store
     for n in range(40_000):
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
@@ -232,7 +226,7 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(
     peer.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     peer.channel.pause_reading()
     peer.channel.send(Subscribe(gateway="gateway"))
-    await until(lambda: served.backlog_bytes > channel.WRITE_BUFFER_BYTES)
+    await until(lambda: served.backlog_bytes > limits.write_buffer_bytes)
     for n in range(40_000, 40_010):
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
     assert not peer.of(Snapshot)
@@ -246,10 +240,9 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(
 
 
 async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    monkeypatch.setattr(event_feed, "BACKLOG_KEYS_MAX", 3)
-    pd = await world.start_pd()
+    pd = await world.start_pd(feed=FeedLimits(backlog_keys_max=3))
     peer = await dial(pd, world.identities, "gateway")
     await until(lambda: pd.node.link_port.channel_of("gateway") is not None)
     served, feed = pd.node.link_port.channel_of("gateway"), pd.node.feed
@@ -265,11 +258,8 @@ async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
     await until(lambda: not feed.num_subscribers)
 
 
-async def test_a_subscriber_that_does_not_keep_up_is_dropped(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_feed, "BACKLOG_BYTES_MAX", -1)
-    pd = await world.start_pd()
+async def test_a_subscriber_that_does_not_keep_up_is_dropped(world: World) -> None:
+    pd = await world.start_pd(feed=FeedLimits(backlog_bytes_max=-1))
     peer = await subscribe(pd, world.identities)
     await until(lambda: bool(peer.of(PoolState)))
     engine = await world.engine("pd-pool")

@@ -11,9 +11,9 @@ import pytest
 from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool.receive import fragment_reader
-from prfaas.pool.send import data_sender, send_connection
+from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES
 from prfaas.wire import sockets
 from prfaas.wire.frames import FrameDecoder
@@ -30,11 +30,26 @@ NUM_CONNECTIONS = 2
 """Given, not found: on a busy machine loopback can look like a far path, which gets more."""
 GRACE_NS = 6 * 10**9
 """Longer than the default: a busy machine must not make an outage of a moment's hold-up."""
+NEVER_STUCK = SendLimits(stuck_ns=10**15)
 
 
 @pytest.fixture
-async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
-    pd = await world.start("pd-pool", memory_bytes=MEMORY, link_grace_ns=GRACE_NS)
+def send() -> SendLimits:
+    """Limits of the sender; a test may give others."""
+    return SendLimits()
+
+
+@pytest.fixture
+def receive() -> ReceiveLimits:
+    """Limits of the receiver; a test may give others."""
+    return ReceiveLimits()
+
+
+@pytest.fixture
+async def rig(
+    world: World, identities: Path, send: SendLimits, receive: ReceiveLimits
+) -> AsyncIterator[Rig]:
+    pd = await world.start("pd-pool", memory_bytes=MEMORY, link_grace_ns=GRACE_NS, receive=receive)
     proxy = FaultProxy(("127.0.0.1", pd.port))
     await proxy.open()
     prfaas = await world.start(
@@ -43,6 +58,7 @@ async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
         link_grace_ns=GRACE_NS,
         link_connections={"pd-pool": NUM_CONNECTIONS},
         peers={"pd-pool": ("127.0.0.1", proxy.port)},
+        send=send,
     )
     made = Rig(proxy, prfaas, pd, identities)
     await until(lambda: made.link.telemetry.num_connections == NUM_CONNECTIONS)
@@ -197,10 +213,8 @@ def test_a_link_that_is_connected_anew_reports_the_goodput_of_before() -> None:
     assert meter.telemetry(5 * 10**9).goodput_bits_per_s == 10**9
 
 
-async def test_a_link_that_was_silent_and_is_cut_comes_back_with_its_goodput(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(send_connection, "STUCK_NS", 10**15)
+@pytest.mark.parametrize("send", [NEVER_STUCK])
+async def test_a_link_that_was_silent_and_is_cut_comes_back_with_its_goodput(rig: Rig) -> None:
     rate = rig.proxy.link_bits_per_s = 40_000_000
     transfer = rig.begin()
     rig.push(transfer, 40)
@@ -241,13 +255,12 @@ async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(rig: Rig) ->
         await rig.all_there(blocks)
 
 
+@pytest.mark.parametrize("send", [SendLimits(stuck_ns=10**15, fragment_bytes_min=FRAGMENT_BYTES)])
+@pytest.mark.parametrize("receive", [ReceiveLimits(turn_bytes=1)])
 async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_wake(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig,
 ) -> None:
     """A rest smaller than what the socket wakes for would lie there until more comes."""
-    monkeypatch.setattr(fragment_reader, "TURN_BYTES", 1)
-    monkeypatch.setattr(data_sender, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
-    monkeypatch.setattr(send_connection, "STUCK_NS", 10**15)
     rig.proxy.read_bits_per_s = 100_000_000
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)
@@ -256,11 +269,9 @@ async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_w
         await rig.all_there(blocks)
 
 
-async def test_one_data_connection_that_carries_nothing_more_is_replaced(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("send", [SendLimits(stuck_ns=10**9)])
+async def test_one_data_connection_that_carries_nothing_more_is_replaced(rig: Rig) -> None:
     """The proxy's kernel acknowledges what it takes: TCP alone never notices."""
-    monkeypatch.setattr(send_connection, "STUCK_NS", 10**9)
     rig.proxy.strike(Fault.HALF_OPEN, 2)
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)

@@ -17,7 +17,7 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.loading import KERNELS
-from prfaas.pool.send import data_sender
+from prfaas.pool.send.send_limits import SendLimits
 from prfaas.wire.fragments import block_digest, encode_prefix
 from prfaas.wire.messages.link import Commit, PoolHello, Resumed
 from prfaas.wire.sealed.keys import LinkSecret
@@ -204,11 +204,10 @@ async def test_a_byte_changed_on_the_path_ends_its_connection_and_not_the_link(
 
 
 async def test_a_path_that_carries_only_tls_gets_tls(
-    world: World, tap: Tap, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, tap: Tap, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(data_sender, "RETRY_S", 0.01)
     tap.change = lambda number, data: None if not tap.carried[number] and data[0] != 0x16 else data
-    rig = await linked(world, tap, SEALED, SEALED)
+    rig = await linked(world, tap, SEALED, SEALED, send=SendLimits(redial_s=0.01))
     await until(lambda: rig.link.telemetry.encryption == TLS)
     await moved(rig)
     assert rig.pd.metric("connections_refused_total", port="link") == 0

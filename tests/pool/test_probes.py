@@ -10,8 +10,7 @@ import pytest
 
 from prfaas.core.transfer.link_advice import Probe
 from prfaas.errors import PeerError, TransferError
-from prfaas.pool.net import link_probe
-from prfaas.pool.net.link_probe import ProbeServer, probe
+from prfaas.pool.net.link_probe import ProbeLimits, ProbeServer, probe
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.base import Goodbye
 from prfaas.wire.messages.codec import encode
@@ -25,14 +24,11 @@ async def measured(
     port: int, identities: Path, *, name: str = "prfaas-pool", peer: str = "pd-pool", count: int = 2
 ) -> Probe:
     tls = identity_in(identities, name).dialling().probe
-    found, control = await probe((LOOPBACK, port), tls, peer, num_connections=count, seconds=0.2)
+    found, control = await probe(
+        (LOOPBACK, port), tls, peer, num_connections=count, seconds=0.2, warm_up_s=0.05
+    )
     assert control
     return found
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_probe, "WARM_UP_S", 0.05)
 
 
 async def still_serves(world: World, pd: Site) -> None:
@@ -73,22 +69,18 @@ async def test_another_pool_than_was_asked_for_is_not_tested(world: World) -> No
         await measured(pd.port, world.identities, peer="other-pool")
 
 
-@pytest.mark.parametrize("limit", ["PROBE_BYTES_MAX", "PROBE_SECONDS_MAX"])
-async def test_a_test_that_goes_on_for_too_long_is_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    pd = await world.start_pd()
-    monkeypatch.setattr(link_probe, limit, 1 << 20 if "BYTES" in limit else 0.1)
+@pytest.mark.parametrize(
+    "limits", [ProbeLimits(bytes_max=1 << 20), ProbeLimits(seconds_max=0.1)], ids=["bytes", "time"]
+)
+async def test_a_test_that_goes_on_for_too_long_is_ended(world: World, limits: ProbeLimits) -> None:
+    pd = await world.start_pd(probes=limits)
     with pytest.raises(TransferError, match="no link test"):
         await measured(pd.port, world.identities)
     await still_serves(world, pd)
 
 
-async def test_no_more_connections_are_tested_than_the_limit(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pd = await world.start_pd()
-    monkeypatch.setattr(link_probe, "PROBES_MAX", 2)
+async def test_no_more_connections_are_tested_than_the_limit(world: World) -> None:
+    pd = await world.start_pd(probes=ProbeLimits(connections_max=2))
     with pytest.raises(TransferError):
         await measured(pd.port, world.identities, count=3)
     # Two go, once those of the test before are gone.
@@ -127,10 +119,11 @@ async def test_a_server_without_a_pool_node_takes_tests_and_nothing_else(identit
 
 async def test_callers_that_say_nothing_keep_no_pool_from_testing(world: World) -> None:
     """Of strangers the one that waits longest has to go; it is counted."""
-    pd = await world.start_pd()
+    limits = ProbeLimits(connections_max=4)
+    pd = await world.start_pd(probes=limits)
     context = identity_in(world.identities, "stranger").dialling().probe
     silent = []
-    for _ in range(link_probe.PROBES_MAX + 3):
+    for _ in range(limits.connections_max + 3):
         connection = await asyncio.to_thread(socket.create_connection, (LOOPBACK, pd.port))
         into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
         with contextlib.suppress(ssl.SSLWantReadError):

@@ -8,11 +8,8 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node import purging
-from prfaas.pool.store import disk_tier as disk_module
-from prfaas.pool.store import origins as origins_module
 from prfaas.pool.store.disk_segments import ALIGN_BYTES
-from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
 from prfaas.pool.store.origins import (
     LOCAL,
     Origin,
@@ -166,11 +163,8 @@ async def test_a_gateway_learns_that_a_bar_did_not_last(world: World) -> None:
     gateway.channel.close("done")
 
 
-async def test_a_bar_that_nobody_ends_ends_by_itself(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(purging, "BAR_NS", 0)
-    pd = await world.start_pd()
+async def test_a_bar_that_nobody_ends_ends_by_itself(world: World) -> None:
+    pd = await world.start_pd(purge_bar_ns=0)
     gateway, engine = await subscribe(pd, world.identities), await world.engine("pd-pool")
     await ask(gateway)
     gateway.channel.close("the gateway died")
@@ -234,12 +228,11 @@ async def test_what_a_pool_has_of_another_goes_with_that_one_too(world: World) -
 
 
 async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Of 4,000 blocks on disk 1,000 are of the source, in a quarter of the segments."""
-    monkeypatch.setattr(origins_module, "SLICE", 64)
-    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 400 * ALIGN_BYTES)
-    tier = DiskTier(tmp_path, 1 << 25, PoolMetrics(), lambda _: None, lambda _: None)
+    limits = DiskLimits(segment_bytes=400 * ALIGN_BYTES, slice_blocks=64)
+    tier = DiskTier(tmp_path, 1 << 25, PoolMetrics(), lambda _: None, lambda _: None, limits=limits)
     running = asyncio.create_task(tier.run())
     await until(lambda: tier.is_ready)
     theirs = received(SOURCE, b"t" * 16, is_inherited=False)

@@ -7,7 +7,6 @@ import pytest
 from prfaas import log_throttle
 from prfaas.errors import ConfigError
 from prfaas.log_throttle import SaidOnce
-from prfaas.pool.node import host_limits
 from prfaas.pool.node.host_limits import check_limits
 
 from .conftest import World
@@ -39,9 +38,7 @@ def test_a_thing_is_said_once_a_minute_and_not_too_many_are() -> None:
     assert new("a")
 
 
-def test_limits_that_no_host_could_reach_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_that_no_host_could_reach_are_refused(tmp_path: Path) -> None:
     check_limits(1 << 20, tmp_path / "not" / "there" / "yet", 1 << 20)
     with pytest.raises(ConfigError, match="memory are more than"):
         check_limits(900 << 40, None, 0)
@@ -49,10 +46,9 @@ def test_limits_that_no_host_could_reach_are_refused(
         check_limits(1 << 20, tmp_path, 1 << 62)
     group = tmp_path / "memory.max"
     group.write_text("4096\n")
-    monkeypatch.setattr(host_limits, "CGROUP_MAX", group)
     with pytest.raises(
         ConfigError, match=r"8\.0 KiB of memory are more than the 4\.0 KiB that this host has"
     ):
-        check_limits(8192, None, 0)
+        check_limits(8192, None, 0, cgroup_max=group)
     group.write_text("max\n")
-    check_limits(4097, None, 0)
+    check_limits(4097, None, 0, cgroup_max=group)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from prfaas.errors import PeerError
-from prfaas.wire import channel as module
-from prfaas.wire import liveness
-from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
+from prfaas.wire.channel import LIMITS, Channel, ChannelLimits
 from prfaas.wire.frames import VERSION, Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Ping
@@ -29,9 +27,12 @@ class Pair:
     frames: list[Frame] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     refuse: bool = False
+    limits: ChannelLimits = LIMITS
 
     def __post_init__(self) -> None:
-        self.channel = Channel(self.take, lambda _, reason: self.closed.append(reason))
+        self.channel = Channel(
+            self.take, lambda _, reason: self.closed.append(reason), limits=self.limits
+        )
 
     async def hear(self, num_bytes: int) -> bytes:
         return await asyncio.get_running_loop().sock_recv(self.far, num_bytes)
@@ -46,10 +47,16 @@ class Pair:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
+def limits() -> ChannelLimits:
+    """Limits of the channel; a test may give others."""
+    return LIMITS
+
+
+@pytest.fixture
+async def pair(limits: ChannelLimits) -> AsyncIterator[Pair]:
     near, far = socket.socketpair()
     far.setblocking(False)
-    made = Pair(far)
+    made = Pair(far, limits=limits)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: made.channel, near)
     yield made
     made.channel.close("the test is over")
@@ -123,7 +130,7 @@ LARGE = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 20_000)
 
 async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
     sent = 0
-    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+    while pair.channel.backlog_bytes <= LIMITS.write_buffer_bytes:
         pair.channel.send(LARGE)
         sent += 1
     waiting = asyncio.create_task(pair.channel.drained())
@@ -136,7 +143,7 @@ async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
 
 
 async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair) -> None:
-    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+    while pair.channel.backlog_bytes <= LIMITS.write_buffer_bytes:
         pair.channel.send(LARGE)
     waiting = asyncio.create_task(pair.channel.drained())
     await asyncio.sleep(0)
@@ -146,10 +153,8 @@ async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair
     assert not pair.channel.is_open
 
 
-async def test_a_peer_that_asks_on_and_reads_nothing_is_left(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 << 20)
+@pytest.mark.parametrize("limits", [ChannelLimits(unread_bytes_max=4 << 20)])
+async def test_a_peer_that_asks_on_and_reads_nothing_is_left(pair: Pair) -> None:
     answer = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
     pair.channel._on_frame = lambda channel, _: channel.send(answer)
     with contextlib.suppress(OSError):
@@ -159,12 +164,8 @@ async def test_a_peer_that_asks_on_and_reads_nothing_is_left(
     assert pair.closed == ["the peer does not read its answers"]
 
 
-async def test_a_silent_peer_is_pinged_and_then_given_up(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
-    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 0.05)
-    await keep_alive(pair.channel)
+async def test_a_silent_peer_is_pinged_and_then_given_up(pair: Pair) -> None:
+    await keep_alive(pair.channel, ping_interval_s=0.005, silence_max_s=0.05)
     await until(lambda: bool(pair.closed))
     assert pair.closed[0].startswith("silent for")
     heard = await pair.hear(1 << 16)
@@ -172,10 +173,8 @@ async def test_a_silent_peer_is_pinged_and_then_given_up(
     assert heard.replace(encode(Ping()), b"") == b""
 
 
-async def test_a_peer_that_pings_back_stays(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
-    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 30.0)
-    watch = asyncio.create_task(keep_alive(pair.channel))
+async def test_a_peer_that_pings_back_stays(pair: Pair) -> None:
+    watch = asyncio.create_task(keep_alive(pair.channel, ping_interval_s=0.005, silence_max_s=30.0))
     began = pair.channel.heard_at
     for _ in range(3):
         assert await pair.hear(len(encode(Ping()))) == encode(Ping())

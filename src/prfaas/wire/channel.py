@@ -6,17 +6,31 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, Frame, FrameDecoder, VersionError
 from prfaas.wire.messages.base import Goodbye, Message
 from prfaas.wire.messages.codec import encode
 
-WRITE_BUFFER_BYTES = 1 << 20
 REASON_CHARS_MAX = 512
-UNREAD_BYTES_MAX = 64 << 20
-"""Limit of unread answers, bytes: a peer that sends more requests without reading is disconnected.
-"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    """Limits on the bytes that a connection has not sent yet.
+
+    Attributes:
+        write_buffer_bytes: Beyond it senders wait (`Channel.drained`).
+        unread_bytes_max: A peer that sends requests and leaves more bytes of answers unread is
+            disconnected.
+    """
+
+    write_buffer_bytes: int = 1 << 20
+    unread_bytes_max: int = 64 << 20
+
+
+LIMITS = ChannelLimits()
 
 
 class Channel(asyncio.Protocol):
@@ -27,6 +41,7 @@ class Channel(asyncio.Protocol):
         on_close: Called once when the connection is gone, with the reason.
         on_open: Called once when the connection, TLS included, stands. A `PeerError` it raises
             refuses the peer before any frame is read.
+        limits: On unsent bytes.
     """
 
     def __init__(
@@ -34,7 +49,9 @@ class Channel(asyncio.Protocol):
         on_frame: Callable[[Channel, Frame], None],
         on_close: Callable[[Channel, str], None],
         on_open: Callable[[Channel], None] = lambda _: None,
+        limits: ChannelLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._on_frame = on_frame
         self._on_close = on_close
         self._on_open = on_open
@@ -56,7 +73,7 @@ class Channel(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"{type(transport).__name__} is not a stream transport")
         self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._writable.set()
         self.heard_at = asyncio.get_running_loop().time()
         self._guard(lambda: self._on_open(self))
@@ -148,7 +165,7 @@ class Channel(asyncio.Protocol):
             if not self.is_open:
                 return
             self._on_frame(self, frame)
-            if self.backlog_bytes > UNREAD_BYTES_MAX:
+            if self.backlog_bytes > self._limits.unread_bytes_max:
                 self.close("the peer does not read its answers")
 
     def _guard(self, action: Callable[[], None]) -> None:

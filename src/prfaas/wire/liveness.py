@@ -12,12 +12,17 @@ SILENCE_MAX_S = 5.0
 """A path that carries nothing for this long is dead: five lost pings in a row."""
 
 
-async def keep_alive(channel: Channel) -> None:
+async def keep_alive(
+    channel: Channel,
+    *,
+    ping_interval_s: float = PING_INTERVAL_S,
+    silence_max_s: float = SILENCE_MAX_S,
+) -> None:
     """Ping the peer, and close the channel after silence. Ends with the channel."""
     loop = asyncio.get_running_loop()
     while channel.is_open:
-        if loop.time() - channel.heard_at > SILENCE_MAX_S:
-            channel.close(f"silent for {SILENCE_MAX_S:.0f} s")
+        if loop.time() - channel.heard_at > silence_max_s:
+            channel.close(f"silent for {silence_max_s:.0f} s")
             return
         channel.send(Ping())
-        await asyncio.sleep(PING_INTERVAL_S)
+        await asyncio.sleep(ping_interval_s)

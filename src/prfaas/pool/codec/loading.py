@@ -45,9 +45,14 @@ class Window(Protocol):
 
 
 class Kernels:
-    """The kernels of this process: absent, being loaded, or ready. Any thread may ask."""
+    """The kernels of this process: absent, being loaded, or ready. Any thread may ask.
 
-    def __init__(self) -> None:
+    Args:
+        package: Package with the modules `exponent_window` and `kernels`.
+    """
+
+    def __init__(self, package: str = _PACKAGE) -> None:
+        self._package = package
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
@@ -121,13 +126,13 @@ class Kernels:
             self._compile()
         if self._is_stopped:
             return None
-        module: Any = importlib.import_module(f"{_PACKAGE}.exponent_window")
+        module: Any = importlib.import_module(f"{self._package}.exponent_window")
         window: Window = module
         return window
 
     def _compile(self) -> None:
         """Have the kernels compiled by another process, which leaves them on disk."""
-        command = [sys.executable, "-c", f"import {_PACKAGE}.kernels"]
+        command = [sys.executable, "-c", f"import {self._package}.kernels"]
         with self._lock:
             if self._is_stopped:
                 return

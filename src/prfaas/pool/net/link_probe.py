@@ -13,6 +13,7 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Set
+from dataclasses import dataclass
 
 from prfaas.config.addresses import join_address
 from prfaas.core.transfer.link_advice import Probe
@@ -34,17 +35,31 @@ from prfaas.wire.sockets import (
 
 log = logging.getLogger(__name__)
 
-PROBES_MAX = 32
-"""Connections that a pool node drops bytes from at a time: a test, and the end of the last one."""
-PROBE_SECONDS_MAX = 30
-PROBE_BYTES_MAX = 16 << 30
-"""Figures of one connection."""
 WARM_UP_S = 1.0
 """Slow start, and BBR's first probing of the path."""
 CONNECT_TIMEOUT_S = 10.0
 TURN_BYTES = 512 << 10
 """Bytes that a connection moves before the others are served."""
 _PAYLOAD = bytes(128 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
+    """Limits of link tests at their receiving end.
+
+    Attributes:
+        connections_max: Connections that bytes are dropped from at a time: a test, and the end of
+            the last one. The same number may wait for their identification.
+        seconds_max: Duration of one connection, seconds.
+        bytes_max: Bytes of one connection.
+    """
+
+    connections_max: int = 32
+    seconds_max: float = 30.0
+    bytes_max: int = 16 << 30
+
+
+LIMITS = ProbeLimits()
 
 
 class ProbeSink:
@@ -55,6 +70,7 @@ class ProbeSink:
         sources: Pools that may test.
         io: Where the connections live.
         on_refused: Called, on the I/O thread, for every caller that is not such a pool.
+        limits: Of the tests.
     """
 
     def __init__(
@@ -63,7 +79,9 @@ class ProbeSink:
         sources: Set[str],
         io: IoThread,
         on_refused: Callable[[], object],
+        limits: ProbeLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._tls = tls
         self._sources = sources
         self._io = io
@@ -78,7 +96,7 @@ class ProbeSink:
             connection.close()
 
     def _start(self, connection: socket.socket) -> None:
-        if len(self._callers) >= PROBES_MAX:
+        if len(self._callers) >= self._limits.connections_max:
             next(iter(self._callers)).cancel()  # Strangers cannot keep pools out.
             self._on_refused()
         task = self._io.start(self._serve(connection))
@@ -94,8 +112,9 @@ class ProbeSink:
     def _let_in(self) -> None:
         """The connection of this task is a pool's that may test."""
         task = asyncio.current_task()
-        if len(self._tests) >= PROBES_MAX:
-            raise PeerError(f"{PROBES_MAX} connections of link tests are the limit")
+        limit = self._limits.connections_max
+        if len(self._tests) >= limit:
+            raise PeerError(f"{limit} connections of link tests are the limit")
         if task is not None:
             self._callers.pop(task, None)
             self._tests.add(task)
@@ -110,8 +129,8 @@ class ProbeSink:
                 await shake_hands(secured)
                 peer = peer_name(secured, self._sources)
                 self._let_in()
-                async with asyncio.timeout(PROBE_SECONDS_MAX):
-                    num_bytes = await _drop(secured)
+                async with asyncio.timeout(self._limits.seconds_max):
+                    num_bytes = await _drop(secured, self._limits.bytes_max)
                 log.info("link test of %s: %d bytes over one connection", peer, num_bytes)
         except PeerError as error:
             log.warning("a link test is refused: %s", error)
@@ -170,13 +189,13 @@ def _refuse(_: object) -> None:
     raise PeerError("no pool node runs here, only the receiving end of link tests")
 
 
-async def _drop(secured: ssl.SSLSocket) -> int:
+async def _drop(secured: ssl.SSLSocket, bytes_max: int) -> int:
     """Read until the end, or until it is enough."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     nowhere, total, turn = bytearray(TURN_BYTES), 0, 0
     loop.add_reader(secured.fileno(), ready.set)
     try:
-        while total < PROBE_BYTES_MAX:
+        while total < bytes_max:
             try:
                 count = secured.recv_into(nowhere)
             except ssl.SSLWantReadError:
@@ -202,6 +221,7 @@ async def probe(
     num_connections: int,
     seconds: float,
     budget_bits_per_s: int = 0,
+    warm_up_s: float = WARM_UP_S,
 ) -> tuple[Probe, str]:
     """Measure the throughput of a number of connections.
 
@@ -210,8 +230,9 @@ async def probe(
         tls: Our identity, for link tests.
         peer: Name in the receiving end's certificate.
         num_connections: How many.
-        seconds: How long is measured, after a warm-up of WARM_UP_S.
+        seconds: Duration of the measurement, after the warm-up.
         budget_bits_per_s: Of all together; 0 is no limit.
+        warm_up_s: Duration of sending before the measurement, seconds.
 
     Returns:
         The measurement, and the congestion control that is live.
@@ -225,7 +246,7 @@ async def probe(
             for connection in connections:
                 fit(connection, share_of(budget_bits_per_s, num_connections), NOTSENT_LOWAT_BYTES)
             control = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            measured = await _measure(connections, seconds)
+            measured = await _measure(connections, seconds, warm_up_s)
     except PeerError as error:
         raise PeerError(
             f"no link test with {peer} at {join_address(address)}: {error}; "
@@ -261,11 +282,11 @@ async def _dialled(
         yield connections
 
 
-async def _measure(connections: list[ssl.SSLSocket], seconds: float) -> Probe:
+async def _measure(connections: list[ssl.SSLSocket], seconds: float, warm_up_s: float) -> Probe:
     pouring = [asyncio.create_task(_pour(connection)) for connection in connections]
     loop = asyncio.get_running_loop()
     try:
-        await _wait(pouring, WARM_UP_S)
+        await _wait(pouring, warm_up_s)
         before, began = [tcp_info(connection) for connection in connections], loop.time()
         await _wait(pouring, seconds)
         after, took = [tcp_info(connection) for connection in connections], loop.time() - began

@@ -19,7 +19,7 @@ from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
-from prfaas.pool.codec.loading import KERNELS
+from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -58,12 +58,20 @@ HOST, DISK, SHARED = "host", "disk", "shared"
 class PoolNode:
     """Wires the parts of a pool node together.
 
+    Args:
+        settings: Identity, resources, peers and limits.
+        clock_ns: Monotonic clock, nanoseconds.
+        kernels: Kernels of link codecs; the default is that of the process.
+
     Raises:
         ConfigError: The host has less than the settings allow.
     """
 
     def __init__(
-        self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        settings: PoolSettings,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        kernels: Kernels = KERNELS,
     ) -> None:
         check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
@@ -71,7 +79,7 @@ class PoolNode:
         self._audit = PoolAudit(
             settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
         )
-        self.feed = EventFeed()
+        self.feed = EventFeed(settings.feed)
         not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
         self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
         self.disk = self._disk(settings.disk) if settings.disk else None
@@ -110,7 +118,8 @@ class PoolNode:
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self._known_layouts = KnownLayouts(self._load_codecs)
-        self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, KERNELS)
+        self._kernels = kernels
+        self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
         self._purging = Purging(
             settings.name,
@@ -122,6 +131,7 @@ class PoolNode:
             self.metrics,
             clock_ns,
             self._audit,
+            settings.purge_bar_ns,
         )
         self.link_port = LinkPort(
             settings.listen,
@@ -142,6 +152,8 @@ class PoolNode:
             clock_ns=clock_ns,
             decoding=self._decoding,
             encryption=settings.link_encryption,
+            channels=settings.channels,
+            probes=settings.probes,
         )
         self.peers = Peers(
             settings,
@@ -233,11 +245,11 @@ class PoolNode:
             loop = asyncio.get_running_loop()
 
             def ready() -> None:
-                self.metrics.set_codec(KERNELS.speed)
+                self.metrics.set_codec(self._kernels.speed)
                 with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
                     loop.call_soon_threadsafe(self._decoding.kernels_ready)
 
-            KERNELS.load(ready)
+            self._kernels.load(ready)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.
@@ -298,6 +310,7 @@ class PoolNode:
             self.metrics,
             lambda names: self.store.found_below(disk, names),
             self.store.gone_below,
+            limits=self.settings.disk_limits,
         )
         self.store.spill_to(disk)
         return disk
@@ -325,6 +338,7 @@ class PoolNode:
             codec=settings.link_codec,
             layouts=self._known_layouts,
             encryption=settings.link_encryption,
+            limits=settings.send,
         )
 
     def _layouts(self) -> set[bytes]:

@@ -5,7 +5,7 @@
     gateway ──PurgeEnd──► every pool node   takes blocks of the source again
 
 Between the first and the last step no engine can store here what it computed from such blocks, and
-none finds any. A gateway that dies in between leaves a bar, which ends by itself after BAR_NS; the
+none finds any. A gateway that dies in between leaves a bar, which ends by itself after a time; the
 same purge sent again does the rest. The answer to the last step tells the gateway if the bar had
 ended before, as of a pool node that was restarted meanwhile.
 """
@@ -32,8 +32,6 @@ from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
 
 log = logging.getLogger(__name__)
 
-BAR_NS = 120 * 10**9
-"""Time limit of a bar."""
 BARS_MAX = 1024
 """Sources and gateways, together; beyond it the oldest bar ends."""
 _PROBLEM_CHARS_MAX = 400
@@ -52,6 +50,7 @@ class Purging:
         metrics: Count dropped blocks.
         clock_ns: Monotonic clock, nanoseconds.
         audit: Records purges.
+        bar_ns: Time limit of a bar, ns.
     """
 
     def __init__(
@@ -65,7 +64,9 @@ class Purging:
         metrics: PoolMetrics,
         clock_ns: Callable[[], int],
         audit: PoolAudit,
+        bar_ns: int,
     ) -> None:
+        self._bar_ns = bar_ns
         self._audit = audit
         self._pool, self._store, self._disk, self._shared = pool, store, disk, shared
         self._inbound, self._links, self._metrics = inbound, links, metrics
@@ -90,7 +91,7 @@ class Purging:
         if not message.is_dry:
             if len(self._bars) >= BARS_MAX:
                 del self._bars[next(iter(self._bars))]
-            self._bars[message.source, gateway] = self._clock_ns() + BAR_NS
+            self._bars[message.source, gateway] = self._clock_ns() + self._bar_ns
         task = asyncio.create_task(self._purge(message, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -8,14 +8,25 @@ from pathlib import Path
 from prfaas.audit.settings import AuditSettings
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
+from prfaas.pool.net import link_probe
+from prfaas.pool.net.link_probe import ProbeLimits
+from prfaas.pool.receive import receive_limits
+from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.send import send_limits
+from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.store import disk_tier, event_feed
+from prfaas.pool.store.disk_tier import DiskLimits
+from prfaas.pool.store.event_feed import FeedLimits
+from prfaas.wire import channel
+from prfaas.wire.channel import ChannelLimits
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
 """Longer than a reconnect; the limit of decode's wait for a broken link."""
 
 DRAIN_NS = 10 * 10**9
+BAR_NS = 120 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,12 @@ class PoolSettings:
         audit: Audit log; None without.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
+        send: Limits of data connections to peers.
+        channels: Limits on unsent bytes of connections for messages.
+        feed: Limits on events for a gateway.
+        probes: Limits of link tests.
+        disk_limits: Sizes and times of the disk tier.
+        purge_bar_ns: Time limit of the refusal of a purged source's blocks, ns.
         hello_timeout_s: Time limit for the first message of an engine.
         drain_ns: Time limit of running transfers after a stop, ns.
     """
@@ -68,7 +85,13 @@ class PoolSettings:
     audit: AuditSettings | None = None
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
-    receive: ReceiveLimits = DEFAULTS
+    receive: ReceiveLimits = receive_limits.DEFAULTS
+    send: SendLimits = send_limits.DEFAULTS
+    channels: ChannelLimits = channel.LIMITS
+    feed: FeedLimits = event_feed.LIMITS
+    probes: ProbeLimits = link_probe.LIMITS
+    disk_limits: DiskLimits = disk_tier.LIMITS
+    purge_bar_ns: int = BAR_NS
     hello_timeout_s: float = 10.0
 
     @property

@@ -83,6 +83,8 @@ class DataHandlers:
     on_no_room: Callable[[str, bytes], None]
     on_broken: Callable[[str, PeerError], None]
     on_end: Callable[[DataReceiver], None]
+    turn_bytes: int
+    """Bytes that a connection reads before the others are served."""
 
 
 class DataReceiver:
@@ -200,7 +202,7 @@ class DataReceiver:
         if assembly is None or self.is_killed:
             log.info("a data connection of %s is for a link that is over", self.peer)
             return
-        reader = FragmentReader(self, connection, assembly, make_stream)
+        reader = FragmentReader(self, connection, assembly, make_stream, self._handlers.turn_bytes)
         try:
             await reader.ended
         finally:

@@ -75,6 +75,7 @@ class DataPort:
             on_no_room=on_no_room,
             on_broken=on_broken,
             on_end=lambda receiver: self._receivers.pop(receiver, None),
+            turn_bytes=inbound.limits.turn_bytes,
         )
 
     def open(self) -> None:

@@ -17,8 +17,6 @@ WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
 """Bytes for which a reader of a TLS connection wakes up; a TLS record may be partly read."""
 SEALED_WAKE_BYTES = 256 << 10
 """The same without TLS: nothing can be done before a fragment is whole."""
-TURN_BYTES = 512 << 10
-"""Bytes that a connection reads before the others are served."""
 
 
 class Stream(Protocol):
@@ -78,6 +76,7 @@ class FragmentReader:
         connection: Authenticated socket that does not block, TLS or plain.
         assembly: Unfinished blocks of its link.
         make_stream: Makes the stream for its bytes, from what gives fragments their place.
+        turn_bytes: Bytes that it reads before other connections are served.
     """
 
     def __init__(
@@ -86,7 +85,9 @@ class FragmentReader:
         connection: socket.socket,
         assembly: Assembly,
         make_stream: Callable[[Callable[[FragmentPrefix], memoryview]], Stream],
+        turn_bytes: int,
     ) -> None:
+        self._turn_bytes = turn_bytes
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._receiver = receiver
@@ -132,7 +133,7 @@ class FragmentReader:
             self._read()
 
     def _read(self) -> None:
-        left = TURN_BYTES
+        left = self._turn_bytes
         try:
             while left > 0 and not self._is_paused and not self.ended.done():
                 view = self._stream.view

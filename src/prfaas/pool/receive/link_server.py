@@ -15,14 +15,16 @@ from prfaas.log_throttle import SaidOnce
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.busy import BusyMeter
 from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.net.link_probe import ProbeSink
+from prfaas.pool.net.link_probe import LIMITS as PROBE_LIMITS
+from prfaas.pool.net.link_probe import ProbeLimits, ProbeSink
 from prfaas.pool.net.listener import Listener
 from prfaas.pool.receive.data_receiver import DigestError
 from prfaas.pool.receive.data_server import DataPort
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.early_blocks import EarlyBlocks
 from prfaas.pool.receive.inbound_transfers import InboundTransfers, abort_of
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import LIMITS as CHANNEL_LIMITS
+from prfaas.wire.channel import Channel, ChannelLimits
 from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
@@ -64,6 +66,8 @@ class LinkPort:
         gateways: Gateways that may subscribe and abort.
         decoding: Agrees on codecs with those pools.
         encryption: The operator's choice for their data connections.
+        channels: Limits on unsent bytes of connections for messages.
+        probes: Limits of link tests.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class LinkPort:
         clock_ns: Callable[[], int],
         decoding: Decoding,
         encryption: LinkEncryption = LinkEncryption.TLS,
+        channels: ChannelLimits = CHANNEL_LIMITS,
+        probes: ProbeLimits = PROBE_LIMITS,
     ) -> None:
         self._pool = pool
         self._encryption = encryption
@@ -121,10 +127,10 @@ class LinkPort:
         self._listener = Listener(
             address,
             tls,
-            lambda: Channel(self._deliver, self._closed, self._greet),
+            lambda: Channel(self._deliver, self._closed, self._greet, channels),
             self.data.take,
             self.data.take_sealed,
-            ProbeSink(tls.probe, sources, io, self._refuse).take,
+            ProbeSink(tls.probe, sources, io, self._refuse, probes).take,
             self._refuse,
         )
         self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)

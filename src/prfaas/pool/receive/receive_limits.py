@@ -17,11 +17,13 @@ class ReceiveLimits:
             has handed out all fragments of the one before; each fragment that a slow connection
             still holds, in its window or in the buffers at either end, leaves a block unfinished.
             With fragments of 32 KiB the default is half a gigabyte of them.
+        turn_bytes: Bytes that a data connection reads before the others are served.
     """
 
     transfers_max: int = 10_000
     peer_bytes_min: int = 64 << 20
     unfinished_blocks_max: int = 16_384
+    turn_bytes: int = 512 << 10
 
 
 DEFAULTS = ReceiveLimits()

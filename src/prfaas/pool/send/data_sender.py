@@ -15,6 +15,7 @@ from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
+from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
@@ -27,7 +28,7 @@ from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_inf
 
 log = logging.getLogger(__name__)
 
-FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
+FRAGMENT_BYTES_LARGEST = 512 << 10
 PAGE_BYTES = 4096
 FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 2_000_000, 1 / 10
 """Duration of a fragment: the longer of a time and a part of the round trip.
@@ -37,7 +38,6 @@ enough that headers and scheduling do not matter: most of the CPU time of a slow
 each fragment, and not for each byte.
 """
 CONNECT_TIMEOUT_S = 5.0
-RETRY_S = 0.5
 UNPROVED_MAX = 8
 """Connections without TLS that end before the peer has opened any; TLS is used from then on."""
 
@@ -59,6 +59,7 @@ class DataSenders:
         pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
         io: Where they live.
         on_change: Called on the loop when a connection opens or closes.
+        limits: Of the connections.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class DataSenders:
         pacing_bits_per_s: int,
         io: IoThread,
         on_change: Callable[[], None],
+        limits: SendLimits,
     ) -> None:
+        self._limits = limits
         self._address = address
         self._tls = tls
         self._peer = peer
@@ -158,7 +161,7 @@ class DataSenders:
         self._pacing_bits_per_s = pacing_bits_per_s
         if bits_per_s:
             share = bits_per_s // 8 // self._num_wanted
-            self._fragment_bytes = fragment_bytes(share, rtt_ns)
+            self._fragment_bytes = fragment_bytes(share, rtt_ns, self._limits.fragment_bytes_min)
             self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
         self._fit()
         self._fill()
@@ -195,7 +198,7 @@ class DataSenders:
                 await self._carry()
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._peer, repr(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._limits.redial_s)
 
     async def _carry(self) -> None:
         """Dial, and send until the connection ends."""
@@ -204,7 +207,15 @@ class DataSenders:
             number = self._numbers()
             seal = Sealer(secret, number) if secret is not None else None
             join = encode(Join(pool=self._pool, link=self._link, number=number))
-            connection = DataConnection(number, dialled, self._queue, self._coding, join, seal)
+            connection = DataConnection(
+                number,
+                dialled,
+                self._queue,
+                self._coding,
+                join,
+                seal,
+                stuck_ns=self._limits.stuck_ns,
+            )
             self._connections.append(connection)
             self._fit()
             self._tell(self._on_change)
@@ -265,13 +276,16 @@ def _expanded(num_bytes: int, expansion: float) -> int:
     return min(FRAGMENT_BYTES_MAX, round(num_bytes * expansion)) // PAGE_BYTES * PAGE_BYTES
 
 
-def fragment_bytes(bytes_per_s: int, rtt_ns: int) -> int:
+def fragment_bytes(
+    bytes_per_s: int, rtt_ns: int, bytes_min: int = DEFAULTS.fragment_bytes_min
+) -> int:
     """Return the size of the fragments of one connection: a power of two, so that sizes are few.
 
     Args:
         bytes_per_s: Throughput of the connection.
         rtt_ns: Round trip of the path.
+        bytes_min: Smallest size, bytes.
     """
     lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
     wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()
-    return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))
+    return max(bytes_min, min(FRAGMENT_BYTES_LARGEST, wanted))

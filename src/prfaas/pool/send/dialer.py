@@ -25,6 +25,7 @@ from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.send.data_sender import DataSenders
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
+from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -88,6 +89,7 @@ class Dialer:
         clock_ns: Monotonic clock, nanoseconds.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
+        limits: Of the data connections.
     """
 
     def __init__(
@@ -105,7 +107,9 @@ class Dialer:
         clock_ns: Callable[[], int],
         budget_bits_per_s: int,
         connections: int,
+        limits: SendLimits,
     ) -> None:
+        self._limits = limits
         self.peer = peer
         self._user = user
         self._pool = pool
@@ -299,6 +303,7 @@ class Dialer:
             pacing_bits_per_s=self._pacer.bits_per_s,
             io=self._io,
             on_change=self._update,
+            limits=self._limits,
         )
 
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:

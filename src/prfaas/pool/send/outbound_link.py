@@ -23,6 +23,7 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.send.dialer import Dialer
 from prfaas.pool.send.link_coding import LinkCoding
+from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -97,6 +98,7 @@ class OutboundLink:
         codec: When blocks are coded.
         layouts: What engines announced; blocks of others go raw.
         encryption: Protection of the data connections.
+        limits: Of the data connections.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class OutboundLink:
         codec: LinkCodec = LinkCodec.RAW,
         layouts: KnownLayouts | None = None,
         encryption: LinkEncryption = LinkEncryption.TLS,
+        limits: SendLimits = DEFAULTS,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -152,6 +155,7 @@ class OutboundLink:
             clock_ns=clock_ns,
             budget_bits_per_s=budget_bits_per_s,
             connections=connections,
+            limits=limits,
         )
 
     # --- requests of the node ---

@@ -11,9 +11,6 @@ from prfaas.pool.send.send_queue import SendQueue
 from prfaas.wire.sealed.records import Sealer
 from prfaas.wire.sealed.streams import SealedParts
 
-STUCK_NS = 5 * 10**9
-"""A connection without delivery for this time is closed."""
-
 
 class DataConnection:
     """Sends the queue until the connection breaks. Runs on the I/O thread.
@@ -25,6 +22,7 @@ class DataConnection:
         coding: How fragments are coded.
         join: First bytes with TLS.
         sealer: Seals all that is sent; None with TLS.
+        stuck_ns: It is closed if nothing is delivered for this time.
     """
 
     def __init__(
@@ -35,8 +33,11 @@ class DataConnection:
         coding: LinkCoding,
         join: bytes,
         sealer: Sealer | None = None,
+        *,
+        stuck_ns: int,
     ) -> None:
         self.number = number
+        self._stuck_ns = stuck_ns
         self._coding = coding
         self._scratch = Scratch()
         self.socket = connection
@@ -72,7 +73,7 @@ class DataConnection:
         has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
             self._received_bytes, self._moved_at_ns = num_bytes, now_ns
-        elif now_ns - self._moved_at_ns >= STUCK_NS:
+        elif now_ns - self._moved_at_ns >= self._stuck_ns:
             self._fail(OSError("nothing of it arrives any more"))
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +29,7 @@ from prfaas.pool.store.disk_segments import (
     SegmentFiles,
     record_bytes,
 )
-from prfaas.pool.store.origins import Matches, Origin, sliced
+from prfaas.pool.store.origins import SLICE, Matches, Origin, sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.units import format_size
 
@@ -36,7 +37,6 @@ T = TypeVar("T")
 Buffer = bytearray | memoryview
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 64 << 20
 SEGMENTS_MIN = 8
 """A small tier has smaller segments, so that a deletion does not remove most of it."""
 CAPACITY_BYTES_MIN = SEGMENTS_MIN * ALIGN_BYTES
@@ -45,10 +45,26 @@ QUEUE_BYTES_MAX = 64 << 20
 BATCH_BYTES = 16 << 20
 """Bytes that the writer takes at a time: the event loop can be busy between two calls."""
 READERS = 4
-RETRY_S = 30.0
-"""A disk that failed is tried again after this."""
 PROGRESS_SEGMENTS = 256
 """Segments found at start per line in the log: 16 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """Sizes and times of a disk tier.
+
+    Attributes:
+        segment_bytes: Largest segment, bytes.
+        retry_s: Wait before a disk that failed is tried again, seconds.
+        slice_blocks: Blocks that a purge inspects before other work has its turn.
+    """
+
+    segment_bytes: int = 64 << 20
+    retry_s: float = 30.0
+    slice_blocks: int = SLICE
+
+
+LIMITS = DiskLimits()
 
 
 class _Offer(NamedTuple):
@@ -68,6 +84,7 @@ class DiskTier:
         on_found: Called for blocks found at start.
         on_gone: Called for removed blocks.
         policy: Which segment goes first.
+        limits: Sizes and times.
 
     Raises:
         ConfigError: The folder cannot be used, or the limit is too small for any block.
@@ -83,7 +100,9 @@ class DiskTier:
         on_found: Callable[[Iterable[BlockName]], None],
         on_gone: Callable[[Iterable[BlockName]], None],
         policy: EvictionPolicy[int] | None = None,
+        limits: DiskLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         if capacity_bytes < CAPACITY_BYTES_MIN:
             raise ConfigError(
                 f"the disk tier in {folder} is limited to {format_size(capacity_bytes)}; "
@@ -97,7 +116,7 @@ class DiskTier:
         self._on_found = on_found
         self._on_gone = on_gone
         self._policy = policy or LeastRecentlyUsed()
-        self._segment_bytes = min(SEGMENT_BYTES, capacity_bytes // SEGMENTS_MIN)
+        self._segment_bytes = min(limits.segment_bytes, capacity_bytes // SEGMENTS_MIN)
         self._places: dict[BlockName, Place] = {}
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
@@ -186,7 +205,7 @@ class DiskTier:
             kinds = self._kinds.get(number, ())
             if not any(matches(Origin(sources)) for sources in kinds):
                 continue
-            for names in sliced(self._segments[number]):
+            for names in sliced(self._segments[number], self._limits.slice_blocks):
                 part = self._matching(number, names, matches)
                 num_bytes += sum(place.num_bytes for place in part.values())
                 found |= part.keys()
@@ -413,9 +432,9 @@ class DiskTier:
             "tried again every %.0f s",
             self._folder,
             error.strerror or error,
-            RETRY_S,
+            self._limits.retry_s,
         )
-        asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+        asyncio.get_running_loop().call_later(self._limits.retry_s, self._try_again)
 
     def _try_again(self) -> None:
         self._has_failed = False

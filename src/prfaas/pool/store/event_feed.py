@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
@@ -25,14 +26,26 @@ from prfaas.wire.messages.gateway import (
     TransferEnded,
 )
 
-KEYS_MAX = 4096
-"""Keys per message: about 200 kB."""
-BACKLOG_BYTES_MAX = 64 << 20
-"""Unsent events a subscriber may have before it is dropped."""
-BACKLOG_KEYS_MAX = 4_000_000
-"""Keys in the events that wait for the end of a snapshot; beyond it the subscriber is dropped."""
-
 Event = Stored | Evicted | TransferEnded | PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLimits:
+    """Limits on events for one subscriber.
+
+    Attributes:
+        keys_max: Keys per message: about 200 kB.
+        backlog_bytes_max: Unsent events; beyond it the subscriber is dropped.
+        backlog_keys_max: Keys in the events that wait for the end of a snapshot; beyond it the
+            subscriber is dropped.
+    """
+
+    keys_max: int = 4096
+    backlog_bytes_max: int = 64 << 20
+    backlog_keys_max: int = 4_000_000
+
+
+LIMITS = FeedLimits()
 
 
 class EventFeed:
@@ -40,12 +53,16 @@ class EventFeed:
 
     A subscriber that is too far behind is dropped and takes a new snapshot when it comes back.
 
+    Args:
+        limits: On events for one subscriber.
+
     Attributes:
         epoch: Changes with every start of the pool node, so that an old sequence is not mistaken
             for the present one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: FeedLimits = LIMITS) -> None:
+        self._limits = limits
         self.epoch = secrets.token_hex(8)
         self._next_seq = 0
         self._subscribers: dict[Channel, _Subscriber] = {}
@@ -63,7 +80,9 @@ class EventFeed:
         if channel in self._subscribers:
             return
         self._tell_changes()
-        subscriber = _Subscriber(channel, self.epoch, self._next_seq, list(store.names()))
+        subscriber = _Subscriber(
+            channel, self.epoch, self._next_seq, list(store.names()), self._limits
+        )
         self._subscribers[channel] = subscriber
         self._emit(state())
 
@@ -117,8 +136,8 @@ class EventFeed:
             alike.setdefault((came, layout_id), []).append(key)
         for (came, layout_id), keys in sorted(alike.items()):
             kind = Stored if came else Evicted
-            for start in range(0, len(keys), KEYS_MAX):
-                part = wire_keys(keys[start : start + KEYS_MAX])
+            for start in range(0, len(keys), self._limits.keys_max):
+                part = wire_keys(keys[start : start + self._limits.keys_max])
                 self._send(kind(seq=0, layout_id=layout_id, keys=part))
 
     def _emit(self, event: Event) -> None:
@@ -136,8 +155,16 @@ class EventFeed:
 class _Subscriber:
     """One gateway: events wait until its snapshot has left."""
 
-    def __init__(self, channel: Channel, epoch: str, next_seq: int, names: list[BlockName]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        epoch: str,
+        next_seq: int,
+        names: list[BlockName],
+        limits: FeedLimits,
+    ) -> None:
         self._channel = channel
+        self._limits = limits
         self._waiting: deque[Event] = deque()
         self._num_waiting_keys = 0
         self._has_caught_up = False
@@ -151,19 +178,19 @@ class _Subscriber:
         """Send an event, in its turn."""
         if self._has_caught_up:
             self._channel.send(event)
-            if self._channel.backlog_bytes > BACKLOG_BYTES_MAX:
+            if self._channel.backlog_bytes > self._limits.backlog_bytes_max:
                 self._channel.close("the subscriber does not keep up with events")
             return
         self._waiting.append(event)
         if isinstance(event, Stored | Evicted):
             self._num_waiting_keys += len(event.keys)
-        if self._num_waiting_keys > BACKLOG_KEYS_MAX:
+        if self._num_waiting_keys > self._limits.backlog_keys_max:
             self._channel.close("the subscriber does not keep up with the snapshot")
 
     async def _catch_up(self, epoch: str, next_seq: int, names: list[BlockName]) -> None:
         """The snapshot, then pending events, no faster than they are read."""
         rest = iter(names)
-        while part := list(islice(rest, KEYS_MAX)):
+        while part := list(islice(rest, self._limits.keys_max)):
             for layout_id, same in groupby(part, key=lambda name: name[0]):
                 keys = wire_keys(key for _, key in same)
                 self._channel.send(

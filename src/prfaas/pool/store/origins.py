@@ -60,10 +60,10 @@ SLICE = 4096
 T = TypeVar("T")
 
 
-def sliced(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Some items in parts of SLICE at most."""
-    for start in range(0, len(items), SLICE):
-        yield items[start : start + SLICE]
+def sliced(items: Sequence[T], size: int = SLICE) -> Iterator[Sequence[T]]:
+    """Split items into parts of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def joined(sources: Iterable[str]) -> frozenset[str]:
