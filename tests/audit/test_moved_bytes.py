@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.audit import moved_bytes
 from prfaas.audit.moved_bytes import Moved, MovedBytes
 from prfaas.core.audit.refusals import EACH_MAX, KEYS_MAX, WINDOW_NS, RefusalCounts
 
@@ -66,10 +65,9 @@ def test_bytes_are_late_only_if_two_sweeps_find_them_without_a_transfer() -> Non
 
 @pytest.mark.parametrize("sweeps", [lambda m: [m.take_all()], lambda m: [m.sweep(nothing_is_open)]])
 def test_a_peer_that_invents_transfers_takes_no_memory(
-    sweeps: Callable[[MovedBytes], list[list[Moved]]], monkeypatch: pytest.MonkeyPatch
+    sweeps: Callable[[MovedBytes], list[list[Moved]]],
 ) -> None:
-    monkeypatch.setattr(moved_bytes, "ENTRIES_MAX", 300)
-    moved = MovedBytes()
+    moved = MovedBytes(entries_max=300)
     moved.is_on = True
     for number in range(1000):
         moved.add("received", "peer", number.to_bytes(16, "big"), wire_bytes=3)

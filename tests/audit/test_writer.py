@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.audit import writer
 from prfaas.audit.reading import logs_of, records
 from prfaas.audit.settings import AuditSettings, OnFull
 from prfaas.core.audit.records import TORN
@@ -84,19 +83,15 @@ def test_a_checkpoint_follows_when_its_time_has_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize("on_full", list(OnFull))
 @pytest.mark.usefixtures("unlimited")
 def test_a_full_disk_is_reported_and_the_log_goes_on_when_there_is_room(
-    tmp_path: Path,
-    on_full: OnFull,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, on_full: OnFull, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel refuses to let files grow, in the middle of a batch."""
     import resource
 
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
-    monkeypatch.setattr(writer, "QUEUE_MAX", 100)
+    settings = AuditSettings(tmp_path, tmp_path, on_full=on_full, queue_max=100, retry_s=0.01)
 
     async def scenario() -> None:
-        log, registry = audit_log(AuditSettings(tmp_path, tmp_path, on_full=on_full))
+        log, registry = audit_log(settings)
         path = logs_of(tmp_path)[PROCESS][1]
         limit_files(path.stat().st_size + 1000)
         for number in range(50):

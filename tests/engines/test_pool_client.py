@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.engines import pool_client
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolClient
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
@@ -36,13 +35,20 @@ def until(condition: Callable[[], object]) -> None:
 class Scene:
     """A pool node's socket in the test's hands, and a client that dials it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outbox_max: int = LIMITS.outbox_max) -> None:
         self.path = path
         self.listener = self.listen()
         self.messages: list[AnyMessage] = []
         self.losses = 0
         self.descriptor = os.memfd_create("rows")
-        self.client = PoolClient(path, HELLO, self.descriptor, self.messages.append, self.lost)
+        self.client = PoolClient(
+            path,
+            HELLO,
+            self.descriptor,
+            self.messages.append,
+            self.lost,
+            ClientLimits(retry_s=0.01, outbox_max=outbox_max),
+        )
 
     def listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -77,8 +83,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(pool_client, "RETRY_S", 0.01)
+def scene(tmp_path: Path) -> Iterator[Scene]:
     made = Scene(tmp_path / "pool.sock")
     yield made
     made.close()
@@ -144,12 +149,8 @@ def test_garbage_is_a_loss_even_while_the_pool_reads_nothing(scene: Scene) -> No
     scene.accept().close()
 
 
-def test_a_pool_that_reads_nothing_is_given_up_when_the_queue_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_client, "RETRY_S", 0.01)
-    monkeypatch.setattr(pool_client, "OUTBOX_MAX", 20)
-    scene = Scene(tmp_path / "pool.sock")
+def test_a_pool_that_reads_nothing_is_given_up_when_the_queue_is_full(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "pool.sock", outbox_max=20)
     with scene.accept():
         assert fill(scene, 200) < 200
         until(lambda: scene.losses == 1)

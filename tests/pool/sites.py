@@ -17,7 +17,7 @@ from prfaas.core.kv.manifest import manifest_digest
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolClient
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.node import PoolNode
 from prfaas.pool.node.settings import PoolSettings
@@ -132,7 +132,9 @@ FACTS = {"model.weights": "ab12", "group.0.dtypes": "float32"}
 class Engine:
     """An engine's half of the conversation, with real shared memory."""
 
-    def __init__(self, name: str, socket_path: Path, identities: Path) -> None:
+    def __init__(
+        self, name: str, socket_path: Path, identities: Path, limits: ClientLimits = LIMITS
+    ) -> None:
         self.identities = identities
         self.descriptor = os.memfd_create(name)
         os.truncate(self.descriptor, ROW_BYTES * NUM_ROWS)
@@ -150,6 +152,7 @@ class Engine:
             self.descriptor,
             self._on_message,
             self.requests.on_lost,
+            limits,
         )
 
     def send(self, message: Message) -> bool:

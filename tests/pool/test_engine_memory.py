@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.engines import pool_client
+from prfaas.engines.pool_client import ClientLimits
 from prfaas.errors import PeerError
 from prfaas.pool.engine.engine_memory import EngineMemory
 from prfaas.wire.messages.engine import HIT, MISS, Load, Store
@@ -82,10 +82,9 @@ async def node(identities: Path, tmp_path: Path) -> AsyncIterator[NodeProcess]:
 
 
 async def test_a_node_that_stands_still_is_given_up_and_later_touches_no_row(
-    node: NodeProcess, identities: Path, monkeypatch: pytest.MonkeyPatch
+    node: NodeProcess, identities: Path
 ) -> None:
-    monkeypatch.setattr(pool_client, "SILENCE_S", 3.0)
-    engine = Engine("engine", node.socket, identities)
+    engine = Engine("engine", node.socket, identities, ClientLimits(silence_s=3.0))
     try:
         await engine.connected()
         assert await engine.store(PROMPT)
@@ -105,11 +104,10 @@ async def test_a_node_that_stands_still_is_given_up_and_later_touches_no_row(
 
 
 async def test_what_a_frozen_node_had_been_told_to_store_is_not_stored_later(
-    node: NodeProcess, identities: Path, monkeypatch: pytest.MonkeyPatch
+    node: NodeProcess, identities: Path
 ) -> None:
     """The rows have other blocks in them by then."""
-    monkeypatch.setattr(pool_client, "SILENCE_S", 3.0)
-    engine = Engine("engine", node.socket, identities)
+    engine = Engine("engine", node.socket, identities, ClientLimits(silence_s=3.0))
     try:
         await engine.connected()
         os.kill(node.pid, signal.SIGSTOP)

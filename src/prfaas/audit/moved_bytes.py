@@ -40,9 +40,14 @@ _Key = tuple[str, str, bytes]
 
 
 class MovedBytes:
-    """Counts of bytes that no record has yet. Any thread may call it."""
+    """Counts of bytes that no record has yet. Any thread may call it.
 
-    def __init__(self) -> None:
+    Args:
+        entries_max: Transfers that are counted each; further ones are counted together.
+    """
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        self._entries_max = entries_max
         self.is_on = False
         """False without an audit log: nothing is counted."""
         self._lock = threading.Lock()
@@ -64,7 +69,7 @@ class MovedBytes:
             return
         key = direction, peer, transfer_id
         with self._lock:
-            if key not in self._counts and len(self._counts) >= ENTRIES_MAX:
+            if key not in self._counts and len(self._counts) >= self._entries_max:
                 key = direction, peer, b""
             counts = self._counts.setdefault(key, [0, 0])
             counts[0] += link_bytes

@@ -34,6 +34,8 @@ class AuditSettings:
         on_full: Behaviour while the log cannot be written.
         checkpoint_lines: Lines after which a checkpoint is due.
         checkpoint_s: Time after which one is due if there are new lines, seconds.
+        queue_max: Records that wait while the log cannot be written; more are lost and counted.
+        retry_s: Wait before a log that could not be written is tried again, seconds.
     """
 
     folder: Path
@@ -43,6 +45,8 @@ class AuditSettings:
     on_full: OnFull = OnFull.OPEN
     checkpoint_lines: int = 1000
     checkpoint_s: float = 10.0
+    queue_max: int = 20_000
+    retry_s: float = 1.0
 
     @classmethod
     def of(cls, table: AuditTable | None) -> AuditSettings | None:

@@ -4,8 +4,8 @@
 
 `write` only appends to a queue: neither the disk nor the signature is waited for. A record is in
 the file BATCH_S later at most, and signed and on the disk after the checkpoint interval. While the
-log cannot be written, records wait in the queue, up to QUEUE_MAX; more are lost, counted, and
-stated in the log (`gap`) once it can be written again.
+log cannot be written, records wait in the queue, up to a limit; more are lost, counted, and stated
+in the log (`gap`) once it can be written again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 BATCH_S = 0.5
 BATCH_MAX = 1000
-QUEUE_MAX = 20_000
-RETRY_S = 1.0
 REPEAT_S = 60.0
 """Time between two log lines about the same failure."""
 
@@ -84,7 +82,7 @@ class AuditLog:
         """Queue a record; any thread may call it."""
         record = time.time_ns(), fields
         with self._changed:
-            if len(self._queue) >= QUEUE_MAX or self._is_closing:
+            if len(self._queue) >= self._settings.queue_max or self._is_closing:
                 self._num_lost += 1
                 self._metrics.lost.inc()
                 return
@@ -137,7 +135,7 @@ class AuditLog:
         """Wait for records, a checkpoint that is due, or the end."""
         with self._changed:
             if self._is_failing:
-                self._changed.wait_for(lambda: self._is_closing, RETRY_S)
+                self._changed.wait_for(lambda: self._is_closing, self._settings.retry_s)
             else:
                 self._changed.wait_for(lambda: self._queue or self._is_closing, self._patience_s)
                 self._changed.wait_for(

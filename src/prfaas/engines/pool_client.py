@@ -1,7 +1,7 @@
 """An engine's connection to its pool node, for code that must never wait.
 
 vLLM calls a tier from its scheduler loop. Everything here that the tier calls returns at once: two
-threads of their own do the socket work. When the pool node is gone, or says nothing for SILENCE_S,
+threads of their own do the socket work. When the pool node is gone, or says nothing for too long,
 everything that was asked of it fails at once, and the connection is tried again in the background.
 The connection is shut before a failure is told: a pool node that continues later sees that before
 it touches a row.
@@ -16,6 +16,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.errors import PeerError
@@ -28,11 +29,23 @@ from prfaas.wire.messages.engine import EngineHello
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.2
-SILENCE_S = SILENCE_MAX_S
-"""A pool node pings every second; after this silence it counts as dead."""
-OUTBOX_MAX = 100_000
-"""Messages not yet written; a pool node that far behind is treated as gone."""
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Times and limits of an engine's connection.
+
+    Attributes:
+        retry_s: Wait before a lost connection is dialled again, seconds.
+        silence_s: A pool node pings every second; after this silence it counts as dead.
+        outbox_max: Messages not yet written; a pool node that far behind is treated as gone.
+    """
+
+    retry_s: float = 0.2
+    silence_s: float = SILENCE_MAX_S
+    outbox_max: int = 100_000
+
+
+LIMITS = ClientLimits()
 
 
 class PoolClient:
@@ -44,6 +57,7 @@ class PoolClient:
         descriptor: Of the engine's shared memory; stays the caller's.
         on_message: Called from the reader thread with every answer.
         on_lost: Called from the reader thread when the connection is gone.
+        limits: Times and limits of the connection.
     """
 
     def __init__(
@@ -53,7 +67,9 @@ class PoolClient:
         descriptor: int,
         on_message: Callable[[AnyMessage], None],
         on_lost: Callable[[], None],
+        limits: ClientLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._path = path
         self._hello = encode(hello)
         self._descriptor = os.dup(descriptor)
@@ -62,7 +78,7 @@ class PoolClient:
         self._connected = threading.Event()
         self._stopped = threading.Event()
         self._socket: socket.socket | None = None
-        self._outbox: queue.Queue[bytes | None] = queue.Queue(OUTBOX_MAX)
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(limits.outbox_max)
         self._said = SaidOnce()
         self._thread = threading.Thread(target=self._run, name="prfaas-pool", daemon=True)
         self._thread.start()
@@ -111,15 +127,15 @@ class PoolClient:
                 if not self._stopped.is_set():
                     log.warning("the pool node at %s is gone", self._path)
                 self._on_lost()
-            self._stopped.wait(RETRY_S)
+            self._stopped.wait(self._limits.retry_s)
 
     def _converse(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(self._limits.silence_s)
         with connection:
             connection.connect(str(self._path))
             socket.send_fds(connection, [self._hello], [self._descriptor])
-            self._outbox = queue.Queue(OUTBOX_MAX)
+            self._outbox = queue.Queue(self._limits.outbox_max)
             self._socket = connection
             if self._stopped.is_set():
                 return  # Closed before there was anything to hang up.

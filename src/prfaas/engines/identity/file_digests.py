@@ -26,7 +26,6 @@ from prfaas.errors import ConfigError
 
 CHUNK_BYTES = 64 << 20
 SETTLED_NS = 2 * 10**9
-"""Minimum age of a file whose digest is stored: timestamps are coarse."""
 ENTRIES_MAX = 10_000
 ENTRY_BYTES_MAX = 256
 _LOCK = "lock"
@@ -49,9 +48,18 @@ class FileDigests:
 
     Args:
         directory: Where they are kept; it is made if it is missing.
+        settled_ns: Minimum age of a file whose digest is kept, ns: timestamps are coarse.
+        entries_max: Kept digests; beyond it the oldest go.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        settled_ns: int = SETTLED_NS,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
+        self._settled_ns, self._entries_max = settled_ns, entries_max
         self._directory = directory if directory is not None else cache_directory()
 
     def digest(self, path: Path) -> bytes:
@@ -63,9 +71,9 @@ class FileDigests:
         try:
             with (
                 path.resolve(strict=True).open("rb", buffering=0) as file,
-                _opened(self._directory) as kept,
+                _opened(self._directory, self._entries_max) as kept,
             ):
-                return _digest(file, str(path.resolve()), kept)
+                return _digest(file, str(path.resolve()), kept, self._settled_ns)
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be read: {error.strerror or error}; the engine's blocks are named "
@@ -80,8 +88,9 @@ class _Kept:
     descriptor leads to cannot.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, entries_max: int) -> None:
         self._at = descriptor
+        self._entries_max = entries_max
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -117,7 +126,7 @@ class _Kept:
                 for entry in found
                 if entry.name != _LOCK
             ]
-        return [name for _, name in sorted(entries)[: max(0, len(entries) - ENTRIES_MAX)]]
+        return [name for _, name in sorted(entries)[: max(0, len(entries) - self._entries_max)]]
 
     @contextlib.contextmanager
     def _file(self, name: str, flags: int) -> Iterator[int]:
@@ -129,7 +138,7 @@ class _Kept:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path | None) -> Iterator[_Kept | None]:
+def _opened(directory: Path | None, entries_max: int) -> Iterator[_Kept | None]:
     """The directory if only this user can write there; None if it cannot be used."""
     with contextlib.ExitStack() as stack:
         kept = None
@@ -141,11 +150,11 @@ def _opened(directory: Path | None) -> Iterator[_Kept | None]:
                 stack.callback(os.close, descriptor)
                 found = os.fstat(descriptor)
                 if found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE:
-                    kept = _Kept(descriptor)
+                    kept = _Kept(descriptor, entries_max)
         yield kept
 
 
-def _digest(file: Any, path: str, kept: _Kept | None) -> bytes:
+def _digest(file: Any, path: str, kept: _Kept | None, settled_ns: int) -> bytes:
     before = os.fstat(file.fileno())
     if kept is None:
         return _read_whole(file, path, before)
@@ -158,7 +167,7 @@ def _digest(file: Any, path: str, kept: _Kept | None) -> bytes:
         started_ns = time.time_ns()
         digest = _read_whole(file, path, before)
         changed_ns = max(before.st_mtime_ns, before.st_ctime_ns)
-        if started_ns - changed_ns >= SETTLED_NS:
+        if started_ns - changed_ns >= settled_ns:
             kept.put(entry, digest)
     return digest
 
