@@ -50,8 +50,6 @@ LAST_ROUNDS = 3
 """Tries of good streams at the end: a session may end where the machine stands still."""
 UNFINISHED_MAX = 2 * AT_ONCE * FRAGMENT_BYTES_MAX
 SILENT = "silent for"
-ENDED_S = 60.0
-"""For a node to end a stream and to release all of a session."""
 
 
 @asynccontextmanager
@@ -235,9 +233,18 @@ class Attacker:
         identities: Directory with its identity.
         encryption: Protection to offer, which the node has too.
         seed: Of everything that is drawn.
+        ended_s: Time for a node to end a stream and to release all of a session, seconds.
     """
 
-    def __init__(self, site: Site, identities: Path, encryption: LinkEncryption, seed: int) -> None:
+    def __init__(
+        self,
+        site: Site,
+        identities: Path,
+        encryption: LinkEncryption,
+        seed: int,
+        ended_s: float = 60.0,
+    ) -> None:
+        self._ended_s = ended_s
         self.figures = LinkFigures()
         self._site, self._identities, self._encryption = site, identities, encryption
         self._chance = random.Random(seed)
@@ -267,7 +274,7 @@ class Attacker:
             sends = [self._send(session, damage) for _ in range(count)]
             await asyncio.gather(*sends)
             if damage is Damage.NONE:
-                async with asyncio.timeout(ENDED_S):
+                async with asyncio.timeout(self._ended_s):
                     await until(lambda: self._site.held() or session.peer.closed)
             await self._check(session, damage)
             session.peer.channel.send(Abort(transfer_id=session.transfer))
@@ -275,7 +282,7 @@ class Attacker:
             session.peer.pinging.cancel()
             session.peer.channel.close("the round is over")
         node = self._site.node
-        async with asyncio.timeout(ENDED_S):
+        async with asyncio.timeout(self._ended_s):
             await until(lambda: not node.inbound.num_open)
             await until(lambda: not node.link_port.data.unfinished_bytes)
         self._compare()
@@ -334,7 +341,7 @@ class Attacker:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: bytes
     ) -> None:
         at = 0
-        async with asyncio.timeout(ENDED_S):
+        async with asyncio.timeout(self._ended_s):
             while at < len(stream):
                 step = self._chance.randrange(1, 20_000)
                 writer.write(stream[at : at + step])
@@ -349,7 +356,7 @@ class Attacker:
     async def _taken(self, session: Session, number: int, num_bytes: int) -> None:
         """Wait until the node has read a stream; there is no end of one half within TLS."""
         data = self._site.node.link_port.data
-        async with asyncio.timeout(ENDED_S):
+        async with asyncio.timeout(self._ended_s):
             await until(
                 lambda: session.peer.closed or data.received("prfaas-pool").get(number) == num_bytes
             )

@@ -11,13 +11,14 @@ from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.sealed.records import Opener
 
-from . import links
-from .links import Attacker, LinkFigures, a_site
+from .links import AT_ONCE, Attacker, LinkFigures, a_site
 
 
-async def attacked(directory: Path, encryption: LinkEncryption, num_streams: int) -> LinkFigures:
+async def attacked(
+    directory: Path, encryption: LinkEncryption, num_streams: int, ended_s: float = 60.0
+) -> LinkFigures:
     async with a_site(directory, encryption) as site:
-        return await Attacker(site, directory, encryption, seed=1).run(num_streams)
+        return await Attacker(site, directory, encryption, 1, ended_s).run(num_streams)
 
 
 @pytest.mark.parametrize("encryption", LinkEncryption)
@@ -26,9 +27,9 @@ async def test_damaged_streams_leave_no_wrong_byte_and_nothing_behind(
 ) -> None:
     figures = await attacked(tmp_path, encryption, num_streams=48)
 
-    assert figures.num_streams >= 48 + links.AT_ONCE
+    assert figures.num_streams >= 48 + AT_ONCE
     assert figures.num_links_ended > 0
-    assert figures.num_blocks > links.AT_ONCE
+    assert figures.num_blocks > AT_ONCE
 
 
 async def test_without_digests_wrong_bytes_are_found(
@@ -52,8 +53,7 @@ async def test_without_tags_the_damage_of_a_path_is_found(
 async def test_blocks_that_are_never_finished_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "ENDED_S", 3.0)
     monkeypatch.setattr(Assembly, "close", lambda _: None)
 
     with pytest.raises(TimeoutError):
-        await attacked(tmp_path, LinkEncryption.SEALED, num_streams=400)
+        await attacked(tmp_path, LinkEncryption.SEALED, num_streams=400, ended_s=3.0)

@@ -153,12 +153,11 @@ def test_the_settings_stay_toml_and_the_report_has_the_sentence(tmp_path: Path) 
 
 
 @pytest.mark.timeout(240)
-def test_an_answer_is_simulated_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_confirm, "REQUESTS", 300)
-    # A third of what the fleet sustains: no queue grows, whatever the seed.
+def test_an_answer_is_simulated_in_processes_of_its_own() -> None:
     made = make_plan(load_question(CASE))
-    monkeypatch.setattr(plan_confirm, "_NO_DEMAND_RATIO", 0.3)
-    found = plan_confirm.confirm(made, 2)
+    # A third of what the fleet sustains: no queue grows, whatever the seed.
+    found = plan_confirm.confirm(made, 2, num_requests=300, no_demand_ratio=0.3)
+    assert plan_confirm.as_dict(found)["num_requests"] == 300
     report = found.fleets[0].report
     assert 2 < report.ttft_p90_s.mean < 6
     assert report.tpot_s.mean == pytest.approx(0.025, rel=1e-3)

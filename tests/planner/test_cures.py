@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from prfaas.cli.plan.plan_command import plan
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.cures import cure_of_demand
 
 from .paths import EXAMPLES
@@ -63,13 +62,10 @@ def test_what_binds_and_what_it_would_take(settings: list[str], words: str) -> N
     assert words in said(*settings)
 
 
-def test_a_demand_above_what_the_link_carries_within_a_target_needs_a_faster_link(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleet, "INSTANCES_MAX", 64)
+def test_a_demand_above_what_the_link_carries_within_a_target_needs_a_faster_link() -> None:
     settings = ['slo.ttft_p90="6s"', 'prfaas.0.link.bandwidth="500Mbps"']
     problem = load_question(CASE, settings).problem
     # At home the P90 without waiting is 9.73 s: every long prompt has to cross the link.
-    found = cure_of_demand(problem, 2.0)
+    found = cure_of_demand(problem, 2.0, instances_max=64)
     assert "links of 50.0 Gbit/s in all" in found
     assert "or a TTFT P90 of 12.00 s" in found

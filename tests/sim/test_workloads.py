@@ -22,7 +22,7 @@ from prfaas.sim.workloads.rate_curve import read_rate_curve
 from prfaas.sim.workloads.scaling import Workload, stretched
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.trace import Trace
-from prfaas.traces import limits
+from prfaas.traces.limits import TraceLimits
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
 from prfaas.traces.sessions.session_file import read_sessions
@@ -208,17 +208,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
             read_requests(path, "mooncake")
 
 
-def test_a_trace_beyond_the_limits_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_beyond_the_limits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n" * 3)
-    monkeypatch.setattr(limits, "FILE_BYTES_MAX", 200)
     with pytest.raises(ConfigError, match="line 3: the trace exceeds 200 bytes"):
-        read_requests(path, "mooncake")
-    monkeypatch.setattr(limits, "LINE_BYTES_MAX", 50)
+        read_requests(path, "mooncake", limits=TraceLimits(file_bytes_max=200))
     with pytest.raises(ConfigError, match="line 1: is longer than 50 bytes"):
-        read_requests(path, "mooncake")
+        read_requests(path, "mooncake", limits=TraceLimits(line_bytes_max=50))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.workloads.scaling import with_followers
 from prfaas.sim.workloads.sessions import Sessions
-from prfaas.traces.sessions import block_chain
+from prfaas.traces.limits import TraceLimits
 from prfaas.traces.sessions.chats import (
     EMPTY,
     NOT_TEXT,
@@ -309,17 +309,15 @@ def test_transcripts_without_an_answer_are_refused(
         read(tmp_path, lines)
 
 
-def test_what_is_too_long_ends_its_session_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prfaas.traces.limits.NUM_PROMPT_TOKENS_MAX", 400)
-    chats = read(tmp_path, [chat("q", "a", "x" * 500, "a"), chat("q", "a")], damaged_max=0.6)
+def test_what_is_too_long_ends_its_session_only(tmp_path: Path) -> None:
+    limits = TraceLimits(num_prompt_tokens_max=400)
+    lines = [chat("q", "a", "x" * 500, "a"), chat("q", "a")]
+    chats = read(tmp_path, lines, damaged_max=0.6, limits=limits)
     assert [len(turns) for turns in chats.sessions] == [1, 1]
     (reason,) = chats.drops.reasons
     assert reason == "the rest of a session that is too long"
-    monkeypatch.setattr(block_chain, "NUM_BLOCKS_MAX", 3)
     with pytest.raises(ConfigError, match="more than 3 different blocks; import a part"):
-        read(tmp_path, [chat("q" * 300, "a")])
+        read(tmp_path, [chat("q" * 300, "a")], limits=TraceLimits(num_chat_blocks_max=3))
 
 
 def test_reading_ends_with_the_requests_that_were_asked_for(tmp_path: Path) -> None:

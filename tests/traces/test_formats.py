@@ -9,8 +9,8 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
-from prfaas.traces import limits
 from prfaas.traces.formats.detect import detect
+from prfaas.traces.limits import TraceLimits
 from prfaas.traces.part import Part
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
@@ -203,15 +203,13 @@ def test_an_instant_far_from_all_others_is_damage(tmp_path: Path) -> None:
         read_requests(path)
 
 
-def test_a_line_that_is_too_long_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "LINE_BYTES_MAX", 100)
+def test_a_line_that_is_too_long_is_dropped(tmp_path: Path) -> None:
+    limits = TraceLimits(line_bytes_max=100)
     path = written(tmp_path, MOONCAKE + "{" + "x" * 1000 + "\n" + MOONCAKE * 5)
-    found = read_requests(path, damaged_max=0.2)
+    found = read_requests(path, damaged_max=0.2, limits=limits)
     assert (len(found.rows), found.drops.num_damaged) == (6, 1)
     with pytest.raises(ConfigError, match="line 2: is longer than 100 bytes"):
-        read_requests(path)
+        read_requests(path, limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -246,16 +244,12 @@ def test_another_format_than_the_one_asked_for_names_the_columns() -> None:
         read_requests(DATA / "azure_2024.csv", "azur")
 
 
-def test_too_many_requests_or_ids_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "NUM_REQUESTS_MAX", 3)
+def test_too_many_requests_or_ids_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"line 5: more than 3 requests.*import a part"):
-        read_requests(DATA / "azure_2024.csv")
-    monkeypatch.setattr(limits, "NUM_REQUESTS_MAX", 5_000)
-    monkeypatch.setattr(limits, "NUM_BLOCK_IDS_MAX", 30)
+        read_requests(DATA / "azure_2024.csv", limits=TraceLimits(num_requests_max=3))
+    limits = TraceLimits(num_requests_max=5_000, num_block_ids_max=30)
     with pytest.raises(ConfigError, match="or 30 ids of blocks"):
-        read_requests(DATA / "mooncake_conversation_40.jsonl")
+        read_requests(DATA / "mooncake_conversation_40.jsonl", limits=limits)
 
 
 def test_a_damaged_first_line_does_not_hide_the_format(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
-from prfaas.traces import limits
 from prfaas.traces.figures import figures_of
 from prfaas.traces.formats.mooncake import mooncake_line
+from prfaas.traces.limits import TraceLimits
 from prfaas.traces.part import Part
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
@@ -165,15 +165,12 @@ def test_sessions_of_any_texts_can_be_read(
         assert num_blocks == -(-turn.num_prompt_tokens // session.block_tokens)
 
 
-def test_a_gzip_bomb_is_refused_before_it_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "FILE_BYTES_MAX", 10**6)
-    monkeypatch.setattr(limits, "LINE_BYTES_MAX", 10**5)
+def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    limits = TraceLimits(file_bytes_max=10**6, line_bytes_max=10**5)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"tokens\n" + b"1" * 10**8))
     with pytest.raises(ConfigError, match="line 2: the trace exceeds 1,000,000 bytes"):
-        read_requests(path, "lengths", complete=False, damaged_max=0.5)
+        read_requests(path, "lengths", complete=False, damaged_max=0.5, limits=limits)
 
 
 def test_a_part_of_a_trace_without_an_end_is_read_no_further(tmp_path: Path) -> None:

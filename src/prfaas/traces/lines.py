@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
 from prfaas.errors import ConfigError
-from prfaas.traces import limits
 from prfaas.traces.drops import DroppedError
+from prfaas.traces.limits import LIMITS, TraceLimits
 
 OnProgress = Callable[[int], None]
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -29,24 +29,25 @@ def refuse(path: Path, line: int, problem: str) -> NoReturn:
 
 
 def read_lines(
-    path: Path, on_progress: OnProgress | None = None
+    path: Path, on_progress: OnProgress | None = None, limits: TraceLimits = LIMITS
 ) -> Iterator[tuple[int, bytes | None]]:
     """Number, from 1, and text of every line that is not blank, without white space around it.
 
     Args:
         path: The file; gzip is recognised by its first bytes. A byte order mark is left out.
         on_progress: Called now and then with the bytes of the file that were read.
+        limits: On its size and that of its lines.
 
     Yields:
-        None in place of the text of a line that is longer than `limits.LINE_BYTES_MAX`.
+        None in place of the text of a line that is too long.
 
     Raises:
-        ConfigError: The file cannot be read, or is larger than `limits.FILE_BYTES_MAX`.
+        ConfigError: The file cannot be read, or is too large.
     """
     try:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
             num_bytes = 0
-            for number, text in _bounded(path, file):
+            for number, text in _bounded(path, file, limits):
                 num_bytes += len(text or b"")
                 if on_progress is not None and num_bytes > _BYTES_PER_REPORT:
                     on_progress(raw.tell())
@@ -71,31 +72,31 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, file)
 
 
-def _bounded(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def _bounded(path: Path, file: BinaryIO, limits: TraceLimits) -> Iterator[tuple[int, bytes | None]]:
     total = number = 0
-    while piece := file.readline(limits.LINE_BYTES_MAX + 1):
+    while piece := file.readline(limits.line_bytes_max + 1):
         number, total = number + 1, total + len(piece)
-        whole = len(piece) <= limits.LINE_BYTES_MAX
+        whole = len(piece) <= limits.line_bytes_max
         first = piece.removeprefix(_BOM) if number == 1 else piece
         while not whole and piece and not piece.endswith(b"\n"):
-            piece = file.readline(limits.LINE_BYTES_MAX)
+            piece = file.readline(limits.line_bytes_max)
             total += len(piece)
-            _check_total(path, number, total)
-        _check_total(path, number, total)
+            _check_total(path, number, total, limits)
+        _check_total(path, number, total, limits)
         yield number, first.strip() if whole else None
 
 
-def _check_total(path: Path, number: int, total: int) -> None:
-    if total > limits.FILE_BYTES_MAX:
-        refuse(path, number, f"the trace exceeds {limits.FILE_BYTES_MAX:,} bytes; split it")
+def _check_total(path: Path, number: int, total: int, limits: TraceLimits) -> None:
+    if total > limits.file_bytes_max:
+        refuse(path, number, f"the trace exceeds {limits.file_bytes_max:,} bytes; split it")
 
 
-def text_of(line: bytes | None) -> bytes:
+def text_of(line: bytes | None, limits: TraceLimits = LIMITS) -> bytes:
     """The text of a line that is not too long.
 
     Raises:
         DroppedError: It is.
     """
     if line is None:
-        raise DroppedError("a line is too long", f"is longer than {limits.LINE_BYTES_MAX:,} bytes")
+        raise DroppedError("a line is too long", f"is longer than {limits.line_bytes_max:,} bytes")
     return line

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.traces import limits
 from prfaas.traces.drops import DroppedError, Drops
 from prfaas.traces.formats import mooncake
 from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
 from prfaas.traces.formats.detect import CHATS, REQUEST_FORMATS, SESSIONS, detect
+from prfaas.traces.limits import LIMITS, SPAN_S, TraceLimits
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.part import Days, OutsideError, Part
 from prfaas.traces.requests import Row
@@ -59,6 +59,7 @@ def read_requests(
     damaged_max: float = 0.0,
     part: Part | None = None,
     on_progress: OnProgress | None = None,
+    limits: TraceLimits = LIMITS,
 ) -> Reading:
     """Read a trace.
 
@@ -72,6 +73,7 @@ def read_requests(
         part: The part to keep; None is all. An unordered file is read twice, since the part counts
             from its earliest request.
         on_progress: Called now and then with the bytes of the file that were read.
+        limits: On its size and what it holds.
 
     Raises:
         ConfigError: The file cannot be read, is in another format, holds no request, is too large,
@@ -81,8 +83,8 @@ def read_requests(
     wanted = part or Part()
 
     def read(first_ns: int | None) -> _Reader:
-        lines = read_lines(path, on_progress)
-        reader = _Reader(path, damaged_max, wanted, name != LENGTHS.name, first_ns)
+        lines = read_lines(path, on_progress, limits)
+        reader = _Reader(path, damaged_max, wanted, name != LENGTHS.name, first_ns, limits)
         reader.read(lines, _parser(path, name, lines, block_tokens, complete))
         return reader
 
@@ -125,6 +127,7 @@ class _Reader:
         part: The part to keep.
         has_instants: The format has instants; without, the order of the lines counts.
         first_ns: Instant from which the part counts; None takes the first request.
+        limits: On the requests.
     """
 
     path: Path
@@ -132,6 +135,7 @@ class _Reader:
     part: Part
     has_instants: bool
     first_ns: int | None
+    limits: TraceLimits
     drops: Drops = field(default_factory=Drops)
     days: Days = field(default_factory=Days)
     kept: list[tuple[int, int, Row]] = field(default_factory=list)
@@ -142,7 +146,7 @@ class _Reader:
         for number, line in lines:
             self.drops.num_lines += 1
             try:
-                self._keep(number, parse(text_of(line)))
+                self._keep(number, parse(text_of(line, self.limits)))
             except DroppedError as error:
                 self._drop(number, error)
             if not self.has_instants and len(self.kept) == self.part.num_requests:
@@ -166,11 +170,12 @@ class _Reader:
         else:
             heappush(self.kept, entry)
             self.num_ids += len(row.block_ids)
-        if len(self.kept) > limits.NUM_REQUESTS_MAX or self.num_ids > limits.NUM_BLOCK_IDS_MAX:
+        limits = self.limits
+        if len(self.kept) > limits.num_requests_max or self.num_ids > limits.num_block_ids_max:
             refuse(
                 self.path,
                 number,
-                f"more than {limits.NUM_REQUESTS_MAX:,} requests or {limits.NUM_BLOCK_IDS_MAX:,} "
+                f"more than {limits.num_requests_max:,} requests or {limits.num_block_ids_max:,} "
                 "ids of blocks; import a part: prfaas trace import with --duration or --requests",
             )
 
@@ -207,10 +212,10 @@ class _Reader:
         self.kept.sort(key=lambda entry: -entry[1])
         rows = [row for _, _, row in self.kept]
         at_s = np.fromiter((row.at_ns / NS_PER_S for row in rows), float, len(rows))
-        far = np.abs(at_s - np.median(at_s)) > limits.SPAN_S
+        far = np.abs(at_s - np.median(at_s)) > SPAN_S
         for i in np.flatnonzero(far).tolist():
             detail = f"{abs(at_s[i] - float(np.median(at_s))) / 86_400:,.0f} days from the median"
-            days = limits.SPAN_S // 86_400
+            days = SPAN_S // 86_400
             reason = f"an instant more than {days} days from the others"
             self._drop(-self.kept[i][1], DroppedError(reason, f"the instant lies {detail}"))
         return [row for row, is_far in zip(rows, far.tolist(), strict=True) if not is_far]

@@ -22,7 +22,8 @@ from prfaas.sim.sizing.trial import SIMULATED_WITH, Figures, Trial, trial_of, tr
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
 DEFAULT_SEEDS = 5
-_NO_DEMAND_RATIO = 0.95  # of Λ_max: at all of it queues have no end
+NO_DEMAND_RATIO = 0.95
+"""Load without a demand, as a share of Λ_max: at all of it queues have no end."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Confirmation:
         fleets: The answer first, then the others.
         sentence: The result and the next step.
         next_one: A larger fleet that holds, where the answer does not; or None.
+        num_requests: Requests of each run.
     """
 
     demand_per_s: float
@@ -50,6 +52,7 @@ class Confirmation:
     fleets: tuple[Judged, ...]
     sentence: str
     next_one: Candidate | None = None
+    num_requests: int = REQUESTS
 
     @property
     def confirmed(self) -> bool:
@@ -57,60 +60,90 @@ class Confirmation:
         return bool(self.fleets) and self.fleets[0].report.finding is Finding.HOLDS
 
 
-def confirm(plan: Plan, num_seeds: int) -> Confirmation:
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Number and size of the runs of a fleet."""
+
+    num_seeds: int
+    num_requests: int
+
+    def confirmation(
+        self,
+        demand_per_s: float,
+        fleets: tuple[Judged, ...],
+        sentence: str,
+        next_one: Candidate | None = None,
+    ) -> Confirmation:
+        """The judgement by these runs."""
+        return Confirmation(
+            demand_per_s, self.num_seeds, fleets, sentence, next_one, self.num_requests
+        )
+
+
+def confirm(
+    plan: Plan,
+    num_seeds: int,
+    *,
+    num_requests: int = REQUESTS,
+    no_demand_ratio: float = NO_DEMAND_RATIO,
+) -> Confirmation:
     """Simulate a plan's answer and its neighbours; a progress bar goes to standard error.
 
     Args:
         plan: With a demand, its cheapest fleet is the answer; without, the fleet of its file at
             the rate that it sustains.
         num_seeds: Runs of each fleet, with other arrivals and lengths.
+        num_requests: Requests of each run.
+        no_demand_ratio: Simulated share of the rate that a plan without demand sustains.
     """
+    runs = _Runs(num_seeds, num_requests)
     problem, demand = plan.question.problem, plan.question.arrival_per_s
     if demand is None:
-        return _given_fleet(plan, num_seeds)
+        return _given_fleet(plan, runs, no_demand_ratio)
     if plan.sizing is None or plan.sizing.cheapest is None:
         nothing = "The planner has no fleet for this demand: there is nothing to simulate."
-        return Confirmation(demand, num_seeds, (), nothing)
+        return runs.confirmation(demand, (), nothing)
     fleet = plan.sizing.cheapest
     asked = [
         neighbours.answered("cheapest", problem, fleet),
         *neighbours.one_less(problem, fleet, demand),
         neighbours.as_given("as in the file", problem, demand),
     ]
-    judged = _judged(asked, demand, num_seeds)
+    judged = _judged(asked, demand, runs)
     next_one = None
     if judged[0].report.finding is not Finding.HOLDS:
-        next_one = _first_that_holds(problem, demand, num_seeds)
+        next_one = _first_that_holds(problem, demand, runs)
     fleets = judged if next_one is None else [*judged, next_one]
     sentence = _sentence(demand, judged, next_one)
     larger = None if next_one is None else next_one.candidate
-    return Confirmation(demand, num_seeds, tuple(fleets), sentence, larger)
+    return runs.confirmation(demand, tuple(fleets), sentence, larger)
 
 
-def _given_fleet(plan: Plan, num_seeds: int) -> Confirmation:
+def _given_fleet(plan: Plan, runs: _Runs, no_demand_ratio: float) -> Confirmation:
     problem, found = plan.question.problem, plan.exact.prfaas.operation
-    share = _NO_DEMAND_RATIO if problem.ttft_p90_s is None else 1.0
+    share = no_demand_ratio if problem.ttft_p90_s is None else 1.0
     rate = found.rate_per_s * share
     if rate <= 0:
         nothing = "The plan sustains nothing: there is nothing to simulate."
-        return Confirmation(rate, num_seeds, (), nothing)
+        return runs.confirmation(rate, (), nothing)
     price = problem.gpu_price_per_h + plan.exact.prfaas.link_price_per_h * share
     candidate = Candidate("as in the file", problem, found, True, price)
-    judged = _judged([candidate], rate, num_seeds)
-    return Confirmation(rate, num_seeds, tuple(judged), _sentence(rate, judged, None))
+    judged = _judged([candidate], rate, runs)
+    return runs.confirmation(rate, tuple(judged), _sentence(rate, judged, None))
 
 
-def _first_that_holds(problem: Problem, demand: float, num_seeds: int) -> Judged | None:
+def _first_that_holds(problem: Problem, demand: float, runs: _Runs) -> Judged | None:
     for candidate in neighbours.larger(problem, demand):
-        judged = _judged([candidate], demand, num_seeds)[0]
+        judged = _judged([candidate], demand, runs)[0]
         if judged.report.finding is Finding.HOLDS:
             return judged
     return None
 
 
-def _judged(candidates: Sequence[Candidate], rate: float, num_seeds: int) -> list[Judged]:
+def _judged(candidates: Sequence[Candidate], rate: float, runs: _Runs) -> list[Judged]:
+    num_seeds = runs.num_seeds
     trials = [
-        trial_of(each.problem, each.found, rate, REQUESTS, seed)
+        trial_of(each.problem, each.found, rate, runs.num_requests, seed)
         for each in candidates
         for seed in range(1, num_seeds + 1)
     ]
@@ -209,7 +242,7 @@ def print_confirmation(found: Confirmation, console: Console) -> None:
 def _table(found: Confirmation) -> Table:
     table = Table(
         title=f"Simulated at {found.demand_per_s:.4g} req/s, {found.num_seeds} seeds of "
-        f"{REQUESTS:,} requests",
+        f"{found.num_requests:,} requests",
         title_justify="left",
         title_style="bold",
         header_style="dim",
@@ -251,7 +284,7 @@ def as_dict(found: Confirmation) -> dict[str, Any]:
         "sentence": found.sentence,
         "demand_per_s": found.demand_per_s,
         "num_seeds": found.num_seeds,
-        "num_requests": REQUESTS,
+        "num_requests": found.num_requests,
         "simulated_with": SIMULATED_WITH,
         "fleets": [_fleet_as_dict(each) for each in found.fleets],
     }

@@ -7,24 +7,31 @@ from dataclasses import replace
 
 from prfaas.planner import formatting as w
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing.fleet import size
+from prfaas.planner.sizing.fleet import INSTANCES_MAX, size
 
 _FASTER = (2, 10, 100)
 _LOOSER = (2, 4, 10)
 
 
-def cure_of_demand(problem: Problem, demand_per_s: float) -> str:
+def cure_of_demand(
+    problem: Problem, demand_per_s: float, instances_max: int = INSTANCES_MAX
+) -> str:
     """Return the changes that would carry a demand that no fleet carries, as a clause.
 
     One change at a time: faster links, a looser target, a threshold or split that is searched;
     the least of each that helps.
+
+    Args:
+        problem: The question.
+        demand_per_s: Demand, req/s.
+        instances_max: Largest number of instances of a cluster that is tried.
     """
     ways = [
         words
         for words in (
-            _first(_faster_links(problem), demand_per_s),
-            _first(_looser_targets(problem), demand_per_s),
-            _first(_searched(problem), demand_per_s),
+            _first(_faster_links(problem), demand_per_s, instances_max),
+            _first(_looser_targets(problem), demand_per_s, instances_max),
+            _first(_searched(problem), demand_per_s, instances_max),
         )
         if words
     ]
@@ -33,9 +40,9 @@ def cure_of_demand(problem: Problem, demand_per_s: float) -> str:
     return "split the demand over several deployments"
 
 
-def _first(changes: Iterator[tuple[str, Problem]], demand_per_s: float) -> str:
+def _first(changes: Iterator[tuple[str, Problem]], demand_per_s: float, instances_max: int) -> str:
     for words, changed in changes:
-        if size(changed, demand_per_s).cheapest is not None:
+        if size(changed, demand_per_s, instances_max).cheapest is not None:
             return words
     return ""
 

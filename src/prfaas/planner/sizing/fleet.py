@@ -42,7 +42,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The cheapest fleets for a demand; None where none of `INSTANCES_MAX` carries it.
+    """The cheapest fleets for a demand; None where none within the limit carries it.
 
     Args:
         demand_per_s: Demand, req/s.
@@ -55,19 +55,22 @@ class Sizing:
     homogeneous: Fleet | None
 
 
-def size(problem: Problem, demand_per_s: float) -> Sizing:
+def size(problem: Problem, demand_per_s: float, instances_max: int = INSTANCES_MAX) -> Sizing:
     """Find the cheapest fleets; several PrfaaS clusters keep their proportions.
 
     Args:
         problem: The question; the sizes of its clusters are only proportions here.
         demand_per_s: Demand, req/s, above 0.
+        instances_max: Largest number of instances of a cluster that is tried.
     """
     search = _Search(problem, demand_per_s)
-    alone = search.smallest(0, INSTANCES_MAX)
+    alone = search.smallest(0, instances_max)
     if not problem.prfaas:
         return Sizing(demand_per_s, alone, alone)
-    most = INSTANCES_MAX if alone is None else alone.pd
-    last = INSTANCES_MAX if alone is None else _affordable(search, alone.price_per_h)
+    most = last = instances_max
+    if alone is not None:
+        most = alone.pd
+        last = min(_affordable(search, alone.price_per_h), instances_max)
     fleets = {0: alone}
     first, gap = 0, last
     while gap >= 1:  # counts spread over the range, then around the cheapest
@@ -86,7 +89,7 @@ def _price(fleet: Fleet | None) -> float:
 def _affordable(search: _Search, price_per_h: float) -> int:
     """PrfaaS instances that, with one PD instance, cost no more than a price."""
     one = search.price(1, 1) - search.price(0, 1)
-    return min(int((price_per_h - search.price(0, 1)) / one), INSTANCES_MAX)
+    return int((price_per_h - search.price(0, 1)) / one)
 
 
 def _spread(first: int, last: int) -> list[int]:

@@ -29,7 +29,7 @@ from prfaas.sim.engine.request_run import RequestRun
 from prfaas.sim.engine.role_changes import Roles
 from prfaas.sim.engine.signals import Telemetry
 from prfaas.sim.engine.suspects import Suspects
-from prfaas.sim.engine.time_series import Series
+from prfaas.sim.engine.time_series import NUM_SAMPLES_MAX, Series
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
 from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
 from prfaas.sim.resources.shared_link import SharedLink
@@ -50,10 +50,15 @@ class Simulation:
     Args:
         requests: Those that come by themselves, in order of arrival.
         on_progress: Called with the number of requests that have arrived, now and then.
+        num_samples_max: Limit of the time series, even.
     """
 
     def __init__(
-        self, setup: Setup, requests: Sequence[Request], on_progress: Progress | None = None
+        self,
+        setup: Setup,
+        requests: Sequence[Request],
+        on_progress: Progress | None = None,
+        num_samples_max: int = NUM_SAMPLES_MAX,
     ) -> None:
         self.setup = setup
         self.requests: list[Request] = []
@@ -86,7 +91,8 @@ class Simulation:
         self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
         self.copier = Copier(self) if setup.placement.copies is not None else None
-        self.telemetry, self.series = Telemetry(self, self.copier), Series(self, self.roles)
+        self.telemetry = Telemetry(self, self.copier)
+        self.series = Series(self, self.roles, num_samples_max)
 
     def _transport(self, cluster: ClusterSetup) -> Transport:
         return Transport(

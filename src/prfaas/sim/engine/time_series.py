@@ -52,9 +52,10 @@ class Sample(NamedTuple):
 
 
 class Series:
-    """Samples of a simulation, at most `NUM_SAMPLES_MAX`."""
+    """Samples of a simulation, at most `num_max`, which is even."""
 
-    def __init__(self, simulation: RunParts, roles: Roles) -> None:
+    def __init__(self, simulation: RunParts, roles: Roles, num_max: int) -> None:
+        self._num_max = num_max
         self._sim, self._roles = simulation, roles
         self._interval_ns = NS_PER_S
         self.samples: list[Sample] = []
@@ -67,7 +68,7 @@ class Series:
         if not self._sim.busy:
             return
         self.samples.append(_sample(self._sim, self._roles))
-        if len(self.samples) >= NUM_SAMPLES_MAX:
+        if len(self.samples) >= self._num_max:
             del self.samples[1::2]
             self._interval_ns *= 2
         self._sim.clock.at(self.samples[-1].at_ns + self._interval_ns, self._look)

@@ -9,15 +9,14 @@ from prfaas.errors import ConfigError
 from prfaas.traces.sessions.regroup import Runs
 from prfaas.traces.sessions.text_units import TextUnits
 
-NUM_BLOCKS_MAX = 8_000_000
-"""Different blocks of a file."""
 _DIGEST_BYTES = 16
 
 
 class _Numbers:
     """Numbers in the order in which digests were first seen, and which several sessions have."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_max: int) -> None:
+        self._num_max = num_max
         self._numbers: dict[bytes, int] = {}
         self._owners = array("I")
         self.shared = bytearray()
@@ -25,9 +24,9 @@ class _Numbers:
     def of(self, digest: bytes, session: int) -> int:
         number = self._numbers.setdefault(digest, len(self._numbers))
         if number == len(self._owners):
-            if number == NUM_BLOCKS_MAX:
+            if number == self._num_max:
                 raise ConfigError(
-                    f"more than {NUM_BLOCKS_MAX:,} different blocks; import a part: --requests"
+                    f"more than {self._num_max:,} different blocks; import a part: --requests"
                 )
             self._owners.append(session)
             self.shared.append(0)
@@ -39,17 +38,18 @@ class _Numbers:
 class BlockNumbers:
     """Numbers of the blocks of a file, and which blocks several sessions have.
 
-    Whole blocks count from 0 and last, partial ones of prompts from `NUM_BLOCKS_MAX`, so that the
-    blocks of a growing prompt are one run.
+    Whole blocks count from 0 and last, partial ones of prompts from `num_max`, so that the blocks
+    of a growing prompt are one run.
 
     Args:
         key: Secret of the hashes. It changes no number: a transcript's author must not be able to
             make two blocks look alike.
+        num_max: Limit of different blocks.
     """
 
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self._whole, self._partial = _Numbers(), _Numbers()
+    def __init__(self, key: bytes, num_max: int) -> None:
+        self.key, self._num_max = key, num_max
+        self._whole, self._partial = _Numbers(num_max), _Numbers(num_max)
 
     def whole(self, digest: bytes, session: int) -> int:
         """The number of a block that a session has.
@@ -65,11 +65,11 @@ class BlockNumbers:
         Raises:
             ConfigError: There are too many.
         """
-        return NUM_BLOCKS_MAX + self._partial.of(digest, session)
+        return self._num_max + self._partial.of(digest, session)
 
     def shared(self, first: int, count: int) -> list[tuple[int, int]]:
         """Runs of blocks, among `count` from `first`, that several sessions have."""
-        base = 0 if first < NUM_BLOCKS_MAX else NUM_BLOCKS_MAX
+        base = 0 if first < self._num_max else self._num_max
         marks = (self._partial if base else self._whole).shared
         runs, at, end = [], first - base, first - base + count
         while (start := marks.find(b"\1", at, end)) >= 0:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.traces import limits
 from prfaas.traces.drops import DroppedError, Drops
+from prfaas.traces.limits import LIMITS, NUM_OUTPUT_TOKENS_MAX, TraceLimits
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.reader import refuse_if_damaged
 from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers
@@ -65,6 +65,7 @@ def read_chats(
     damaged_max: float = 0.0,
     num_requests: int | None = None,
     on_progress: OnProgress | None = None,
+    limits: TraceLimits = LIMITS,
 ) -> Chats:
     """Read chat transcripts; of their texts only lengths and numbers of blocks are kept.
 
@@ -74,16 +75,18 @@ def read_chats(
         damaged_max: Largest share of damaged lines, in [0, 1). With 0 the first one is an error.
         num_requests: Reading ends with this number of requests, or a few more; None is all.
         on_progress: Called now and then with the bytes of the file that were read.
+        limits: On its size and what it holds.
 
     Raises:
         ConfigError: The file cannot be read, holds no answer, is too large, or too much of it is
             damaged.
     """
-    reader = _Reader(path, units, BlockNumbers(secrets.token_bytes(32)))
-    for number, line in read_lines(path, on_progress):
+    numbers = BlockNumbers(secrets.token_bytes(32), limits.num_chat_blocks_max)
+    reader = _Reader(path, units, numbers, limits)
+    for number, line in read_lines(path, on_progress, limits):
         reader.drops.num_lines += 1
         try:
-            reader.read(number, text_of(line))
+            reader.read(number, text_of(line, limits))
         except DroppedError as error:
             if error.damaged and damaged_max == 0:
                 refuse(path, number, str(error))
@@ -99,6 +102,7 @@ class _Reader:
     path: Path
     units: TextUnits
     numbers: BlockNumbers
+    limits: TraceLimits
     drops: Drops = field(default_factory=Drops)
     notes: Counter[str] = field(default_factory=Counter)
     by_id: dict[str, _Session] = field(default_factory=dict)
@@ -114,7 +118,13 @@ class _Reader:
         if session is None:
             if len(self.sessions) == NUM_SESSIONS_MAX:
                 refuse(self.path, number, f"more than {NUM_SESSIONS_MAX:,} sessions; split it")
-            session = _Session(len(self.sessions), self.numbers, self.units, self.notes)
+            session = _Session(
+                len(self.sessions),
+                self.numbers,
+                self.units,
+                self.notes,
+                self.limits.num_prompt_tokens_max,
+            )
             self.sessions.append(session)
             if named:
                 self.by_id[transcript.session] = session
@@ -126,8 +136,9 @@ class _Reader:
         if transcript.from_start:
             session.end()
         self.num_requests += len(session.turns) - before
-        if self.num_requests > limits.NUM_REQUESTS_MAX:
-            refuse(self.path, number, f"more than {limits.NUM_REQUESTS_MAX:,} requests; split it")
+        limit = self.limits.num_requests_max
+        if self.num_requests > limit:
+            refuse(self.path, number, f"more than {limit:,} requests; split it")
 
     def result(self) -> Chats:
         """The sessions that have a turn.
@@ -154,11 +165,18 @@ class _Session:
         numbers: Of the blocks.
         units: What texts are measured in.
         notes: Grows.
+        num_prompt_tokens_max: Limit of a prompt, tokens.
     """
 
     def __init__(
-        self, index: int, numbers: BlockNumbers, units: TextUnits, notes: Counter[str]
+        self,
+        index: int,
+        numbers: BlockNumbers,
+        units: TextUnits,
+        notes: Counter[str],
+        num_prompt_tokens_max: int,
     ) -> None:
+        self._num_prompt_tokens_max = num_prompt_tokens_max
         self.turns: list[ChatTurn] = []
         self._index, self._numbers, self._units, self._notes = index, numbers, units, notes
         self._seen: set[bytes] = set()
@@ -189,11 +207,11 @@ class _Session:
     def _answer(self, message: Message, num_units: int) -> None:
         if self._open is None:
             prompt = self._chain.num_tokens
-            if prompt > limits.NUM_PROMPT_TOKENS_MAX or len(self.turns) == NUM_TURNS_MAX:
+            if prompt > self._num_prompt_tokens_max or len(self.turns) == NUM_TURNS_MAX:
                 raise DroppedError(
                     "the rest of a session that is too long",
                     f"a prompt of {prompt:,} tokens after {len(self.turns):,} turns; at most "
-                    f"{limits.NUM_PROMPT_TOKENS_MAX:,} and {NUM_TURNS_MAX:,}",
+                    f"{self._num_prompt_tokens_max:,} and {NUM_TURNS_MAX:,}",
                 )
             self._open = ChatTurn(prompt, 0, self._chain.runs(), self._asked_at_s, None)
             self._unanswered = False
@@ -213,7 +231,7 @@ class _Session:
             self._notes[REPEATED] += 1
             return
         self._seen.add(digest)
-        turn.num_output_tokens = min(max(turn.num_output_tokens, 1), limits.NUM_OUTPUT_TOKENS_MAX)
+        turn.num_output_tokens = min(max(turn.num_output_tokens, 1), NUM_OUTPUT_TOKENS_MAX)
         self.turns.append(turn)
 
     def end(self) -> None:
