@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.host import processes
 from prfaas.cli.main import main
 from tests.ports import free_port
 
@@ -35,13 +34,6 @@ def prfaas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return caught.value.code, output.out, output.err
 
     return run
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at processes more often, and kill those that do not stop sooner."""
-    monkeypatch.setattr(processes, "POLL_S", 0.01)
-    monkeypatch.setattr(processes, "STOP_S", 5.0)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import asyncio
 import datetime
 from pathlib import Path
 
-import pytest
-
 from prfaas.cli.deploy.renewals import renew_parts
 from prfaas.cli.deploy.topology import lay_out, parts, prepare_identities
 from prfaas.cli.supervision.supervisor import Supervisor
@@ -14,7 +12,7 @@ from prfaas.wire.identity import VALID_DAYS, identity_in
 
 from .conftest import Prfaas, one_line
 from .running_parts import DEPLOYMENT
-from .tiny_parts import stopped
+from .tiny_parts import QUICK, stopped
 
 NEARLY = datetime.timedelta(days=VALID_DAYS - 1)
 
@@ -41,7 +39,6 @@ def test_a_renewal_that_can_not_be_is_one_line(prfaas: Prfaas, tmp_path: Path) -
     assert prfaas("identity", "--directory", tmp_path)[0] == 2
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_running_deployment_takes_up_what_was_renewed(tmp_path: Path) -> None:
     file = tmp_path / "deployment.toml"
     text = DEPLOYMENT.replace('"state"', f'"{tmp_path}/state"')
@@ -50,7 +47,7 @@ async def test_a_running_deployment_takes_up_what_was_renewed(tmp_path: Path) ->
     deployment.state.mkdir()
     prepare_identities(deployment)
     (pools, _) = parts(lay_out(deployment, file))
-    supervisor = Supervisor([pools])
+    supervisor = Supervisor([pools], times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
         pid = pools[0].process.pid if pools[0].process else None

@@ -9,9 +9,9 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from prfaas.audit.reading import logs_of, records, verify
@@ -19,26 +19,19 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.audit.up_audit import NAME
 from prfaas.cli.host.processes import Part
 from prfaas.cli.main import main
-from prfaas.cli.supervision import keeper, restarts
 from prfaas.cli.supervision.control import SOCKET_NAME, control_channel
+from prfaas.cli.supervision.keeper import KeeperTimes
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.cli.supervision.words import line_of
 from prfaas.config.supervision import SupervisionTable
 from prfaas.errors import EngineError
 
-from .tiny_parts import CRASH, SILENT, Make, is_running, phase_of, stopped
+from .tiny_parts import CRASH, QUICK, SILENT, Make, is_running, phase_of, stopped
 
 PATIENCE_S = 100.0
 
-pytestmark = [pytest.mark.usefixtures("quick", "hasty"), pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits between starts and between probes."""
-    monkeypatch.setattr(restarts, "FIRST_DELAY_NS", 10**7)
-    monkeypatch.setattr(keeper, "PROBE_NS", 10**7)
+pytestmark = pytest.mark.timeout(300)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -49,11 +42,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def kept(
-    *parts: Part, table: SupervisionTable | None = None, restart: bool = True
+    *parts: Part,
+    table: SupervisionTable | None = None,
+    restart: bool = True,
+    times: KeeperTimes = QUICK,
 ) -> AsyncIterator[tuple[Supervisor, list[PartChange]]]:
     """Parts that were started and are restarted, and all changes of theirs."""
     changes: list[PartChange] = []
-    supervisor = Supervisor([list(parts)], changes.append, table, restart=restart)
+    supervisor = Supervisor([list(parts)], changes.append, table, restart=restart, times=times)
     async with stopped(supervisor):
         await supervisor.start()
         yield supervisor, changes
@@ -158,12 +154,9 @@ async def test_a_part_that_fails_again_and_again_is_given_up_with_the_reason(mak
         assert phase_of(supervisor, "engine") is Phase.READY
 
 
-async def test_a_part_that_does_not_answer_is_shown_and_left_running(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper, "PROBE_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+async def test_a_part_that_does_not_answer_is_shown_and_left_running(make: Make) -> None:
     engine = make("engine")
-    async with kept(engine) as (supervisor, changes):
+    async with kept(engine, times=replace(QUICK, probe_timeout_s=0.2)) as (supervisor, changes):
         before = pids(engine)
         os.kill(before[0], signal.SIGSTOP)
         await until(lambda: phase_of(supervisor, "engine") is Phase.UNHEALTHY)
@@ -202,7 +195,7 @@ async def test_a_part_that_hangs_in_its_first_start_does_not_keep_the_others_fro
     pool, engine, gateway = make("pool", SILENT), make("engine"), make("gateway")
     pool.start_timeout_ns = 10**9
     gateway.whole_url = pool.health_url  # never whole without the pool
-    supervisor = Supervisor([[pool], [engine, gateway]], restart=True)
+    supervisor = Supervisor([[pool], [engine, gateway]], restart=True, times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
         assert phase_of(supervisor, "engine") is Phase.READY
@@ -213,7 +206,7 @@ async def test_a_part_that_hangs_in_its_first_start_does_not_keep_the_others_fro
 async def test_without_restarts_a_hanging_first_start_ends_with_the_reason(make: Make) -> None:
     pool = make("pool", SILENT)
     pool.start_timeout_ns = 10**9
-    supervisor = Supervisor([[pool], [make("engine")]])
+    supervisor = Supervisor([[pool], [make("engine")]], times=QUICK)
     async with stopped(supervisor):
         with pytest.raises(EngineError, match="pool was not ready within 1 s"):
             await supervisor.start()

@@ -16,6 +16,7 @@ from .tiny_parts import (
     CAUSED,
     CRASH,
     MISTAKE,
+    QUICK,
     SERVE,
     SILENT,
     Make,
@@ -26,14 +27,14 @@ from .tiny_parts import (
     stopped,
 )
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 async def test_stages_start_one_after_the_other_and_all_become_ready(make: Make) -> None:
     first, second, third = make("pool"), make("engine"), make("gateway")
     seen: list[tuple[str, Phase]] = []
     supervisor = Supervisor(
-        [[first], [second, third]], lambda change: seen.append((change.part.name, change.phase))
+        [[first], [second, third]],
+        lambda change: seen.append((change.part.name, change.phase)),
+        times=QUICK,
     )
     async with stopped(supervisor):
         await supervisor.start()
@@ -47,7 +48,7 @@ async def test_stages_start_one_after_the_other_and_all_become_ready(make: Make)
 async def test_a_part_is_warmed_up_before_it_counts_as_ready(make: Make, tmp_path: Path) -> None:
     part = make("engine")
     part.warm_up = (part.health_url, {"prompt": [1, 2]})
-    supervisor = Supervisor([[part]])
+    supervisor = Supervisor([[part]], times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
         assert (tmp_path / "warm").read_text() == "warmed up\n"
@@ -57,7 +58,7 @@ async def test_a_part_that_dies_of_its_first_request_is_told(make: Make) -> None
     part = make("engine")
     part.warm_up = (part.health_url, {"prompt": [1, 2]})
     part.command.args[-1] = "/nowhere/warm"
-    supervisor = Supervisor([[part]])
+    supervisor = Supervisor([[part]], times=QUICK)
     async with stopped(supervisor):
         with pytest.raises(EngineError, match="did not answer its first request") as caught:
             await supervisor.start()
@@ -66,7 +67,7 @@ async def test_a_part_that_dies_of_its_first_request_is_told(make: Make) -> None
 
 async def test_a_part_that_finds_a_mistake_is_the_operators_business(make: Make) -> None:
     good, bad, never = make("pool"), make("engine", MISTAKE), make("gateway")
-    supervisor = Supervisor([[good, bad], [never]])
+    supervisor = Supervisor([[good, bad], [never]], times=QUICK)
     async with stopped(supervisor):
         with pytest.raises(ConfigError) as caught:
             await supervisor.start()
@@ -76,7 +77,7 @@ async def test_a_part_that_finds_a_mistake_is_the_operators_business(make: Make)
 
 
 async def test_a_part_that_crashes_shows_the_end_of_its_log(make: Make) -> None:
-    supervisor = Supervisor([[make("engine", CRASH)]])
+    supervisor = Supervisor([[make("engine", CRASH)]], times=QUICK)
     async with stopped(supervisor):
         with pytest.raises(EngineError, match="ended with code 3") as caught:
             await supervisor.start()
@@ -88,7 +89,7 @@ async def test_the_cause_is_shown_that_lies_above_the_end_of_the_log(make: Make)
     part = make("engine", CAUSED)
     part.log.parent.mkdir()
     part.log.write_text("ValueError: of an earlier start\n")
-    supervisor = Supervisor([[part]])
+    supervisor = Supervisor([[part]], times=QUICK)
     async with stopped(supervisor):
         with pytest.raises(EngineError) as caught:
             await supervisor.start()
@@ -101,7 +102,7 @@ async def test_a_start_ends_when_a_part_that_was_ready_ends(make: Make) -> None:
     first, never = make("pool", CRASH), make("gateway", SILENT)
     async with served() as url:
         first.health_url = url  # somebody else answers in its place
-        supervisor = Supervisor([[first], [never]])
+        supervisor = Supervisor([[first], [never]], times=QUICK)
         async with stopped(supervisor):
             with pytest.raises(EngineError, match="pool ended with code 3"):
                 await supervisor.start()
@@ -109,7 +110,7 @@ async def test_a_start_ends_when_a_part_that_was_ready_ends(make: Make) -> None:
 
 async def test_a_start_that_is_given_up_leaves_nothing(make: Make) -> None:
     part = make("engine", SILENT)
-    supervisor = Supervisor([[part]])
+    supervisor = Supervisor([[part]], times=QUICK)
     async with stopped(supervisor):
         starting = asyncio.create_task(supervisor.start())
         while part.process is None:  # noqa: ASYNC110 - nobody signals the start of a process
@@ -119,10 +120,10 @@ async def test_a_start_that_is_given_up_leaves_nothing(make: Make) -> None:
             await starting
 
 
-async def test_what_does_not_stop_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STOP_S", 3.0)  # the good one ends within it
+async def test_what_does_not_stop_is_killed(make: Make) -> None:
     stubborn, good = make("engine", SERVE, "stubborn"), make("gateway")
-    supervisor = Supervisor([[stubborn, good]])
+    stubborn.stop_s = good.stop_s = 3.0  # the good one ends within it
+    supervisor = Supervisor([[stubborn, good]], times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
     assert stubborn.exit_code == -signal.SIGKILL
@@ -131,7 +132,7 @@ async def test_what_does_not_stop_is_killed(make: Make, monkeypatch: pytest.Monk
 
 async def test_what_a_part_started_goes_with_it(make: Make) -> None:
     parent = make("engine", SERVE, "parent")
-    supervisor = Supervisor([[parent]])
+    supervisor = Supervisor([[parent]], times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
         assert parent.process is not None
@@ -154,7 +155,7 @@ print("mapped", flush=True)
 signal.pause()
 """
     part = make("engine", hold)
-    supervisor = Supervisor([[part]])
+    supervisor = Supervisor([[part]], times=QUICK)
     async with stopped(supervisor):
         await supervisor.start()
         assert part.process is not None

@@ -10,11 +10,14 @@ from pathlib import Path
 import aiohttp.web
 
 from prfaas.cli.host.processes import Part
+from prfaas.cli.supervision.keeper import KeeperTimes
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.engines.launch import Command
 from tests.ports import free_port
 
+QUICK = KeeperTimes(poll_s=0.01, probe_ns=10**7, first_delay_ns=10**7)
+"""Frequent checks, and short waits between starts and between probes."""
 SERVE = """
 import http.server, os, signal, subprocess, sys
 port, manner = int(sys.argv[1]), sys.argv[2]
@@ -67,6 +70,7 @@ def maker(home: Path) -> Make:
             health_url=f"http://127.0.0.1:{port}/health",
             log=home / "logs" / f"{name}.log",
             leftovers=[leftover],
+            stop_s=5.0,
         )
 
     return part

@@ -23,7 +23,7 @@ GRACE_S = 3.0
 """Time limit of its child processes after its end, to remove shared memory."""
 KILL_S = 30.0
 """Time limit of the end of killed processes."""
-POLL_S = 0.2
+POLL_S = 0.05
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
 LOG_BYTES = 2**18
@@ -182,4 +182,4 @@ async def within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]
     while True:
         if all(done(part) for part in parts) or time.monotonic() > deadline:
             return
-        await asyncio.sleep(POLL_S / 4)
+        await asyncio.sleep(POLL_S)

@@ -7,12 +7,13 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 
-from prfaas.cli.host import processes
 from prfaas.cli.host.processes import GRACE_S, Part, within
 from prfaas.cli.supervision.restarts import (
+    FIRST_DELAY_NS,
     RUNNING,
     Instruction,
     Phase,
@@ -22,9 +23,25 @@ from prfaas.cli.supervision.restarts import (
 from prfaas.errors import EngineError
 from prfaas.units import NS_PER_S
 
-PROBE_NS = 5 * NS_PER_S
-"""Between two probes of a part that was ready."""
-PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2)
+
+@dataclass(frozen=True, slots=True)
+class KeeperTimes:
+    """Times of the supervision of parts.
+
+    Attributes:
+        poll_s: Between two checks of a process, seconds.
+        probe_ns: Between two probes of a part that was ready, ns.
+        probe_timeout_s: Limit for the answer to a probe, seconds.
+        first_delay_ns: Longest wait after the first failure, ns.
+    """
+
+    poll_s: float = 0.2
+    probe_ns: int = 5 * NS_PER_S
+    probe_timeout_s: float = 2.0
+    first_delay_ns: int = FIRST_DELAY_NS
+
+
+TIMES = KeeperTimes()
 
 
 class Keeper:
@@ -35,6 +52,7 @@ class Keeper:
         policy: Limits of its restarts.
         http: For questions to it.
         on_change: Called at every change of its phase.
+        times: Times of checks and probes.
     """
 
     def __init__(
@@ -43,8 +61,9 @@ class Keeper:
         policy: RestartPolicy,
         http: aiohttp.ClientSession,
         on_change: Callable[[Keeper], None],
+        times: KeeperTimes = TIMES,
     ) -> None:
-        self.part = part
+        self.part, self._times = part, times
         # Jitter of restarts; nothing secret.
         self.restarts = Restarts(policy, random.random, time.monotonic_ns())
         self._http, self._on_change = http, on_change
@@ -63,7 +82,7 @@ class Keeper:
                     phase = self.restarts.phase
                     self._on_change(self)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), processes.POLL_S)
+                    await asyncio.wait_for(self._wake.wait(), self._times.poll_s)
                 self._wake.clear()
         finally:
             self._forget_probe()
@@ -133,7 +152,7 @@ class Keeper:
         if was_starting and self.restarts.phase is Phase.READY:
             self.part.ready_after_s = (now_ns - started_ns) / NS_PER_S
         if not was_starting or self.part.ready_after_s is not None:
-            self._probe_due_at_ns = now_ns + PROBE_NS
+            self._probe_due_at_ns = now_ns + self._times.probe_ns
 
     async def _ask(self, *, is_starting: bool) -> bool:
         """Return True if the part answers.
@@ -141,7 +160,7 @@ class Keeper:
         Raises:
             EngineError: It is well, and did not answer its first request.
         """
-        if not await answers(self._http, self.part.health_url):
+        if not await answers(self._http, self.part.health_url, self._times.probe_timeout_s):
             return False
         if is_starting:
             await warm_up(self._http, self.part)
@@ -153,11 +172,14 @@ class Keeper:
             self._probing = None
 
 
-async def answers(http: aiohttp.ClientSession, url: str) -> bool:
-    """Return True if a page answers 200."""
+async def answers(
+    http: aiohttp.ClientSession, url: str, timeout_s: float = TIMES.probe_timeout_s
+) -> bool:
+    """Return True if a page answers 200 in time."""
+    limit = aiohttp.ClientTimeout(total=timeout_s)
     try:
         # A part of our own, asked by its address: its certificate is of another name.
-        async with http.get(url, timeout=PROBE_TIMEOUT, ssl=False) as reply:
+        async with http.get(url, timeout=limit, ssl=False) as reply:
             return reply.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

@@ -16,7 +16,7 @@
 A part fails when it ends without being asked to, is not ready within `start_timeout_ns`, or does
 not answer its first request. Failures count in a row: a part that was ready for `STABLE_NS` starts
 the count anew. After the n-th failure in a row the policy waits between half and all of
-`min(delay_max, FIRST_DELAY * 2**(n - 1))`, by chance: parts that fail together do not come back
+`min(delay_max, first_delay * 2**(n - 1))`, by chance: parts that fail together do not come back
 together.
 """
 
@@ -68,12 +68,14 @@ class RestartPolicy:
         start_timeout_ns: Time from its start until it has to be ready.
         restarts_max: Failures in a row after which it is not restarted.
         delay_max_ns: Longest wait before a start.
+        first_delay_ns: Longest wait after the first failure in a row.
     """
 
     is_enabled: bool
     start_timeout_ns: int
     restarts_max: int = 10
     delay_max_ns: int = 60 * NS_PER_S
+    first_delay_ns: int = FIRST_DELAY_NS
 
     def delay_ns(self, failures: int, chance: float) -> int:
         """Wait before the next start.
@@ -83,7 +85,7 @@ class RestartPolicy:
             chance: Uniform in [0, 1).
         """
         # A shift by more than 40 bits is beyond any `delay_max_ns`, and would grow without limit.
-        longest = min(self.delay_max_ns, FIRST_DELAY_NS << min(failures - 1, 40))
+        longest = min(self.delay_max_ns, self.first_delay_ns << min(failures - 1, 40))
         return round(longest * (0.5 + chance / 2))
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from prfaas.cli.common.signals import EXIT_MISTAKE
-from prfaas.cli.host import processes
 from prfaas.cli.host.processes import GRACE_S, Part, within
-from prfaas.cli.supervision.keeper import Keeper, answers
+from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, answers
 from prfaas.cli.supervision.restarts import Phase, RestartPolicy
 from prfaas.config.supervision import SupervisionTable
 from prfaas.errors import ConfigError, EngineError
@@ -48,6 +47,7 @@ class Supervisor:
         on_change: Called at every change of a part's phase.
         table: Limits of restarts.
         restart: True if failed parts are restarted.
+        times: Times of checks and probes.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class Supervisor:
         table: SupervisionTable | None = None,
         *,
         restart: bool = False,
+        times: KeeperTimes = TIMES,
     ) -> None:
-        self.stages = stages
+        self.stages, self._times = stages, times
         self._on_change, self._restart = on_change, restart
         self._table = table or SupervisionTable()
         self._keepers: dict[str, Keeper] = {}
@@ -92,11 +93,11 @@ class Supervisor:
                 self._keep(part, self._http)
             await self._settled(stage)
         for part in self.parts:
-            while part.whole_url and not await answers(self._http, part.whole_url):
+            while part.whole_url and not await self._answers(self._http, part.whole_url):
                 self._check_start()
                 if any(each.failures and each.phase is not Phase.READY for each in self.changes()):
                     return
-                await asyncio.sleep(processes.POLL_S)
+                await asyncio.sleep(self._times.poll_s)
 
     def ask_restart(self, name: str) -> None:
         """Restart one part by its keeper.
@@ -115,7 +116,7 @@ class Supervisor:
         restarts = self._keepers[name].restarts
         self.ask_restart(name)
         while restarts.phase not in _SETTLED:  # noqa: ASYNC110 - its keeper polls, too
-            await asyncio.sleep(processes.POLL_S)
+            await asyncio.sleep(self._times.poll_s)
         if restarts.phase is Phase.FAILED:
             raise _start_failure(self.part(name), restarts.reason)
 
@@ -139,15 +140,21 @@ class Supervisor:
             start_timeout_ns=self._table.start_timeout or part.start_timeout_ns,
             restarts_max=self._table.restarts_max,
             delay_max_ns=self._table.delay_max,
+            first_delay_ns=self._times.first_delay_ns,
         )
-        keeper = Keeper(part, policy, http, lambda each: self._on_change(_change(each)))
+        keeper = Keeper(
+            part, policy, http, lambda each: self._on_change(_change(each)), self._times
+        )
         self._keepers[part.name] = keeper
         self._keeping.append(asyncio.create_task(keeper.run()))
+
+    async def _answers(self, http: aiohttp.ClientSession, url: str) -> bool:
+        return await answers(http, url, self._times.probe_timeout_s)
 
     async def _settled(self, stage: list[Part]) -> None:
         waiting = {part.name for part in stage}
         while waiting:
-            await asyncio.sleep(processes.POLL_S)
+            await asyncio.sleep(self._times.poll_s)
             self._check_start()
             waiting = {name for name in waiting if not self._is_settled(name)}
 
