@@ -22,6 +22,7 @@ from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
+from prfaas.gateway.times import TIMES, Times
 from tests.otlp import Collector, collecting
 
 from .scripted_engine import ScriptedEngine
@@ -191,6 +192,7 @@ async def running(
         ),
         poll_s=tables.get("poll_s", 0.02),
         timing=TIMING,
+        times=tables.get("times", TIMES),
     )
     url = await gateway.start()
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -217,8 +219,16 @@ def is_well(world: World) -> bool:
 
 
 @pytest.fixture
-async def world(checkpoint: Path, identities: Path, tmp_path: Path) -> AsyncIterator[World]:
-    async with running(checkpoint, identities, tmp_path / "state") as made:
+def times() -> Times:
+    """Times of the gateway; a test may give others."""
+    return TIMES
+
+
+@pytest.fixture
+async def world(
+    checkpoint: Path, identities: Path, tmp_path: Path, times: Times
+) -> AsyncIterator[World]:
+    async with running(checkpoint, identities, tmp_path / "state", times=times) as made:
         yield made
 
 

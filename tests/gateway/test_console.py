@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from prfaas.gateway.console import routes
 from prfaas.gateway.console.assets import assets
 from prfaas.gateway.console.live import LiveState
+from prfaas.gateway.times import Times
 from prfaas.wire.messages.gateway import TierUse
 
 from .conftest import World, running, until
@@ -84,10 +84,10 @@ async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World)
 
 
 async def test_the_stream_repeats_the_state_and_has_places(
-    checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(routes, "INTERVAL_S", 0.01)
-    async with running(checkpoint, identities, tmp_path, gateway={"consoles_max": 1}) as world:
+    tables = {"gateway": {"consoles_max": 1}, "times": Times(console_interval_s=0.01)}
+    async with running(checkpoint, identities, tmp_path, **tables) as world:
         await the_stream_repeats_the_state_and_has_places(world)
 
 
@@ -131,8 +131,8 @@ async def test_one_reading_serves_all_pages_and_none_is_made_for_nobody() -> Non
         assert await live.after(0) == (5, b"state 5")
 
 
-async def test_pages_share_their_states(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "INTERVAL_S", 0.01)
+@pytest.mark.parametrize("times", [Times(console_interval_s=0.01)])
+async def test_pages_share_their_states(world: World) -> None:
     async with AsyncExitStack() as open_pages:
         streams = [
             await open_pages.enter_async_context(world.http.get(f"{world.url}/console/api/events"))

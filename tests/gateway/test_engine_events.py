@@ -14,7 +14,6 @@ import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines import kv_event_subscriber
 from prfaas.gateway.engines.kv_event_codec import Batch
 from prfaas.gateway.engines.kv_event_subscriber import (
     BATCH_BYTES_MAX,
@@ -306,10 +305,10 @@ async def test_garbage_breaks_the_connection_and_nothing_else(
 
 
 async def test_a_flood_of_gaps_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kv_event_subscriber, "GAP_SAID_EVERY_NS", int(PATIENT_S * 1e9))
-    async with following(tmp_path, replays=False) as site, living(site) as engine:
+    timing = replace(TIMING, gap_logged_every_s=PATIENT_S)
+    async with following(tmp_path, timing=timing, replays=False) as site, living(site) as engine:
         await subscribed(engine)
         for number in range(100):
             engine.publish(stored([HASHES[number]]))

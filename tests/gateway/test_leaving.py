@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prfaas.gateway.api import completions
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
+from prfaas.gateway.times import Times
 
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
@@ -62,12 +62,11 @@ async def test_just_before_the_head_of_its_stream() -> None:
 
 
 async def test_a_client_that_does_not_read(
-    checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     """Its buffers fill up, the request's time ends, and the connection is closed."""
-    monkeypatch.setattr(completions, "LAST_WORDS_S", 0.05)
-    gateway = {"request_timeout": "2s"}
-    async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
+    tables = {"gateway": {"request_timeout": "2s"}, "times": Times(error_s=0.05)}
+    async with running(checkpoint, identities, tmp_path, **tables) as world:
         world.decode.words = ("x" * 1_000_000,) * 30
         _, writer = await asyncio.open_connection(
             "127.0.0.1", int(world.url.rpartition(":")[2]), limit=1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.loops import purging
+from prfaas.gateway.loops.purging import TAKEN_AGAIN, TRIES_FREE
+from prfaas.gateway.times import Times
 from prfaas.wire.messages.base import Message
 from tests.gateway.purge_scripts import ENGINES, script
 
@@ -54,28 +55,26 @@ async def test_a_dry_run_only_counts(world: World) -> None:
     assert world.gateway.journal.latest(1) == []
 
 
+@pytest.mark.parametrize("times", [Times(purge_retry_s=0.001)])
 async def test_an_engine_that_can_not_forget_yet_gets_nothing_new_until_it_has(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    monkeypatch.setattr(purging, "RETRY_S", 0.001)
     script(world)
     held: list[bool] = []
 
     def forget() -> bool:
         held.append(world.gateway.driver.is_drained("decode"))
-        return len(held) > purging.TRIES_FREE + 2
+        return len(held) > TRIES_FREE + 2
 
     world.decode.on_forget = forget
     _, report = await purge(world)
     assert report["is_complete"]
-    assert held == [False] * (purging.TRIES_FREE + 1) + [True] * 2
+    assert held == [False] * (TRIES_FREE + 1) + [True] * 2
     assert not world.gateway.driver.is_drained("decode")
 
 
-async def test_what_is_not_done_is_named_and_asked_for_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(purging, "RETRY_S", 0.001)
+@pytest.mark.parametrize("times", [Times(purge_retry_s=0.001)])
+async def test_what_is_not_done_is_named_and_asked_for_again(world: World) -> None:
     script(world)
     world.decode.on_forget = lambda: False
     world.spare.on_forget = None
@@ -111,7 +110,7 @@ async def test_a_pool_that_was_started_anew_before_engines_forgot_is_not_done(wo
     _, report = await purge(world)
     assert not report["is_complete"]
     problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
-    assert problems == {"prfaas-pool": "", "pd-pool": purging.TAKEN_AGAIN}
+    assert problems == {"prfaas-pool": "", "pd-pool": TAKEN_AGAIN}
     [entry] = world.gateway.journal.latest(1)
     assert "NOT DONE at pd-pool" in entry.why
     assert told.count(("pd-pool", "PurgeEnd")) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.gateway.http import answer_limits
+from prfaas.gateway.http.answer_limits import ANSWER_BYTES_MAX
 
 from .conftest import World, until
 from .prompts import LONG
@@ -38,12 +38,9 @@ async def test_an_engine_without_a_model_is_asked_until_it_has_one(
     await until(lambda: spare.is_ready)
 
 
-async def test_an_engine_that_says_too_much_has_an_unknown_queue(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_says_too_much_has_an_unknown_queue(world: World) -> None:
     decode = world.gateway.engines.by_name["decode"]
-    monkeypatch.setattr(answer_limits, "ANSWER_BYTES_MAX", 4096)
-    world.decode.padding = 5000
+    world.decode.padding = ANSWER_BYTES_MAX
     await until(lambda: decode.load.num_waiting is None)
     assert decode.is_ready
     world.decode.padding = 0

@@ -66,6 +66,7 @@ from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
+from prfaas.gateway.times import TIMES, Times
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.follower import Follower
@@ -123,6 +124,9 @@ class Gateway:
     Args:
         sources: List members that come and go.
         poll_s: Time between two polls of an engine.
+        timing: Times of connections to pool nodes.
+        events: Times of subscriptions to engines.
+        times: Other times.
 
     Raises:
         ConfigError: The tokenizer, an identity or the salt is missing.
@@ -137,6 +141,7 @@ class Gateway:
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
         events: EventTiming | None = None,
+        times: Times = TIMES,
     ) -> None:
         # Its tables of engines and pools follow the members.
         deployment = deployment.model_copy(deep=True)
@@ -213,10 +218,14 @@ class Gateway:
         self.metrics.control.watch_loops(lambda: self.pulse.frozen)
         control = Control(live, self.pulse)
         planner = Planner(live, self._prompts, self.loops.copier)
-        self._control = ControlApi(live, control, Purging(live, self.engine_events.forgotten))
-        self._console = Console(Parts(live, control), deployment.gateway.consoles_max)
-        times = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
-        self.fleet = Fleet(self.driver, self.guards, times)
+        self._control = ControlApi(
+            live, control, Purging(live, self.engine_events.forgotten, times.purge_retry_s)
+        )
+        self._console = Console(
+            Parts(live, control), deployment.gateway.consoles_max, times.console_interval_s
+        )
+        patience = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
+        self.fleet = Fleet(self.driver, self.guards, patience)
         self.parts = RunParts(
             holding=holding,
             planner=planner,
@@ -226,8 +235,10 @@ class Gateway:
             decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
             ending=Ending(self._prompts, model),
             movers=Movers(self.pools, self.transfers, fetcher),
-            rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
-            suspects=Suspects(self.metrics.suspect),
+            rehearsal=Rehearsal(
+                self.engines, self.metrics.rehearsed, times.rehearsal_s, times.rehearsal_pause_s
+            ),
+            suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
             metrics=self.metrics,
         )
         self.charging = Charging()
@@ -240,6 +251,7 @@ class Gateway:
                 self._tracing,
                 self.charging,
                 self.loops.ended,
+                times.error_s,
             ),
             TokenApi(live, self._prompts, self._door),
             Views(live, self._door),

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from prfaas.core.resilience.quarantine import Quarantine
-from prfaas.gateway.admission import quarantine
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.times import Times
 from prfaas.units import NS_PER_S
 from tests.gateway.conftest import World, deployment_for, until
 from tests.gateway.prompts import LONG
@@ -47,9 +47,14 @@ async def dead(
 
 
 @pytest.fixture
-async def spared(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose second PD engine is ready as well, and where no suspect survives by time."""
-    monkeypatch.setattr(quarantine, "SURVIVED_NS", 600 * NS_PER_S)
+def times() -> Times:
+    """No suspect survives by time."""
+    return Times(suspect_survived_ns=600 * NS_PER_S)
+
+
+@pytest.fixture
+async def spared(world: World) -> World:
+    """A world whose second PD engine is ready as well."""
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
     return world
@@ -157,10 +162,8 @@ async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: W
     assert len(spared.gateway.parts.suspects._quarantine) == 0
 
 
-async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(
-    spared: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quarantine, "SURVIVED_NS", NS_PER_S // 20)
+@pytest.mark.parametrize("times", [Times(suspect_survived_ns=NS_PER_S // 20)])
+async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(spared: World) -> None:
     gate, end = asyncio.Event(), asyncio.Event()
 
     async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:

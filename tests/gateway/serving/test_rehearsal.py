@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from prfaas.gateway.openai.requests import Api, request_from
-from prfaas.gateway.serving import rehearsal
 from prfaas.gateway.serving.rehearsal import is_plain
+from prfaas.gateway.times import Times
 from tests.gateway.conftest import World
 from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine, hang, refuse
@@ -94,31 +94,42 @@ async def test_an_engine_that_fails_at_the_rehearsal_is_taken_to_agree(world: Wo
     assert await world.metric('prfaas_rehearsals_total{outcome="unknown"}') == 1
 
 
-async def test_an_engine_that_does_not_answer_a_rehearsal_is_not_asked_again_for_a_while(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_asked = 0
+class Silent:
+    """Answers no rehearsal, and counts them."""
 
-    async def answer(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
-        nonlocal num_asked
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    async def __call__(
+        self, engine: ScriptedEngine, request: web.Request, body: Any
+    ) -> web.StreamResponse:
         if len(body["prompt"]) == 1:
-            num_asked += 1
+            self.num_asked += 1
             return await hang(engine, request, body)
         return await engine.answer(request, body)
 
-    monkeypatch.setattr(rehearsal, "LIMIT_S", 0.2)
-    world.decode.script = answer
+
+@pytest.mark.parametrize("times", [Times(rehearsal_s=0.2)])
+async def test_an_engine_that_does_not_answer_a_rehearsal_is_not_asked_again_for_a_while(
+    world: World,
+) -> None:
+    world.decode.script = silent = Silent()
     for k in range(3):
         assert (await world.post(completion(top_k=3 + k)))[0] == 200
-    assert num_asked == 1
+    assert silent.num_asked == 1
     assert len(world.prefill.calls) == 3
     assert await world.metric('prfaas_rehearsals_total{outcome="unknown"}') == 1
     assert await world.metric('prfaas_rehearsals_total{outcome="skipped"}') == 2
-    monkeypatch.setattr(rehearsal, "UNKNOWN_S", 0.0)
-    world.gateway.parts.rehearsal._unknown.clear()
+
+
+@pytest.mark.parametrize("times", [Times(rehearsal_s=0.2, rehearsal_pause_s=0.0)])
+async def test_an_engine_that_does_not_answer_a_rehearsal_is_asked_again_after_the_pause(
+    world: World,
+) -> None:
+    world.decode.script = silent = Silent()
     for k in range(2):
         assert (await world.post(completion(top_k=9 + k)))[0] == 200
-    assert num_asked == 3
+    assert silent.num_asked == 2
 
 
 @pytest.mark.parametrize(

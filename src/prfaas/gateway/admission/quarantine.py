@@ -12,7 +12,6 @@ from collections.abc import Callable
 from prfaas.core.resilience.quarantine import (
     DEATHS_MAX,
     PAUSE_NS,
-    SURVIVED_NS,
     Death,
     Quarantine,
 )
@@ -30,9 +29,11 @@ class Suspects:
 
     Args:
         count: Called with what happens to suspects: "waited", "cleared" or "refused".
+        survived_ns: Time after which a suspect that runs holds up no other one, ns.
     """
 
-    def __init__(self, count: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, count: Callable[[str], None], survived_ns: int) -> None:
+        self._survived_ns = survived_ns
         self._quarantine = Quarantine()
         self._key = secrets.token_bytes(KEY_BYTES)
         self._changed = asyncio.Event()
@@ -99,7 +100,7 @@ class Suspects:
                     self._check(digest)
                     if self._quarantine.begin(digest):
                         loop = asyncio.get_running_loop()
-                        loop.call_later(SURVIVED_NS / NS_PER_S, self._survived, digest)
+                        loop.call_later(self._survived_ns / NS_PER_S, self._survived, digest)
                         return digest
                     self._changed.clear()
                     await self._changed.wait()

@@ -34,8 +34,6 @@ from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
-LAST_WORDS_S = 5.0
-"""Time limit for a client to read the error that ends its stream."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +43,7 @@ class Generation:
 
     Attributes:
         on_end: Observer of every request that has ended.
+        error_s: Time limit for a client to read the error that ends its stream, seconds.
     """
 
     live: LiveParts
@@ -54,6 +53,7 @@ class Generation:
     tracing: Tracing
     charging: Charging
     on_end: Callable[[Record], None]
+    error_s: float
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -81,13 +81,13 @@ class Generation:
         try:
             return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
-            return await _fail(error, record, stream)
+            return await self._fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
             record.ended(Outcome.CANCELLED)
             raise asyncio.CancelledError from None
         except Exception as error:
             _log.exception("request_failed request_id=%s", record.request_id)
-            return await _fail(error, record, stream)
+            return await self._fail(error, record, stream)
         finally:
             self._end(record, tenant)
             trace.end(record, self._model)
@@ -129,36 +129,37 @@ class Generation:
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)
 
+    async def _fail(
+        self, error: Exception, record: Record, stream: ClientStream
+    ) -> web.StreamResponse:
+        """End a request with an error, within the stream if that has begun."""
+        status = status_of(error)
+        rejected = error.reason if isinstance(error, RejectedError) else None
+        said = f"{status} {responses.get(status, '')}".rstrip()
+        record.failed(_outcome(error, status), said, rejected)
+        log_event(
+            _log,
+            logging.INFO,
+            "request_refused" if status < 500 else "request_broken",
+            request_id=record.request_id,
+            status=status,
+            error=type(error).__name__,
+        )
+        if not stream.has_begun:
+            return error_response(error, reply_headers(record))
+        try:
+            async with asyncio.timeout(self.error_s):
+                return await stream.fail(error_body(error))
+        except (TimeoutError, ClientGoneError):
+            # Closes the connection: the client is gone, or does not read what it is sent.
+            raise asyncio.CancelledError from None
+
     def _end(self, record: Record, tenant: Tenant) -> None:
         self.charging.settle(tenant, record)
         record.close()
         self.live.metrics.ended(record)
         self.on_end(record)
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
-
-
-async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:
-    """End a request with an error, within the stream if that has begun."""
-    status = status_of(error)
-    rejected = error.reason if isinstance(error, RejectedError) else None
-    said = f"{status} {responses.get(status, '')}".rstrip()
-    record.failed(_outcome(error, status), said, rejected)
-    log_event(
-        _log,
-        logging.INFO,
-        "request_refused" if status < 500 else "request_broken",
-        request_id=record.request_id,
-        status=status,
-        error=type(error).__name__,
-    )
-    if not stream.has_begun:
-        return error_response(error, reply_headers(record))
-    try:
-        async with asyncio.timeout(LAST_WORDS_S):
-            return await stream.fail(error_body(error))
-    except (TimeoutError, ClientGoneError):
-        # Closes the connection: the client is gone, or does not read what it is sent.
-        raise asyncio.CancelledError from None
 
 
 def _outcome(error: Exception, status: int) -> Outcome:

@@ -11,7 +11,6 @@ from prfaas.gateway.telemetry.metrics import Totals
 
 SAMPLES_MAX = 3600
 COUNTS = ("num_in_flight", "num_remote", "num_local", "num_refused", "num_fallbacks")
-INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

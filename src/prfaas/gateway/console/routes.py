@@ -11,7 +11,7 @@ from aiohttp import web
 
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE, assets
-from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
+from prfaas.gateway.console.history import SAMPLES_MAX, History
 from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
@@ -28,8 +28,8 @@ LENGTHS = (1024, 8192, 32_768, 131_072)
 class Console:
     """The console of one gateway."""
 
-    def __init__(self, parts: Parts, pages_max: int) -> None:
-        self._parts, self._pages_max = parts, pages_max
+    def __init__(self, parts: Parts, pages_max: int, interval_s: float) -> None:
+        self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
         self._history = History()
         self._what_if = WhatIf(parts.live.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
@@ -60,7 +60,7 @@ class Console:
         while True:
             self._history.add(self._parts.sample())
             self._live.beat()
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     async def _state(self, _: web.Request) -> web.Response:
         return json_response(self._parts.state(self._history))
@@ -84,7 +84,10 @@ class Console:
         seconds = query_number(request, "seconds", SAMPLES_MAX, 1, SAMPLES_MAX)
         samples = self._history.since(time.time() - seconds)
         response = json_response(
-            {"interval_s": INTERVAL_S, "samples": [sample.as_json() for sample in samples]}
+            {
+                "interval_s": self._interval_s,
+                "samples": [sample.as_json() for sample in samples],
+            }
         )
         response.enable_compression()
         return response

@@ -39,7 +39,6 @@ BATCH_BYTES_MAX = 16 << 20
 """A batch is a step: one of a million tokens in blocks of 16 has about half of this."""
 QUEUED_BATCHES_MAX = 256
 """Batches of one engine that wait here; more wait in the engine, and what it drops is replayed."""
-GAP_SAID_EVERY_NS = 10 * NS_PER_S
 BATCHES_A_TURN = 64
 """Then the others on this thread have their turn."""
 REPLAYS_MAX = 8
@@ -60,6 +59,7 @@ class EventTiming:
             doubles up to `idle_s`. A publisher drops what it sends before it has processed a new
             subscription, which can be after it has answered the replay.
         idle_s: Longest such silence.
+        gap_logged_every_s: Least time between two log lines about gaps.
     """
 
     backoff_s: float = 0.1
@@ -68,6 +68,7 @@ class EventTiming:
     replay_s: float = 5.0
     settle_s: float = 0.1
     idle_s: float = 5.0
+    gap_logged_every_s: float = 10.0
 
 
 class Fault(StrEnum):
@@ -113,7 +114,7 @@ class EngineClient:
         self._on_fault = on_fault
         self._context: Context | None = None
         self._is_joined = False
-        self._said = SaidOnce(every_ns=GAP_SAID_EVERY_NS)
+        self._said = SaidOnce(every_ns=round(timing.gap_logged_every_s * NS_PER_S))
         self.backoff_s = timing.backoff_s
         """The next wait before connecting again."""
         self.feed = feed

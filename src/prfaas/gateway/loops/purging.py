@@ -25,7 +25,6 @@ from prfaas.wire.messages.gateway import Purged
 TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
 reset while it loads blocks."""
-RETRY_S = 0.25
 TAKEN_AGAIN = (
     "it accepted blocks of the source again before all engines were reset: it was restarted, or "
     "the reset took more than two minutes; run the purge again"
@@ -38,10 +37,13 @@ class Purging:
     Args:
         live: Pools drop blocks, and engines forget; one gets no requests while it has to forget.
         on_forgotten: Called with the name of each engine that has forgotten.
+        retry_s: Wait before an engine is asked again, seconds.
     """
 
-    def __init__(self, live: LiveParts, on_forgotten: Callable[[str], None]) -> None:
-        self._live, self._on_forgotten = live, on_forgotten
+    def __init__(
+        self, live: LiveParts, on_forgotten: Callable[[str], None], retry_s: float
+    ) -> None:
+        self._live, self._on_forgotten, self._retry_s = live, on_forgotten, retry_s
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
@@ -116,7 +118,7 @@ class Purging:
                 if number == TRIES_FREE and not self._live.driver.is_drained(engine.name):
                     is_held = True
                     self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
         except EngineError as error:
             return str(error)
         finally:

@@ -32,13 +32,8 @@ from prfaas.gateway.serving.leg_requests import decode_body
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
 
-LIMIT_S = 1.0
-"""An engine that does not answer by then is taken to agree."""
 PASSED_MAX = 1024
 """Combinations of fields that are remembered to be taken."""
-UNKNOWN_S = 10.0
-"""An engine that has not answered a tenant's rehearsal is not asked again by that tenant for so
-long: it is late already, and every request would wait `LIMIT_S` more."""
 UNKNOWN_MAX = 1024
 NUM_CHOICES = 2
 """More than one choice is refused, or is not, whatever their number."""
@@ -60,10 +55,15 @@ class Rehearsal:
     Args:
         count: Called with the outcome: "passed", "refused", "unknown", or "skipped" where the
             engine did not answer another one lately.
+        limit_s: An engine that does not answer by then is taken to agree.
+        pause_s: For this time such an engine is not asked again by the same tenant.
     """
 
-    def __init__(self, engines: Engines, count: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, engines: Engines, count: Callable[[str], None], limit_s: float, pause_s: float
+    ) -> None:
         self._engines, self._count = engines, count
+        self._limit_s, self._pause_s = limit_s, pause_s
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._unknown: OrderedDict[tuple[str, str], float] = OrderedDict()
         """By engine and tenant's salt, until when it is not asked."""
@@ -96,7 +96,7 @@ class Rehearsal:
         return False
 
     def _remember_unknown(self, unheard: tuple[str, str]) -> None:
-        self._unknown[unheard] = time.monotonic() + UNKNOWN_S
+        self._unknown[unheard] = time.monotonic() + self._pause_s
         self._unknown.move_to_end(unheard)
         if len(self._unknown) > UNKNOWN_MAX:
             self._unknown.popitem(last=False)
@@ -107,7 +107,7 @@ class Rehearsal:
         decode, headers = self._engines.by_name[plan.route.decode], exchange.leg_headers("v")
         try:
             async with (
-                asyncio.timeout(LIMIT_S),
+                asyncio.timeout(self._limit_s),
                 self._engines.post(decode, path, body, headers) as response,
             ):
                 await read_answer(response)
