@@ -74,7 +74,7 @@ class LinkGoodput:
             self.filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
         if last_ns is not None and now_ns > last_ns:
             is_filled = self.filled_at_ns is not None and last_ns >= self.filled_at_ns
-            self._learn(last_ns, now_ns, delivered, is_filled=is_filled)
+            self._learn(now_ns - last_ns, delivered, is_filled=is_filled)
 
     def restart(self) -> None:
         """The link is connected anew: what it did not deliver when it broke shows nothing."""
@@ -92,20 +92,20 @@ class LinkGoodput:
         """
         last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
         self.fresh_bits_per_s = 0.0
-        if last_ns is not None and filled_at_ns is not None and now_ns > last_ns:
+        if filled_at_ns is not None and last_ns is not None and now_ns > last_ns:
             self.busy_ns += now_ns - last_ns
             before = self._delivered_bytes
             if last_ns < filled_at_ns < now_ns:
                 share = (filled_at_ns - last_ns) / (now_ns - last_ns)
                 until = before + share * (delivered_bytes - before)
-                self._learn(last_ns, filled_at_ns, until - before, is_filled=False)
+                self._learn(filled_at_ns - last_ns, until - before, is_filled=False)
                 last_ns, before = filled_at_ns, until
             is_filled = last_ns >= filled_at_ns
-            self._learn(last_ns, now_ns, delivered_bytes - before, is_filled=is_filled)
+            self._learn(now_ns - last_ns, delivered_bytes - before, is_filled=is_filled)
         self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
         if not is_busy:
             self._busy_since_ns = self.filled_at_ns = None
-        elif self._busy_since_ns is None:
+        elif filled_at_ns is None:
             self._busy_since_ns = now_ns
             self.filled_at_ns = now_ns + FILL_ROUND_TRIPS * rtt_ns
 
@@ -114,10 +114,8 @@ class LinkGoodput:
         """Goodput, at least 1; 0 until the link was filled once."""
         return 0 if self._mean_bits_per_s is None else max(1, round(self._mean_bits_per_s))
 
-    def _learn(
-        self, start_ns: int, end_ns: int, delivered_bytes: float, *, is_filled: bool
-    ) -> None:
-        passed_ns, mean = end_ns - start_ns, self._mean_bits_per_s
+    def _learn(self, passed_ns: int, delivered_bytes: float, *, is_filled: bool) -> None:
+        mean = self._mean_bits_per_s
         bits_per_s = delivered_bytes * BITS_PER_BYTE * NS_PER_S / passed_ns
         if bits_per_s:
             self._before_stall = None
@@ -125,6 +123,9 @@ class LinkGoodput:
             self._before_stall = mean
         if is_filled:
             self.fresh_bits_per_s = bits_per_s
-            self._mean_bits_per_s = bits_per_s if mean is None else mean
-        if mean is not None and (is_filled or bits_per_s > mean):
-            self._mean_bits_per_s = mean + (1 - exp(-passed_ns / MEMORY_NS)) * (bits_per_s - mean)
+            if mean is None:
+                self._mean_bits_per_s = bits_per_s
+                return
+        elif mean is None or bits_per_s <= mean:
+            return
+        self._mean_bits_per_s = mean + (1 - exp(-passed_ns / MEMORY_NS)) * (bits_per_s - mean)

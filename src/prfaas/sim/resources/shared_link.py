@@ -46,7 +46,6 @@ class Flow:
     active: bool = False
     closed: bool = False
     ended: bool = False
-    version: int = 0
 
 
 class SharedLink:
@@ -79,7 +78,8 @@ class SharedLink:
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
         self._clock, self._on_landed, self._rtt_ns = clock, on_landed, rtt_ns
         self._flow_bits_per_s, self._is_limited = flow_bits_per_s, isfinite(flow_bits_per_s)
-        self._heap: list[tuple[float, int, Flow, int]] = []
+        self._heap: list[tuple[float, int, Flow]] = []
+        """Ends of flows; one that its flow has not any more is void."""
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
         self._in_flight: dict[Flow, None] = {}
@@ -123,7 +123,7 @@ class SharedLink:
     def report(self, now_ns: int) -> LinkReport:
         """Counters of the link, as its sending pool node reads them."""
         sent_bytes = round(self.open_sent_bytes())
-        self._sample(self._num_active)
+        self._sample()
         goodput = self.goodput
         return LinkReport(now_ns, goodput.bits_per_s, sent_bytes, goodput.busy_ns, self._rtt_ns)
 
@@ -150,19 +150,20 @@ class SharedLink:
         flow.closed = last
         flow.added_bytes += num_bytes
         self.added_bytes += num_bytes
-        flow.end_at = (flow.end_at if flow.active else self._served) + num_bytes
-        if not flow.active:
+        if flow.active:
+            flow.end_at += num_bytes
+        else:
+            flow.end_at = self._served + num_bytes
             flow.active = True
             self._count_active(1)
-        flow.version += 1
         self._num_pushed += 1
-        heappush(self._heap, (flow.end_at, self._num_pushed, flow, flow.version))
+        heappush(self._heap, (flow.end_at, self._num_pushed, flow))
         self._plan_next()
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
         self._advance()
-        self._sample(self._num_active)
+        self._sample()
         self.bits_per_s = bits_per_s
         self._share()
         self._plan_next()
@@ -175,7 +176,6 @@ class SharedLink:
         if flow.active:
             flow.active = False
             self._count_active(-1)
-        flow.version += 1
         flow.ended = True
         del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
@@ -192,60 +192,60 @@ class SharedLink:
 
     def _advance(self) -> None:
         """Bring the counters up to now, and the bytes of each second."""
-        start, end, num_active = self._moved_at_ns, self._clock.now_ns, self._num_active
-        self._moved_at_ns = end
-        if not num_active or end == start:
+        start, end, rate = self._moved_at_ns, self._clock.now_ns, self._bytes_per_ns
+        self._moved_at_ns, num_active = end, self._num_active
+        if not num_active or end == start or rate <= 0:
             return
-        rate, elapsed_ns = self._bytes_per_ns, end - start
+        elapsed_ns = end - start
         self._served += elapsed_ns * rate
-        if rate <= 0:
-            return
         self.busy_ns += elapsed_ns
         self.sent_bytes += elapsed_ns * rate * num_active
-        rate, found = rate * num_active, self.window_bytes
-        while start < end:
-            window = start // NS_PER_S
-            stop = (window + 1) * NS_PER_S
-            stop = end if end < stop else stop
+        rate, found, window = rate * num_active, self.window_bytes, start // NS_PER_S
+        while end > (stop := (window + 1) * NS_PER_S):
             found[window] = found.get(window, 0.0) + (stop - start) * rate
-            start = stop
+            start, window = stop, window + 1
+        found[window] = found.get(window, 0.0) + (end - start) * rate
 
-    def _sample(self, num_active: int) -> None:
-        """Count what was sent at the last rate; so many flows have bytes to send from now on."""
+    def _sample(self) -> None:
+        """Count what was sent at the last rate; what has bytes to send from now on is known."""
         self.goodput.change_rate(
-            self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
+            self._moved_at_ns, self.sent_bytes, is_busy=self._num_active > 0, rtt_ns=self._rtt_ns
         )
 
     def _count_active(self, change: int) -> None:
         """A flow has bytes to send, or no more."""
-        before, num_active = self._num_active, self._num_active + change
+        before = self._num_active
+        self._num_active = num_active = before + change
         if self._is_limited or not num_active or not before:
-            self._sample(num_active)
-        self._num_active = num_active
+            self._sample()
         if num_active > 1 or before > 1:
             self._share()
 
     def _plan_next(self) -> None:
         self._version += 1
         heap, rate = self._heap, self._bytes_per_ns
-        while heap and heap[0][3] != heap[0][2].version:
+        while heap:
+            end_at, _, flow = heap[0]
+            if flow.active and flow.end_at == end_at:
+                left = end_at - self._served
+                if rate > 0:
+                    due_ns = round(left / rate) if left > 0.0 else 0
+                    self._clock.after(due_ns, self._drained, self._version)
+                return
             heappop(heap)
-        if heap and rate > 0:
-            left = max(heap[0][0] - self._served, 0.0)
-            self._clock.after(round(left / rate), self._drained, self._version)
 
     def _drained(self, version: int) -> None:
         if version != self._version:
             return
         self._advance()
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
-        heap = self._heap
+        heap, served = self._heap, self._served
         planned = heap[0][0]
-        self.rounded_bytes += abs(planned - self._served) * self._num_active
-        self._served = max(self._served, planned)
-        while heap and heap[0][0] <= self._served + _EPSILON_BYTES:
-            _, _, flow, flow_version = heappop(heap)
-            if flow_version == flow.version:
+        self.rounded_bytes += abs(planned - served) * self._num_active
+        self._served = served = max(served, planned)
+        while heap and heap[0][0] <= served + _EPSILON_BYTES:
+            end_at, _, flow = heappop(heap)
+            if flow.active and flow.end_at == end_at:
                 flow.active = False
                 self._count_active(-1)
                 if flow.closed:
