@@ -66,9 +66,13 @@ class Costs:
 
     def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
         """End of every remote chunk: tokens computed, and ns since the start of prefill."""
-        step = self.chunk_tokens if self.overlap else num_new_tokens
-        ends = [*range(step, num_new_tokens, step), num_new_tokens]
-        return [(end, self.remote_prefill_ns(end)) for end in ends]
+        step, table = self.chunk_tokens if self.overlap else num_new_tokens, self.remote_ns
+        found = [
+            (end, table[end] if end < len(table) else _beyond(table, end))
+            for end in range(step, num_new_tokens, step)
+        ]
+        found.append((num_new_tokens, self.remote_prefill_ns(num_new_tokens)))
+        return found
 
 
 def _beyond(table: list[int], index: int) -> int:

@@ -55,7 +55,9 @@ class DecodeInstance:
         self._clock, self._step_ns, self._limits = clock, step_ns, limits
         self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
         self._waiting: deque[Request] = deque()
-        self._running: list[tuple[float, int, Request]] = []
+        self._running: list[tuple[float, int, Request, int, float]] = []
+        """Step at which each sequence ends, number and request; its KV bytes, and its part of
+        `_context_sum`."""
         self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1.0
         self._chunk_ns = 0.0
         self._context_sum = 0.0
@@ -97,7 +99,7 @@ class DecodeInstance:
     def fail(self) -> None:
         """Stop. Clients keep the tokens that they have."""
         self._advance()
-        for end, _, request in self._running:
+        for end, _, request, *_ in self._running:
             left = max(1, ceil(end - self._steps - 1e-6))
             request.had_tokens = max(request.num_output_tokens - left, request.had_tokens)
         self.kv_used_bytes = 0
@@ -122,9 +124,10 @@ class DecodeInstance:
         """Bring the counter of steps up to now."""
         now_ns = self._clock.now_ns
         elapsed, self._stepped_at_ns = now_ns - self._stepped_at_ns, now_ns
-        if self._running:
-            self.batch_ns += elapsed * len(self._running)
-            self._steps += 0.0 if self.is_frozen else elapsed / self._pace_ns
+        if num_running := len(self._running):
+            self.batch_ns += elapsed * num_running
+            if not self.is_frozen:
+                self._steps += elapsed / self._pace_ns
 
     def _admit(self) -> None:
         if not self._waiting or self.is_frozen:
@@ -138,10 +141,14 @@ class DecodeInstance:
             self.kv_used_bytes += size
             request = self._waiting.popleft()
             self._on_first(request)
-            self._context_sum += request.num_prompt_tokens + request.had_tokens - self._steps
-            end = self._steps + max(request.num_output_tokens - request.had_tokens - 1, 0)
-            heappush(running, (end, request.index, request))
-            self.num_running_most = max(self.num_running_most, len(running))
+            had = request.had_tokens
+            length, left = request.num_prompt_tokens + had, request.num_output_tokens - had - 1
+            left = left if left > 0 else 0
+            self._context_sum += length - self._steps
+            end = self._steps + left
+            heappush(running, (end, request.index, request, size, length - (end - left)))
+            if len(running) > self.num_running_most:
+                self.num_running_most = len(running)
 
     def _plan_next(self) -> None:
         if not self._running or self.is_frozen:
@@ -172,10 +179,9 @@ class DecodeInstance:
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
         self._steps = max(self._steps, running[0][0])
         while running and running[0][0] <= self._steps + 1e-6:
-            end, _, request = heappop(running)
-            began = end - max(request.num_output_tokens - request.had_tokens - 1, 0)
-            self._context_sum -= request.num_prompt_tokens + request.had_tokens - began
-            self.kv_used_bytes -= self._kv_bytes(request)
+            _, _, request, num_bytes, context = heappop(running)
+            self._context_sum -= context
+            self.kv_used_bytes -= num_bytes
             self._on_done(request)
         self._admit()
         self._plan_next()

@@ -146,11 +146,11 @@ class PrefillInstance:
         life, job = event
         if life != self._life:
             return
-        self._on_chunk(job, job.chunks[self._next_chunk][0])
-        self._next_chunk += 1
-        if self._next_chunk < len(job.chunks):
-            end_ns = self._started_at_ns + job.chunks[self._next_chunk][1]
-            self._clock.at(end_ns, self._chunk_done, event)
+        chunks, number = job.chunks, self._next_chunk
+        self._on_chunk(job, chunks[number][0])
+        number = self._next_chunk = number + 1
+        if number < len(chunks):
+            self._clock.at(self._started_at_ns + chunks[number][1], self._chunk_done, event)
             return
         self.busy_ns += job.work_ns
         self._running = None

@@ -19,10 +19,15 @@ from prfaas.sim.system.setup import ClusterSetup
 
 @dataclass(slots=True)
 class _Transfer:
-    """Blocks of one request. `present_tokens` of its prompt are already in the PD pool."""
+    """Blocks of one request. `present_tokens` of its prompt are already in the PD pool.
+
+    Of the first tokens of the prompt, all KV bytes but `kept_bytes` may leave once they are
+    computed: what is present stays, and the linear state comes with the last chunk.
+    """
 
     shipped_bytes: int
     present_tokens: int
+    kept_bytes: int = 0
     flow: Flow | None = None
 
 
@@ -65,7 +70,9 @@ class Transport:
 
     def promise(self, request: Request, shipped_bytes: int, present_tokens: int) -> None:
         """A transfer was decided; its bytes come once prefill starts."""
-        self._open[request] = _Transfer(shipped_bytes, present_tokens)
+        costs = self._costs
+        kept = costs.kv_bytes(present_tokens) if present_tokens else costs.state_bytes
+        self._open[request] = _Transfer(shipped_bytes, present_tokens, kept)
 
     def start(self, request: Request) -> None:
         """The prefill of a promised transfer starts."""
@@ -78,24 +85,22 @@ class Transport:
         transfer = self._open.get(request)
         if transfer is None or transfer.flow is None or job.attempt != request.attempt:
             return
-        last = tokens == request.num_new_tokens
-        ready = transfer.shipped_bytes if last else self._ready_bytes(transfer, request, tokens)
-        added = transfer.flow.added_bytes
-        if last or ready > added:
-            self.home.add(transfer.flow, max(0, ready - added), last=last)
-
-    def _ready_bytes(self, transfer: _Transfer, request: Request, tokens: int) -> int:
-        """Bytes that may leave; the linear state comes with the last chunk."""
-        end = request.num_prompt_tokens - request.num_new_tokens + tokens
-        shipped = self._costs.shipped_bytes(end, transfer.present_tokens)
-        return max(0, shipped - self._costs.state_bytes)
+        flow, left_tokens = transfer.flow, request.num_new_tokens - tokens
+        if not left_tokens:
+            added_bytes = transfer.shipped_bytes - flow.added_bytes
+            self.home.add(flow, added_bytes if added_bytes > 0 else 0, last=True)
+            return
+        ready_bytes = self._costs.kv_bytes(request.num_prompt_tokens - left_tokens)
+        added_bytes = ready_bytes - transfer.kept_bytes - flow.added_bytes
+        if added_bytes > 0:
+            self.home.add(flow, added_bytes, last=False)
 
     # Prefixes
 
     def pull(self, request: Request, num_bytes: int, present_tokens: int) -> None:
         """Ask for a prefix; it leaves when the question has crossed the link."""
         flow = self.home.open(request, num_bytes, Purpose.PULL)
-        self._open[request] = _Transfer(num_bytes, present_tokens, flow)
+        self._open[request] = _Transfer(num_bytes, present_tokens, flow=flow)
         self._clock.after(self._setup.rtt_ns // 2, self._answer, flow)
 
     def _answer(self, flow: Flow) -> None:
