@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.control.threshold_evidence import (
-    NUM_FOR_HALF,
-    NUM_KEPT,
-    Balance,
-    Work,
-)
+from prfaas.core.control.threshold_evidence import NUM_FOR_HALF, NUM_KEPT, Balance
+from prfaas.core.routing.predictions import PathWork
 
 LENGTHS = list(range(100, 10_100, 100))
 
@@ -23,7 +19,7 @@ def seen(planned: int, rounds: int = 1, *, bytes_per_token: int = 0) -> Balance:
     """Every length from 100 to 10,000 tokens once a round; remote prefill is twice as fast."""
     balance = Balance(planned)
     for length in LENGTHS * rounds:
-        balance.note(Work(length, 2 * length, length, bytes_per_token * length))
+        balance.note(PathWork(length, 2 * length, length, bytes_per_token * length))
     return balance
 
 
@@ -42,7 +38,7 @@ def test_the_plan_loses_its_weight_as_requests_come_in() -> None:
 def test_plan_and_evidence_count_alike_after_so_many_requests() -> None:
     balance = Balance(40_000)
     for _ in range(NUM_FOR_HALF):
-        balance.note(Work(10_000, 1, 1, 0))
+        balance.note(PathWork(10_000, 1, 1, 0))
     assert balance.threshold(1, 1, 1e12) == pytest.approx((40_000 * 10_000) ** 0.5, rel=0.5)
 
 
@@ -57,7 +53,7 @@ def test_what_cannot_leave_is_work_of_home() -> None:
     balance = seen(5_000, 50)
     before = balance.threshold(4, 4, 1e12)
     for _ in range(200):
-        balance.note(Work(500, 20_000, None, 0))
+        balance.note(PathWork(500, 20_000, None, 0))
     assert balance.threshold(4, 4, 1e12) < before
 
 
@@ -85,17 +81,17 @@ def test_it_is_a_length_between_the_plan_and_the_requests(
 ) -> None:
     balance = Balance(planned)
     for row in rows:
-        balance.note(Work(*row))
+        balance.note(PathWork(*row))
     found = balance.threshold(num_local, num_remote, bits_per_s)
     assert 1 <= found <= max([planned, 1, *(row[0] for row in rows)])
 
 
 def test_a_threshold_that_moved_is_the_one_of_the_recent_requests_alone() -> None:
-    draw, balance, kept = random.Random(15), Balance(5_000), deque[Work](maxlen=NUM_KEPT)
+    draw, balance, kept = random.Random(15), Balance(5_000), deque[PathWork](maxlen=NUM_KEPT)
     for count in range(1, 3 * NUM_KEPT):
         length = draw.choice((1, 50, draw.randrange(1, 20_000)))
         away_ns = None if draw.random() < 0.1 else draw.randrange(1, 2 * length + 1)
-        kept.append(Work(length, 3 * length, away_ns, 7 * length))
+        kept.append(PathWork(length, 3 * length, away_ns, 7 * length))
         balance.note(kept[-1])
         if count % 10 == 0:
             num_local, bits_per_s = draw.randrange(1, 20), 10 ** draw.uniform(6, 12)

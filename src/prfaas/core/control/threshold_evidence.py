@@ -11,30 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from math import exp, log
-from typing import NamedTuple
 
+from prfaas.core.routing.predictions import PathWork
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NUM_KEPT = 512
 """Number of recent requests: enough for the shares of work, few enough to follow the day."""
 NUM_FOR_HALF = 128
 """Requests after which plan and evidence count alike."""
-
-
-class Work(NamedTuple):
-    """One request on either path.
-
-    Attributes:
-        num_new_tokens: Incremental length, tokens.
-        local_ns: Prefill on a local instance.
-        remote_ns: Prefill on a remote instance; None when it cannot go there.
-        shipped_bytes: What the remote path ships.
-    """
-
-    num_new_tokens: int
-    local_ns: int
-    remote_ns: int | None
-    shipped_bytes: int
 
 
 class Balance:
@@ -49,8 +33,8 @@ class Balance:
     """
 
     def __init__(self, planned: int) -> None:
-        self._recent: deque[Work] = deque()
-        self._movable: list[Work] = []
+        self._recent: deque[PathWork] = deque()
+        self._movable: list[PathWork] = []
         """Those that can go to either cluster, the shortest first."""
         self._num_short = 0
         """Number of them up to the last threshold."""
@@ -62,7 +46,7 @@ class Balance:
         """Start over from another plan: what was seen is kept, and counts for nothing yet."""
         self._planned, self._num_seen = max(planned, 1), 0
 
-    def note(self, work: Work) -> None:
+    def note(self, work: PathWork) -> None:
         """Add a request; the oldest is forgotten once there are `NUM_KEPT`."""
         if len(self._recent) == NUM_KEPT:
             self._count(self._recent.popleft(), -1)
@@ -70,7 +54,7 @@ class Balance:
         self._count(work, 1)
         self._num_seen += 1
 
-    def _count(self, work: Work, sign: int) -> None:
+    def _count(self, work: PathWork, sign: int) -> None:
         """Add a request on its side of the threshold, or take it out."""
         if work.remote_ns is None:
             self._local_ns += sign * work.local_ns

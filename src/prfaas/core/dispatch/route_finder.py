@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.control.threshold_evidence import Work
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.hosts import Hosts
@@ -121,16 +120,12 @@ class RouteFinder:
 
     def note(self, option: RouteOption) -> None:
         """Use an admitted request as evidence for the threshold of its link."""
-        costs, facts = option.cluster.costs, option.facts
-        if costs is None or self._settings.policy is not PolicyName.ADAPTIVE:
+        work = option.prediction.work
+        if work is None or self._settings.policy is not PolicyName.ADAPTIVE:
             return
-        prompt, new = facts.num_prompt_tokens, facts.num_new_tokens
-        if facts.obstacle is Reason.NOT_OFFLOADABLE:
-            option.link.balance.note(Work(new, costs.local_prefill_ns(new), None, 0))
-            return
-        remote_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
-        shipped = costs.shipped_bytes(prompt, facts.present_tokens)
-        option.link.balance.note(Work(new, costs.local_prefill_ns(new), remote_ns, shipped))
+        if option.facts.obstacle is Reason.NOT_OFFLOADABLE:
+            work = work._replace(remote_ns=None, shipped_bytes=0)
+        option.link.balance.note(work)
 
     def learn(self, now_ns: int) -> None:
         """Adjust the threshold of every link to recently admitted requests."""

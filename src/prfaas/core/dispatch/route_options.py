@@ -48,23 +48,26 @@ class RouteOption(NamedTuple):
             home: Name of the PD cluster.
             is_mixed: Its instances prefill and decode.
         """
-        facts, link, costs = self.facts, self.link, self.cluster.costs
+        facts, link, costs, work = self.facts, self.link, self.cluster.costs, self.prediction.work
         is_remote = decision.path is Path.REMOTE
         prefill = self.away if is_remote else self.home
         assert prefill is not None  # noqa: S101 (refused or barred before)
         pull = decision.pull_tokens if costs and not is_remote else 0
-        hit, ships = prefill.hit_tokens + pull, is_remote or pull > 0
-        length = facts.num_prompt_tokens if is_remote else hit
+        hit, shipped_bytes = prefill.hit_tokens + pull, 0
+        if is_remote and work is not None:
+            shipped_bytes = work.shipped_bytes
+        elif costs and pull:
+            shipped_bytes = costs.shipped_bytes(hit, facts.present_tokens)
         return Routed(
             decision,
             facts,
             self.cluster.name if is_remote else home,
             prefill.name,
             self.home.name if self.home and is_mixed else None,
-            link.source if ships else prefill.pulled_from,
+            link.source if is_remote or pull else prefill.pulled_from,
             link.destination,
             hit,
-            costs.shipped_bytes(length, facts.present_tokens) if costs and ships else 0,
+            shipped_bytes,
             self.prefill_pools[is_remote],
             self.held_tokens,
         )

@@ -80,6 +80,8 @@ class Guards:
         before = breaker.state
         if told is _GOOD:
             breaker.succeeded(now_ns)
+            if before is _CLOSED:
+                return
         elif told is Told.FAILED:
             breaker.failed(now_ns)
         else:

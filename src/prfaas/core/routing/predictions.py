@@ -74,6 +74,22 @@ class PathSignals(NamedTuple):
         return max(0.0, drain_ns - (self.remote_wait_ns or 0))
 
 
+class PathWork(NamedTuple):
+    """Work of one request on either path.
+
+    Attributes:
+        num_new_tokens: Incremental length, tokens.
+        local_ns: Prefill on a local instance.
+        remote_ns: Prefill on a remote instance; None when it cannot go there.
+        shipped_bytes: What the remote path ships.
+    """
+
+    num_new_tokens: int
+    local_ns: int
+    remote_ns: int | None
+    shipped_bytes: int
+
+
 class Prediction(NamedTuple):
     """Time from now to the first token on each path, ns; None is unknown.
 
@@ -87,6 +103,7 @@ class Prediction(NamedTuple):
         pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
         bytes_ns: Worth of the bytes that the remote path ships, as time.
         delay_ns: Delay that these bytes cause to other transfers on the link, in all.
+        work: Prefill and bytes of both paths; None without a cost model.
     """
 
     local_ns: int | None
@@ -98,6 +115,7 @@ class Prediction(NamedTuple):
     delay_ns: int = 0
     local_decode_ns: int = 0
     remote_decode_ns: int = 0
+    work: PathWork | None = None
 
     def decode_ns(self, path: Path) -> int:
         """Part of a path's time that is the wait for decode, ns."""
@@ -136,15 +154,16 @@ def predict(
     """
     if costs is None:
         return NO_PROFILE
-    prompt, local_ns, computed_ns = facts.num_prompt_tokens, None, None
+    prompt, new, local_ns, computed_ns = facts.num_prompt_tokens, facts.num_new_tokens, None, None
+    work_ns = costs.local_prefill_ns(new)
+    away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
     shipped = costs.shipped_bytes(prompt, facts.present_tokens)
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:
-        local_ns = signals.local_wait_ns + costs.local_prefill_ns(facts.num_new_tokens)
+        local_ns = signals.local_wait_ns + work_ns
         local_decode_ns = decode_wait(local_ns)
         local_ns += local_decode_ns
     if signals.remote_wait_ns is not None:
-        away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
         computed_ns = signals.remote_wait_ns + away_ns
     remote_ns = _remote(facts, signals, costs, computed_ns, shipped)
     if remote_ns is not None:
@@ -162,6 +181,7 @@ def predict(
         round(shipped * delay_ns_per_byte),
         local_decode_ns,
         remote_decode_ns,
+        PathWork(new, work_ns, away_ns, shipped),
     )
 
 

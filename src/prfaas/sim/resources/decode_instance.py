@@ -147,8 +147,7 @@ class DecodeInstance:
             self._context_sum += length - self._steps
             end = self._steps + left
             heappush(running, (end, request.index, request, size, length - (end - left)))
-            if len(running) > self.num_running_most:
-                self.num_running_most = len(running)
+            self.num_running_most = max(self.num_running_most, len(running))
 
     def _plan_next(self) -> None:
         if not self._running or self.is_frozen:
