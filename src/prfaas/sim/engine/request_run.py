@@ -273,8 +273,7 @@ class RequestRun(Executor):
         transport = parts.transports[routed.cluster]
         costs, present = transport.cluster.costs, routed.present_tokens
         # As many as the gateway was promised, which knows it only with a plan.
-        num_bytes = routed.shipped_bytes or costs.shipped_bytes(request.num_prompt_tokens, present)
-        transport.promise(request, num_bytes, present)
+        transport.promise(request, costs.shipped_bytes(request.num_prompt_tokens, present), present)
         instance.submit(Job(request, request.attempt, costs.chunks(request.num_new_tokens)))
 
     def prefilled(self) -> None:
