@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +19,8 @@ from rich.progress import track
 
 from benchmarks.agreement.measured import LOADS, Cell, Task, measure
 from benchmarks.agreement.table import table
-from prfaas.sim.scenario.seeds import in_parallel
 from prfaas.sim.sizing.trial import SIMULATED_WITH
+from prfaas.sweeps import Job, run_jobs
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
 
 def _add(rows: Path, numbers: range, seeds: list[int]) -> None:
     tasks = [Task(n, load, seed) for n in numbers for load in LOADS for seed in seeds]
-    done = in_parallel(measure, tasks)
+    done = run_jobs([Job(str(task), partial(measure, task)) for task in tasks])
     with rows.open("a") as file:
         for _, cell in track(done, total=len(tasks), console=Console(stderr=True)):
             file.write(json.dumps(asdict(cell)) + "\n")

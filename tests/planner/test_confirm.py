@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,11 +26,6 @@ from .paths import EXAMPLES
 CASE = EXAMPLES / "paper-case-study.toml"
 
 
-def in_this_process(work: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    for task in tasks:
-        yield task, work(task)
-
-
 def as_planned(trial: Trial) -> Figures:
     """What the planner says of a trial, in place of a simulation."""
     kept = replace(trial.problem, threshold=trial.offload_threshold, num_prefill=trial.num_prefill)
@@ -45,12 +38,13 @@ def as_planned(trial: Trial) -> Figures:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations are replaced by the planner's own figures."""
-    monkeypatch.setattr(plan_confirm, "in_parallel", in_this_process)
     monkeypatch.setattr(plan_confirm, "try_out", as_planned)
 
 
 def run(*words: str) -> tuple[int, str]:
-    found = CliRunner().invoke(plan, [str(CASE), "--confirm", "--seeds", "3", *words])
+    found = CliRunner().invoke(
+        plan, [str(CASE), "--confirm", "--seeds", "3", "--jobs", "1", *words]
+    )
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
     return found.exit_code, found.stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -30,6 +30,7 @@ from prfaas.planner.report.emit_settings import (
 )
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
+from prfaas.sweeps import Place
 
 _COLUMNS = 100  # of output that goes to a file or a pipe
 
@@ -73,12 +74,14 @@ class PlanView:
         report: Path of an HTML report, or None.
         emit: Only the settings for a deployment file.
         num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
+        place: Where they run.
     """
 
     as_json: bool
     report: Path | None
     emit: bool
     num_seeds: int
+    place: Place = field(default_factory=Place)
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
@@ -95,7 +98,9 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     if view.report is not None and view.report.suffix not in {".html", ".htm"}:
         raise ConfigError(f"--report {view.report}: a plan is written as .html; .svg is for --map")
     answer = make_plan(load_question(file, settings))
-    confirmation = plan_confirm.confirm(answer, view.num_seeds) if view.num_seeds else None
+    confirmation = (
+        plan_confirm.confirm(answer, view.num_seeds, view.place) if view.num_seeds else None
+    )
     if view.report is not None:
         said = [] if confirmation is None else [confirmation.sentence]
         _write_report(replace(answer, notes=[*answer.notes, *said]), view.report)

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from prfaas.cli.plan.sweeping import place_options
 from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
 from prfaas.errors import ConfigError
 from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse_axes
@@ -96,6 +97,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
     show_default=True,
     help="Runs of each fleet, for --confirm.",
 )
+@place_options
 @click.pass_context
 def plan(
     context: click.Context,
@@ -107,6 +109,8 @@ def plan(
     emit: bool,
     confirm: bool,
     num_seeds: int,
+    num_workers: int | None,
+    ray_address: str | None,
     as_map: bool,
     bandwidths: str,
     rtts: str,
@@ -148,9 +152,13 @@ def plan(
         raise ConfigError(f"{len(files)} plan files are given; only --map takes several")
     if not confirm and context.get_parameter_source("num_seeds") is not ParameterSource.DEFAULT:
         raise ConfigError("--seeds belongs to --confirm; add it")
+    if not confirm and (num_workers is not None or ray_address is not None):
+        raise ConfigError("--jobs and --ray belong to --confirm; add it")
     from prfaas.cli.plan.plan_actions import PlanView, show_plan
+    from prfaas.sweeps import Place
 
-    view = PlanView(as_json, report, emit, num_seeds if confirm else 0)
+    place = Place(num_workers, ray_address)
+    view = PlanView(as_json, report, emit, num_seeds if confirm else 0, place)
     context.exit(show_plan(files[0], settings, view))
 
 

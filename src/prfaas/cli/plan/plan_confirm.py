@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from prfaas.cli.plan.sweeping import run_all
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Plan
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import neighbours
 from prfaas.planner.sizing.confidence import REQUESTS
 from prfaas.planner.sizing.neighbours import Candidate
-from prfaas.sim.scenario.seeds import in_parallel
 from prfaas.sim.sizing.findings import Finding, Report, in_words, report
 from prfaas.sim.sizing.trial import SIMULATED_WITH, Figures, Trial, trial_of, try_out
+from prfaas.sweeps import Job, Place
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
 DEFAULT_SEEDS = 5
@@ -44,6 +45,7 @@ class Confirmation:
         fleets: The answer first, then the others.
         sentence: The result and the next step.
         next_one: A larger fleet that holds, where the answer does not; or None.
+        place: Where the runs are made; None is one process per core.
         num_requests: Requests of each run.
     """
 
@@ -62,10 +64,11 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Number and size of the runs of a fleet."""
+    """Number and size of the runs of a fleet, and the place where they are made."""
 
     num_seeds: int
     num_requests: int
+    place: Place
 
     def confirmation(
         self,
@@ -83,6 +86,7 @@ class _Runs:
 def confirm(
     plan: Plan,
     num_seeds: int,
+    place: Place | None = None,
     *,
     num_requests: int = REQUESTS,
     no_demand_ratio: float = NO_DEMAND_RATIO,
@@ -96,7 +100,7 @@ def confirm(
         num_requests: Requests of each run.
         no_demand_ratio: Simulated share of the rate that a plan without demand sustains.
     """
-    runs = _Runs(num_seeds, num_requests)
+    runs = _Runs(num_seeds, num_requests, place or Place())
     problem, demand = plan.question.problem, plan.question.arrival_per_s
     if demand is None:
         return _given_fleet(plan, runs, no_demand_ratio)
@@ -147,32 +151,20 @@ def _judged(candidates: Sequence[Candidate], rate: float, runs: _Runs) -> list[J
         for each in candidates
         for seed in range(1, num_seeds + 1)
     ]
-    found = _run(trials)
+    found = run_all([_job(each) for each in trials], runs.place)
     return [
         Judged(each, report(each.problem, found[i * num_seeds : (i + 1) * num_seeds]))
         for i, each in enumerate(candidates)
     ]
 
 
-def _run(trials: Sequence[Trial]) -> list[Figures]:
-    """All figures in the order of the trials."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+def _job(trial: Trial) -> Job[Figures]:
+    name = (
+        f"{trial.problem.title!r} with {trial.num_prefill} prefill instances of "
+        f"{trial.problem.pd.num_instances} in {trial.problem.pd.name}, threshold "
+        f"{trial.offload_threshold}, {trial.rate_per_s:g} req/s and seed {trial.seed}"
     )
-    found: dict[int, Figures] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("simulating", total=len(trials))
-        for (number, _), figures in in_parallel(_numbered, list(enumerate(trials))):
-            found[number] = figures
-            progress.advance(bar)
-    return [found[number] for number in range(len(trials))]
-
-
-def _numbered(task: tuple[int, Trial]) -> Figures:
-    return try_out(task[1])
+    return Job(name, partial(try_out, trial))
 
 
 def _sentence(demand: float, judged: Sequence[Judged], next_one: Judged | None) -> str:

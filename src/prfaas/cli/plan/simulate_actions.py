@@ -21,7 +21,7 @@ from prfaas.errors import ConfigError
 from prfaas.sim.report.chrome_trace import write_chrome_trace
 from prfaas.sim.results.recorded_run import NUM_RECORDED_MAX
 from prfaas.sim.results.summary import Results
-from prfaas.sim.scenario.run import Run, find_knee, run
+from prfaas.sim.scenario.run import Run, run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 
 _COLUMNS = 110  # of output that goes to a file or a pipe
@@ -98,21 +98,6 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
-
-
-def show_knees(scenarios: Mapping[str, Scenario], *, attainment: float, as_json: bool) -> None:
-    """Find the highest load that holds the targets, under each policy."""
-    found = {name: find_knee(scenario, attainment) for name, scenario in scenarios.items()}
-    rates = {
-        name: None if knee is None else knee.results.num_requests / knee.results.window_s
-        for name, knee in found.items()
-    }
-    if as_json:
-        click.echo(json.dumps({"attainment": attainment, "rate_per_s": rates}, indent=2))
-        return
-    for name, rate in rates.items():
-        said = "the targets do not hold at any load" if rate is None else f"{rate:.2f} req/s"
-        click.echo(f"{name}: {said}")
 
 
 def load_scenarios(

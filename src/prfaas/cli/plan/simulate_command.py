@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from prfaas.cli.plan.sweeping import place_options
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _POLICIES = ("local", "remote", "paper", "observed", "adaptive")
 
@@ -35,6 +37,7 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive")
     show_default=True,
     help="Share of requests that have to meet every target, for --sweep.",
 )
+@place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=_FILE, help="Write one HTML file without external resources.")
 @click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
@@ -52,6 +55,8 @@ def simulate(
     num_seeds: int | None,
     sweep: bool,
     attainment: float,
+    num_workers: int | None,
+    ray_address: str | None,
     as_json: bool,
     report: Path | None,
     series: Path | None,
@@ -72,10 +77,11 @@ def simulate(
       prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
       prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
+      prfaas simulate examples/sim/scarce-link.toml --sweep --seeds 5 --ray 10.0.0.5:6379
     """
-    if num_seeds is not None and (sweep or report or series or chrome_trace):
+    if num_seeds is not None and (report or series or chrome_trace):
         raise click.UsageError(
-            "--seeds makes many runs; --sweep, --report, --series and --chrome-trace take one seed"
+            "--seeds makes many runs; --report, --series and --chrome-trace take one seed"
         )
     if sweep and (report or series or chrome_trace):
         raise click.UsageError(
@@ -84,13 +90,17 @@ def simulate(
     from prfaas.cli.plan import simulate_actions as actions
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
-    if num_seeds is not None:
-        from prfaas.cli.plan.simulate_seeds import show_seeds
+    if sweep or num_seeds is not None:
+        from prfaas.cli.plan import simulate_seeds as many
+        from prfaas.sweeps import Place
 
-        show_seeds(scenarios, scenario, settings, num_seeds, as_json=as_json)
+        count, place = num_seeds or 1, Place(num_workers, ray_address)
+        if sweep:
+            many.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
+        else:
+            many.show_seeds(scenarios, count, place, as_json=as_json)
         return
-    if sweep:
-        actions.show_knees(scenarios, attainment=attainment, as_json=as_json)
-        return
+    if num_workers is not None or ray_address is not None:
+        raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")
     command = actions.command_of(scenario, settings, policies, seed)
     actions.show_runs(scenarios, actions.Output(as_json, report, series, chrome_trace, command))

@@ -1,22 +1,23 @@
-"""`prfaas simulate --seeds`: the same scenario over several seeds, with intervals."""
+"""`prfaas simulate --seeds` and `--sweep`: many runs of a scenario, in parallel."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from prfaas.cli.common.console import console_for
+from prfaas.cli.plan.sweeping import run_all
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.scenario_loader import Scenario
-from prfaas.sim.scenario.seeds import Interval, SeedRun, interval, run_seeds
+from prfaas.sim.scenario.seeds import Interval, interval, knee_job, results_job
+from prfaas.sweeps import Job, Place
 
+Made = TypeVar("Made")
 _COLUMNS = 110  # of output that goes to a file or a pipe
 
 
@@ -37,48 +38,96 @@ FIGURES: dict[str, tuple[str, Callable[[Results], float]]] = {
 """Unit and value of the figures that get an interval."""
 
 
+@dataclass(frozen=True, slots=True)
+class Grid(Generic[Made]):
+    """Results by policy, in the order of the seeds."""
+
+    title: str
+    seeds: list[int]
+    found: dict[str, list[Made]]
+
+
 def show_seeds(
-    scenarios: dict[str, Scenario],
-    file: Path,
-    settings: Sequence[str],
-    num_seeds: int,
-    *,
-    as_json: bool,
+    scenarios: Mapping[str, Scenario], num_seeds: int, place: Place, *, as_json: bool
 ) -> None:
     """Run every policy with consecutive seeds and print means with intervals.
 
     Raises:
         ConfigError: The scenario is wrong.
     """
-    first = next(iter(scenarios.values()))
-    seeds = range(first.seed, first.seed + num_seeds)
-    runs = [SeedRun(file, tuple(settings), name, seed) for name in scenarios for seed in seeds]
-    console = Console(stderr=True)
-    progress = track(run_seeds(runs), "simulating", len(runs), console=console, transient=True)
-    found: dict[str, list[Results]] = {name: [] for name in scenarios}
-    for each, results in progress:
-        found[each.policy].append(results)
+    grid = _grid(scenarios, num_seeds, place, results_job)
     intervals = {
         name: {figure: interval([value(r) for r in all_]) for figure, (_, value) in FIGURES.items()}
-        for name, all_ in found.items()
+        for name, all_ in grid.found.items()
     }
     if as_json:
         by_policy = {
             name: {figure: asdict(each) for figure, each in figures.items()}
             for name, figures in intervals.items()
         }
-        told = {"title": first.title, "seeds": list(seeds), "intervals": by_policy}
-        click.echo(json.dumps(told, indent=2))
+        digests = {name: [each.digest for each in all_] for name, all_ in grid.found.items()}
+        told = {"title": grid.title, "seeds": grid.seeds, "intervals": by_policy}
+        click.echo(json.dumps({**told, "digests": digests}, indent=2))
         return
     out = console_for(_COLUMNS)
-    said = f"{first.title}; seeds {seeds[0]} to {seeds[-1]}; mean and 95 % interval"
-    out.print(said, soft_wrap=True)
+    seeds = f"seeds {grid.seeds[0]} to {grid.seeds[-1]}"
+    out.print(f"{grid.title}; {seeds}; mean and 95 % interval", soft_wrap=True)
     table = Table("", *intervals, box=None, padding=(0, 2))
     for figure, (unit, _) in FIGURES.items():
         table.add_row(figure, *(_cell(each[figure], unit) for each in intervals.values()))
     out.print(table)
 
 
-def _cell(found: Interval, unit: str) -> str:
-    width = "" if found.half_width is None else f" ± {found.half_width:.3f}"
-    return f"{found.mean:.3f}{width} {unit}".rstrip()
+def show_knees(
+    scenarios: Mapping[str, Scenario],
+    num_seeds: int,
+    place: Place,
+    *,
+    attainment: float,
+    as_json: bool,
+) -> None:
+    """Find the highest load that holds the targets, under each policy and seed."""
+    grid = _grid(scenarios, num_seeds, place, lambda each: knee_job(each, attainment))
+    rates = {
+        name: [
+            0.0 if knee is None else knee.results.num_requests / knee.results.window_s
+            for knee in knees
+        ]
+        for name, knees in grid.found.items()
+    }
+    means = {name: interval(all_) for name, all_ in rates.items()}
+    if as_json:
+        told = {
+            "attainment": attainment,
+            "seeds": grid.seeds,
+            "rate_per_s": {name: each.mean or None for name, each in means.items()},
+            "rate_per_s_by_seed": rates,
+            "digests": {
+                name: [None if knee is None else knee.results.digest for knee in knees]
+                for name, knees in grid.found.items()
+            },
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
+    for name, each in means.items():
+        said = _cell(each, "req/s", 2) if each.mean else "the targets do not hold at any load"
+        click.echo(f"{name}: {said}")
+
+
+def _grid(
+    scenarios: Mapping[str, Scenario],
+    num_seeds: int,
+    place: Place,
+    job: Callable[[Scenario], Job[Made]],
+) -> Grid[Made]:
+    first = next(iter(scenarios.values()))
+    seeds = list(range(first.seed, first.seed + num_seeds))
+    jobs = [job(scenario.with_seed(seed)) for scenario in scenarios.values() for seed in seeds]
+    made = iter(run_all(jobs, place))
+    found = {name: [next(made) for _ in seeds] for name in scenarios}
+    return Grid(first.title, seeds, found)
+
+
+def _cell(found: Interval, unit: str, digits: int = 3) -> str:
+    width = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
+    return f"{found.mean:.{digits}f}{width} {unit}".rstrip()

@@ -1,36 +1,20 @@
-"""Runs of a scenario over several seeds, in parallel processes, and intervals over them."""
+"""Jobs of a sweep over scenarios, policies and seeds, and intervals over seeds."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 from scipy.stats import t as student_t
 
-from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.results.summary import Results
-from prfaas.sim.scenario.run import run
-from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.scenario.run import Knee, find_knee, run
+from prfaas.sim.scenario.scenario_loader import Scenario
+from prfaas.sweeps import Job
 
 CONFIDENCE = 0.95
-Task = TypeVar("Task")
-Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, slots=True)
-class SeedRun:
-    """One run: a scenario file with settings, a policy and a seed."""
-
-    file: Path
-    settings: tuple[str, ...]
-    policy: str
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +37,20 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(float(found.mean()), factor * float(found.std(ddof=1)))
 
 
-def run_seeds(runs: Sequence[SeedRun]) -> Iterator[tuple[SeedRun, Results]]:
-    """Run all, as many at a time as there are cores, and yield each as it ends.
-
-    Raises:
-        ConfigError: The scenario is wrong.
-    """
-    yield from in_parallel(_results, runs)
+def results_job(scenario: Scenario) -> Job[Results]:
+    """The job that runs a scenario."""
+    return Job(_name_of(scenario), partial(_results, scenario))
 
 
-def in_parallel(work: Callable[[Task], Made], tasks: Sequence[Task]) -> Iterator[tuple[Task, Made]]:
-    """Run all tasks in processes, one per core, and yield each as it ends.
-
-    Args:
-        work: A function of a module, with a result that can be pickled.
-        tasks: At least one; can be pickled.
-    """
-    workers = min(len(tasks), os.cpu_count() or 1)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = {pool.submit(work, each): each for each in tasks}
-        for done in as_completed(jobs):
-            yield jobs[done], done.result()
+def knee_job(scenario: Scenario, attainment_min: float) -> Job[Knee | None]:
+    """The job that finds the highest load of a scenario that holds the targets."""
+    return Job(_name_of(scenario), partial(find_knee, scenario, attainment_min))
 
 
-def _results(each: SeedRun) -> Results:
-    scenario = load_scenario(each.file, each.settings)
-    return run(scenario.with_policy(PolicyName(each.policy)).with_seed(each.seed)).results
+def _name_of(scenario: Scenario) -> str:
+    policy = scenario.setup.routing.policy.value
+    return f"{scenario.title!r} with policy {policy} and seed {scenario.seed}"
+
+
+def _results(scenario: Scenario) -> Results:
+    return run(scenario).results

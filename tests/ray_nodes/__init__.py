@@ -1,0 +1,1 @@
+"""Ray clusters for tests, each in a process of its own."""
