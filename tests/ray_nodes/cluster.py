@@ -26,6 +26,7 @@ SETTINGS = {
     "RAY_NODE_IP_ADDRESS": "127.0.0.1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_raylet_start_wait_time_s": "150",
 }
 
 
