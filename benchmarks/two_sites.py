@@ -41,7 +41,7 @@ class TwoSites:
 
     @property
     def tokenizer(self) -> Path:
-        """Where the model's tokenizer is."""
+        """Path of the model's tokenizer."""
         return self.place / "tokenizer"
 
     def engine_url(self, side: Side, index: int) -> str:

@@ -50,7 +50,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
 
 
 def attributes(span: Span) -> dict[str, object]:
-    """What is said about a span."""
+    """Attributes of a span."""
     return values(list(span.attributes))
 
 

@@ -13,7 +13,7 @@ PINS = dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", LOCK, re.MULTILINE))
 
 
 def required() -> list[Requirement]:
-    """What the project asks for, extras included."""
+    """Requirements of the project, extras included."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     return [Requirement(text) for each in lists for text in each]

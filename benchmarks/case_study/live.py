@@ -31,7 +31,7 @@ BUDGET_SHARE = 0.93
 
 @dataclass(frozen=True)
 class Scale:
-    """How the paper's deployment is made smaller.
+    """Factors by which the paper's deployment is made smaller.
 
     Attributes:
         bytes: Size of KV blocks, and rate of the link, as a share of the paper's.
@@ -46,7 +46,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Live:
-    """What a run showed.
+    """Results of a run.
 
     Attributes:
         outcomes: Of every request.

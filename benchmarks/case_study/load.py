@@ -93,7 +93,7 @@ async def ready(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def behind(http: aiohttp.ClientSession, engines: list[str]) -> float:
-    """How far engines were behind their profile at most, s."""
+    """Largest delay of engines behind their profile, s."""
     most = 0.0
     for engine in engines:
         async with http.get(f"{engine}/metrics") as reply:

@@ -1,4 +1,4 @@
-"""What became of a request, and figures of many."""
+"""Outcome of a request, and figures of many."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ SCENARIO = Path(__file__).parents[2] / "examples" / "sim" / "paper-poisson.toml"
 def simulate(
     question: Question, design: Design, asked: list[Request], end_s: float, rtt_s: float
 ) -> list[Outcome]:
-    """What the simulator says of every request, up to the end of the run."""
+    """The simulator's outcome of every request, up to the end of the run."""
     tables = read_toml(SCENARIO)
     for setting in (
         f"routing.policy={design.policy.value}",

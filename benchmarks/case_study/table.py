@@ -27,7 +27,7 @@ def tables(cases: list[Case], spans: list[Window], scale: Scale) -> str:
 
 
 def _sustained(cases: list[Case], last: Window) -> str:
-    """What each design sustains, and ratios to ours."""
+    """Rate that each design sustains, and ratios to ours."""
     rows = {
         case.design.key: (
             case.design.printed,
@@ -82,7 +82,7 @@ def _by_load(cases: list[Case], spans: list[Window]) -> str:
 
 
 def _machine(cases: list[Case], scale: Scale) -> str:
-    """What shows whether the machine was the bottleneck."""
+    """Figures that show if the machine was the bottleneck."""
     lines = [
         "| design | requests | errors | offloaded: simulator | live | egress, Mbit/s "
         "| engines behind at most, ms | cores: this run | all |",

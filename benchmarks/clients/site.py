@@ -41,7 +41,7 @@ class Lab(TwoSites):
         return sums
 
     async def held(self) -> dict[str, float]:
-        """What of `HELD` is not zero."""
+        """Metrics of `HELD` that are not zero."""
         found = await self.metrics()
         return {name: found[name] for name in HELD if found.get(name)}
 

@@ -1,1 +1,1 @@
-"""Where prefill-as-a-service fits: families of models, the transport, and the simulator."""
+"""Fit of prefill-as-a-service: families of models, the transport, and the simulator."""

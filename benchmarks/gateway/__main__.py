@@ -1,4 +1,4 @@
-"""What a gateway costs: ours beside other routers and a straight connection. Needs two cores.
+"""Cost of a gateway: ours beside other routers and a straight connection. Needs two cores.
 
     python -m benchmarks.gateway --routers VENV --dynamo VENV [--quick] [--runs 1K]
 
@@ -58,7 +58,7 @@ RUNS = {
 
 @dataclass
 class Measured:
-    """What a system did in all runs.
+    """Figures of a system in all runs.
 
     Attributes:
         system: Its name.

@@ -1,4 +1,4 @@
-"""How long one decision takes: the gateway's driver, many instances, a large prefix index.
+"""Time of one decision: the gateway's driver, many instances, a large prefix index.
 
 python benchmarks/gateway/decide.py [--instances 200] [--blocks 2000000] [--prompt-tokens 32768]
 

@@ -1,4 +1,4 @@
-"""How many KV events of engines a gateway takes: decoded, checked for order and put into the index.
+"""Rate of KV events that a gateway takes: decoded, checked for order and put into the index.
 
 python benchmarks/gateway/events.py [--engines 200] [--seconds 10] [--rate 100000] [--hashes bytes]
 
@@ -40,7 +40,7 @@ ALONE_BATCHES = 20_000
 
 
 class Engine:
-    """What one engine has to say."""
+    """Events of one engine."""
 
     def __init__(self, number: int, *, as_bytes: bool) -> None:
         self._draw = random.Random(number)

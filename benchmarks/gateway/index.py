@@ -1,4 +1,4 @@
-"""How large and how fast the prefix index is.
+"""Size and speed of the prefix index.
 
 python benchmarks/gateway/index.py [--blocks 10000000] [--sources 25] [--prompt-blocks 2000]
 

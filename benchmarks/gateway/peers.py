@@ -47,7 +47,7 @@ class Peer(Protocol):
 
 
 def peers(routers: Path | None, dynamo: Path | None) -> list[Peer]:
-    """What these environments hold."""
+    """Routers that these environments contain."""
     found: list[Peer] = []
     for name, (program, *args) in ROUTERS.items():
         if routers and (routers / "bin" / program).exists():

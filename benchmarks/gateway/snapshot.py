@@ -1,4 +1,4 @@
-"""How long a gateway takes to learn what a large pool holds, and whom it keeps waiting meanwhile.
+"""Time of a snapshot of a large pool at a gateway, and the delay of others meanwhile.
 
 python benchmarks/gateway/snapshot.py [--blocks 10000000]
 

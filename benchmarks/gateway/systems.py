@@ -1,4 +1,4 @@
-"""What is compared: our gateway, other routers, and a straight connection to an engine."""
+"""Compared systems: our gateway, other routers, and a straight connection to an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the link carries, beside what its peers and iperf3 carry, in the WAN lab. Needs root.
+"""Throughput of the link, beside that of its peers and iperf3, in the WAN lab. Needs root.
 
     python -m benchmarks.link --peers VENV
 
@@ -136,7 +136,7 @@ def ratio(run: PeerRun, rate: float) -> str:
 
 
 async def rest(identities: Path) -> None:
-    """What is no transfer's rate, on 1 Gbit/s with 40 ms."""
+    """Figures other than rates of transfers, on 1 Gbit/s with 40 ms."""
     budget = round(1e9 * BUDGET_SHARE)
     print("\n1 Gbit/s, 40 ms:\n")
     head("what", "goal", "measured")

@@ -1,4 +1,4 @@
-"""What our link carries in the WAN lab, and what iperf3 does."""
+"""Throughput of our link and of iperf3 in the WAN lab."""
 
 from __future__ import annotations
 

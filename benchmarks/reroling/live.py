@@ -128,7 +128,7 @@ async def live(settings: Settings, asked: list[Request], place: Path, *, rerolin
 
 
 async def decisions(topology: Topology) -> list[dict[str, Any]]:
-    """What the long-term loop did, in order."""
+    """Decisions of the long-term loop, in order."""
     page = await _get(f"{topology.gateway_url}/control/decisions?limit=1000")
     return [entry for entry in reversed(page["decisions"]) if entry["loop"] == "roles"]
 
@@ -164,7 +164,7 @@ async def _whole(topology: Topology) -> None:
 
 
 async def _behind(topology: Topology) -> float:
-    """How far engines were behind their profile at most, s."""
+    """Largest delay of engines behind their profile, s."""
     pages = [await _get(f"{url}/metrics") for url in topology.engines.values()]
     found = re.findall(r"^timing:behind_profile_seconds\{.*\} (\S+)$", "\n".join(pages), re.M)
     return max(map(float, found))

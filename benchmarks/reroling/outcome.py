@@ -1,4 +1,4 @@
-"""What became of a day."""
+"""Outcome of a day."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .outcome import PLAN, Change, Outcome, Run, Settings
 
 
 def simulate(settings: Settings, asked: list[Request], *, reroling: bool) -> Run:
-    """What the simulator says of every request, and of roles."""
+    """The simulator's outcome of every request, and its roles."""
     tables = {
         "title": "a day",
         "plan": str(PLAN),

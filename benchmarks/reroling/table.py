@@ -20,7 +20,7 @@ def tables(runs: Sequence[Run], settings: Settings) -> str:
 
 
 def is_good(outcome: Outcome, settings: Settings) -> bool:
-    """Whether a request was answered within both targets."""
+    """Return True if a request was answered within both targets."""
     in_time = outcome.ttft <= settings.ttft_s and outcome.tpot <= settings.tpot_s
     return in_time and not outcome.error
 
@@ -77,7 +77,7 @@ def _changes(runs: Sequence[Run]) -> str:
 
 
 def _machine(runs: Sequence[Run]) -> str:
-    """What shows whether the machine was the bottleneck, and errors."""
+    """Figures that show if the machine was the bottleneck, and errors."""
     lines = []
     for run in runs:
         lines += [f"{run.where}, {name}: {value:.3g}" for name, value in run.facts.items()]

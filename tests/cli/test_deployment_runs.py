@@ -61,7 +61,7 @@ PUBLIC = {".pem", ".json"}
 
 
 def open_to_others(folder: Path) -> list[Path]:
-    """What others than the owner may read, write or connect to, though it is not meant for them."""
+    """Paths that others than the owner may read, write or connect to, against the intention."""
     private = [path for path in folder.rglob("*") if path.suffix not in PUBLIC]
     assert len(private) > 10
     return [path for path in [folder, *private] if path.stat().st_mode & 0o077]

@@ -1,4 +1,4 @@
-"""What `prfaas up` tells the parts it starts."""
+"""Commands and settings of the parts that `prfaas up` starts."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -54,7 +54,7 @@ def test_its_size_follows_what_it_holds() -> None:
 
 
 def test_dropped_values_are_not_moved() -> None:
-    """What stands for nothing takes no room in the next table."""
+    """Dropped values are not copied into the next table."""
     table = BlockTable(lambda values: np.where(values == 7, 0, values).astype(np.uint32))
     table.put(UNIVERSE[:1000], np.full(1000, 7, np.uint32), 0)
     for start in range(1000, NUM_KEYS, 1000):

@@ -1,4 +1,4 @@
-"""Who decodes: the fewest requests first, and somebody else than the one that failed."""
+"""Choice of the decode engine: the fewest requests first, and not the engine that failed."""
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.types import Member

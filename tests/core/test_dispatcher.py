@@ -139,7 +139,7 @@ def test_what_need_not_be_loaded_is_worth_a_short_wait(
     waits_for_both: bool,
     waits_for_own: bool,
 ) -> None:
-    """What only one instance has would have to be computed, what the pool has only loaded."""
+    """Blocks that one instance alone holds would be recomputed; those of the pool only loaded."""
     for waits, hits in (
         (waits_for_both, {holder: 8000, pool: 8000}),
         (waits_for_own, {holder: 8000}),

@@ -1,4 +1,4 @@
-"""Who goes first when a tier is full."""
+"""Order of eviction from a full tier."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -57,7 +57,7 @@ def test_the_chain_is_vllms(
 
 
 def test_the_first_links_of_a_known_prompt() -> None:
-    """What vLLM 0.32 makes of it (`sha256_cbor`, PYTHONHASHSEED=0), for machines without vLLM."""
+    """Hashes of vLLM 0.32 (`sha256_cbor`, PYTHONHASHSEED=0), for machines without vLLM."""
     chain = hash_chain(range(10), tokens_per_hash=4, seed="0", cache_salt="tenant")
     assert [link.hex()[:16] for link in chain] == ["2cec1bf6cf636289", "83181949a65e4d71"]
 

@@ -1,4 +1,4 @@
-"""What happens to requests that are late wherever they go."""
+"""Requests that are late on every route."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ STEP_NS = 10 * MS
 def leaves_at(
     path: RemotePath, local_ns: int, until_ns: int, rates: dict[int, float] | None = None
 ) -> int | None:
-    """When somebody who looks every ten milliseconds leaves; None if never."""
+    """Return the time at which a check every ten milliseconds abandons a route; None if never."""
     rate: float | None = None
     for now in range(path.started_at_ns, until_ns, STEP_NS):
         rate = (rates or {}).get(now, rate)

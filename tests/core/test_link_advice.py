@@ -1,4 +1,4 @@
-"""What a link test's figures lead to."""
+"""Advice from the figures of a link test."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What requests are like lately."""
+"""Recent mixes of requests."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ GBIT = 10**9
 
 
 class Path:
-    """What goes over it above its rate waits in its queue, or is dropped there."""
+    """A path with a rate and a queue; bytes above the rate are queued, or dropped."""
 
     def __init__(self, rate: int, rtt_ns: int = RTT_NS) -> None:
         self.rate, self.rtt_ns = rate, rtt_ns

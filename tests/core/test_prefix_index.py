@@ -40,7 +40,7 @@ Held = set[tuple[bytes, BlockKey]]
 
 
 def can_resume(layout: Layout, held: Held, length: int) -> bool:
-    """Whether every group holds all that computing from `length` on needs, token by token."""
+    """Return True if every group holds all that prefill from `length` on needs, by token."""
     return all(
         (layout.layout_id, BlockKey(group.index, HASHES[end // layout.tokens_per_hash - 1])) in held
         for group in layout.groups
@@ -68,7 +68,7 @@ def brute_force(layout: Layout, held: Held, num_tokens: int) -> int:
 
 @dataclass
 class Known:
-    """What the model says of one pool."""
+    """The blocks of one pool by the model."""
 
     state: SourceState = SourceState.REBUILDING
     complete: bool = True
@@ -123,7 +123,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), length=st.integers(1, 13))
     def add_prefix(self, pool: str, layout: Layout, length: int) -> None:
-        """What a prefill leaves behind, so that long hits are common."""
+        """Store the blocks of a prefill, so that long hits are common."""
         keys = [BlockKey(group.index, HASHES[n]) for group in layout.groups for n in range(length)]
         self.add(pool, layout, keys, Tier.HOST)
 

@@ -1,4 +1,4 @@
-"""What a transfer ships, block by block and in bytes."""
+"""The blocks that a transfer ships, and their bytes."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What home was spared counts once, whenever it is looked at."""
+"""Work spared at the PD cluster counts once, at any time of reading."""
 
 import pytest
 from hypothesis import given

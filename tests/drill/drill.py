@@ -43,7 +43,7 @@ SOURCE, DESTINATION = "prfaas-pool", "pd-pool"
 
 
 class Kind(StrEnum):
-    """What is done to a transfer under way."""
+    """A fault of a transfer under way."""
 
     CUT = "cut"
     RESET = "reset"
@@ -67,7 +67,7 @@ KILLED = {Kind.KILL_SOURCE: SOURCE, Kind.KILL_DESTINATION: DESTINATION}
 
 @dataclass
 class Round:
-    """What one fault did.
+    """The effect of one fault.
 
     Attributes:
         kind: The fault.

@@ -49,7 +49,7 @@ def content(key: BlockKey) -> bytes:
 
 @dataclass(frozen=True)
 class Shape:
-    """What an engine shares.
+    """Shared memory of an engine: layout, rows and their number.
 
     Attributes:
         layout: Its blocks.

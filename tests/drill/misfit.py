@@ -39,7 +39,7 @@ def misfitting(home: Path, *, scaled: bool) -> Path:
 
 
 async def drill(home: Path, *, scaled: bool) -> list[str]:
-    """What to print."""
+    """Run the drill, and return the lines to print."""
     async with streaming(misfitting(home, scaled=scaled)) as (streams, _):
         await streams.send(
             NUM,

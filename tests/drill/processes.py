@@ -156,7 +156,7 @@ class Observer:
         self.is_lost = True
 
     def states(self, transfer_id: bytes) -> list[str]:
-        """How often and as what a transfer ended."""
+        """States in which a transfer ended, one for each end."""
         return [event.state for event in self.ended if event.transfer_id == transfer_id]
 
     def _take(self, _: Channel, frame: Frame) -> None:

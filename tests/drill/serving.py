@@ -29,7 +29,7 @@ NOTICED_S = 1.0
 
 
 class Kind(StrEnum):
-    """What is done."""
+    """A fault."""
 
     NOTHING = "nothing"
     PREFILL_ENGINE = "kill -9 of a prefill engine"
@@ -50,7 +50,7 @@ class Kind(StrEnum):
 
 @dataclass
 class FaultRound(Round):
-    """What one fault did.
+    """The effect of one fault.
 
     Attributes:
         kind: The fault.

@@ -77,7 +77,7 @@ class Tenants:
         return round(since[0] - left + BUDGETS[name] / 60 * (at_s - since[1]))
 
     async def mark(self, name: str) -> tuple[int, float]:
-        """What a tenant has left, and when."""
+        """Remaining tokens of a tenant, with the time."""
         await self.post(name, "/tokenize", {"prompt": "a"})
         return self.left[name], self.left_at_s[name]
 
@@ -135,7 +135,7 @@ async def crowd(tenants: Tenants, ids: list[int]) -> list[str]:
 
 
 async def abandoned(tenants: Tenants, ids: list[int], engines: dict[str, str]) -> list[str]:
-    """What an answer costs that its client leaves, and what engines made for it."""
+    """Charge of an answer that its client abandons, and the tokens that engines computed for it."""
     made, since = await tenants.output_tokens(engines), await tenants.mark("red")
     prompt = random.Random(2).choices(ids, k=50)
     body: dict[str, object] = {"prompt": prompt, "n": 64, "max_tokens": 1000}

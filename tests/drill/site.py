@@ -197,7 +197,7 @@ class Site:
             feed.is_plugged = True
 
     async def is_whole(self) -> bool:
-        """Whether every gateway sees every part."""
+        """Return True if every gateway sees every part."""
         try:
             for url in self.gateways:
                 async with self.http.get(f"{url}/health?full=1") as reply:
@@ -226,7 +226,7 @@ class Site:
         return total
 
     async def held(self) -> dict[str, float]:
-        """What the pool nodes hold for transfers; nothing of it is left once these are over."""
+        """Memory that pool nodes hold for transfers; nothing is left after their end."""
         found: dict[str, float] = {}
         for pool in POOLS:
             page = await self._metrics(self.supervisor.part(pool).health_url)
@@ -250,7 +250,7 @@ class Site:
             return await reply.text()
 
     async def records(self) -> dict[str, dict[str, object]]:
-        """What the gateways remember of requests, by request id."""
+        """Records of the gateways, by request id."""
         found: dict[str, dict[str, object]] = {}
         for url in self.gateways:
             with contextlib.suppress(aiohttp.ClientConnectionError):

@@ -67,13 +67,13 @@ class Streams:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def get(self, path: str) -> dict[str, object]:
-        """What the gateway answers."""
+        """Return the answer of the gateway."""
         async with self.http.get(self.url + path) as reply:
             found: dict[str, object] = await reply.json()
             return found
 
     async def records(self) -> dict[str, dict[str, object]]:
-        """What the gateway noted of the requests, by their ids."""
+        """Records of the requests at the gateway, by request id."""
         found = (await self.get("/control/requests?limit=1000"))["requests"]
         assert isinstance(found, list)
         return {record["request_id"]: record for record in found}

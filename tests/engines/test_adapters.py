@@ -76,7 +76,7 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
 
 
 def test_a_push_is_not_begun_for_an_adapter(connector: Any, tier: Any) -> None:
-    """Whoever asks an engine directly for one gets no transfer."""
+    """A direct request to an engine gets no transfer."""
     base = needing_vllm("vllm.v1.kv_offload.base")
     order = {"transfer": "00" * 16, "push_to": "pd-pool", "final_tokens": 384}
     context = base.ReqContext("r", {"prfaas": order})
@@ -87,7 +87,7 @@ def test_a_push_is_not_begun_for_an_adapter(connector: Any, tier: Any) -> None:
 
 
 def test_vllm_names_blocks_by_adapter() -> None:
-    """What keeps the caches of adapters apart within an engine, in the pinned vLLM."""
+    """Block names separate the caches of adapters within an engine, in the pinned vLLM."""
     utils = needing_vllm("vllm.v1.core.kv_cache_utils")
 
     def keys(adapter: Any) -> Any:

@@ -148,7 +148,7 @@ class JobsAndLookups(RuleBasedStateMachine):
         assert waiting <= self.open
 
     def teardown(self) -> None:
-        """When the pool is gone, every job has an end, and every lookup an answer."""
+        """After the loss of the pool every job has an end, and every lookup an answer."""
         self.pool.lose()
         self.take_done()
         assert self.open == set()

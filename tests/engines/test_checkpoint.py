@@ -23,7 +23,7 @@ BLOCK = slice(256, 512)
 
 @dataclass
 class Answer:
-    """How a damaged cache goes on, beside the whole one.
+    """Continuations of a damaged cache and of the whole one.
 
     Attributes:
         nats: Mean surprise at the whole one's tokens, nats a token.

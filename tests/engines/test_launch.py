@@ -1,4 +1,4 @@
-"""How an engine is started, and the tokenizer of the small checkpoint."""
+"""Start of an engine, and the tokenizer of the small checkpoint."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a request says about blocks, checked before a pool node hears of it."""
+"""Block parameters of requests, validated before they reach a pool node."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def connector() -> Any:
 
 
 def config(events: bool = False, **sizes: int) -> Any:
-    """What the connector reads of vLLM's configuration, with vLLM's own tables."""
+    """The part of vLLM's configuration that the connector reads, in vLLM's own tables."""
     vllm = needing_vllm("vllm.config")
     extra = {"prfaas_engine": "e", "prfaas_pool": "/run/p.sock", "cpu_bytes_to_use": 1 << 20}
     parallel = vllm.ParallelConfig()

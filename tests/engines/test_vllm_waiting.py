@@ -1,4 +1,4 @@
-"""What vLLM's processes do while there is nothing to do; needs vLLM to import, not to run."""
+"""Idle vLLM processes; needs vLLM to import, not to run."""
 
 import importlib
 import time

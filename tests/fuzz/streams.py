@@ -29,7 +29,7 @@ STEP_BYTES = 1 << 12
 
 
 def messages(chance: random.Random) -> list[Message]:
-    """What a pool or a gateway says on a link port."""
+    """Messages of a pool or a gateway on a link port."""
     transfer = chance.randbytes(16)
     return [
         Ping(at_ns=chance.randrange(1 << 50), connections=[chance.randrange(100)]),

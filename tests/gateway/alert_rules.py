@@ -18,7 +18,7 @@ DASHBOARD = ROOT / "dashboards" / "grafana.json"
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where, and the PromQL there."""
+    """Places with their PromQL expressions."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]

@@ -14,7 +14,7 @@ from .scripted_engine import ScriptedEngine, send
 
 @dataclass
 class Speech:
-    """What all engines of a test say, as vLLM 0.32 streams it.
+    """The text of all engines of a test, streamed as vLLM 0.32 does.
 
     Attributes:
         tokenizer: Of `transformers`.

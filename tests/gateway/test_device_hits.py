@@ -1,4 +1,4 @@
-"""What an engine holds in its own memory decides, for as long as its events are heard."""
+"""Hits in device memory decide while the events of the engine arrive."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EXACT, INCOMPLETE, DEGRADED = SourceState.EXACT, SourceState.INCOMPLETE, SourceS
 
 
 class Life:
-    """What one life of an engine publishes."""
+    """Events of one run of an engine."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

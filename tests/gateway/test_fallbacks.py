@@ -102,7 +102,7 @@ async def test_pool_is_lost_during_prefill(world: World, which: str) -> None:
     ],
 )
 async def test_transfer_ends_during_prefill(world: World, kind: TransferEnd, stage: str) -> None:
-    """Whatever a pool adds for people to read decides nothing."""
+    """Free text of a pool decides nothing."""
     world.prefill.script = hang
     request = asyncio.create_task(answered(world, stage, kind))
     await world.prefill.hanging.wait()

@@ -1,4 +1,4 @@
-"""What clients send makes no series of metrics."""
+"""Input of clients creates no series of metrics."""
 
 from __future__ import annotations
 

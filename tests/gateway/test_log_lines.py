@@ -1,4 +1,4 @@
-"""What the gateway's log tells of requests: one line an event, and whose it is."""
+"""Log lines of requests: one line an event, with its request id."""
 
 from __future__ import annotations
 

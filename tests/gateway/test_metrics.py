@@ -1,4 +1,4 @@
-"""What `/metrics` shows: as documented, and what the dashboards and alerts ask for."""
+"""Metrics of `/metrics`: as documented, and as dashboards and alerts query them."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_arrays_and_objects_are_counted_outside_of_strings() -> None:
 
 
 def test_chat_in_the_words_of_completions() -> None:
-    """What both APIs know is kept, what only chat knows is translated or left out."""
+    """Fields of both APIs are kept; fields of chat alone are translated or left out."""
     kept = {
         "temperature": 0.5,
         "top_p": 0.9,

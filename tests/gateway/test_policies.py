@@ -78,7 +78,7 @@ async def test_a_path_that_is_predicted_to_be_slower_is_not_taken(
 async def test_the_queue_of_an_engine_counts(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    """What others sent to the prefill engine is in its metrics."""
+    """Requests of others are in the metrics of the prefill engine."""
     plan = str(plan_file(tmp_path))
     async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
         assert (await routed(world, LONG))["path"] == "remote"

@@ -32,7 +32,7 @@ IDS = list(range(300))
 
 @dataclass
 class Site:
-    """What both gateways speak to."""
+    """Engines and pools of both gateways."""
 
     state: Path
     urls: list[str]

@@ -1,4 +1,4 @@
-"""What benchmark clients and operators look at."""
+"""Endpoints for benchmark clients and operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may use a gateway, how much, and who sees what."""
+"""Tenants of a gateway: access, limits, and visibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway signs for a transfer, read as a pool reads it."""
+"""Tickets that the gateway signs, opened as a pool opens them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody without an operator's key learns of a gateway: no names, no software, no Python."""
+"""Answers without an operator's key: no names, no software, no Python."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ WRONG = [
 
 
 async def answer(port: int, sent: bytes) -> bytes:
-    """What comes back before the other side has nothing more to say."""
+    """Return all bytes up to the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent.replace(b"\r\nHost: x", b"\r\nHost: localhost\r\nConnection: close", 1))

@@ -1,4 +1,4 @@
-"""What a direction does to packets: time, queue, loss, and packets that stand for many segments."""
+"""One direction of a path: delay, queue, loss, and packets that stand for many segments."""
 
 import random
 import struct

@@ -66,7 +66,7 @@ class Live:
             return body, reply.headers.copy()
 
     async def alone(self, text: str, salt: str, **extra: Any) -> str:
-        """What the decode engine says by itself, with an empty cache."""
+        """Return the answer of the decode engine alone, with an empty cache."""
         url = f"{self.topology.engines['pd-engine']}/v1/chat/completions"
         body = self.chat_body(text, cache_salt=f"alone {salt}", **extra)
         async with self.http.post(url, json=body) as reply:
@@ -75,7 +75,7 @@ class Live:
             return str(answer["choices"][0]["message"]["content"])
 
     async def look(self, text: str) -> dict[str, dict[str, Any]]:
-        """What the gateway's index says of a chat, by pool node and engine."""
+        """Hits of a chat in the gateway's index, by pool node and engine."""
         body = {"messages": self.chat_body(text)["messages"]}
         async with self.http.post(f"{self.url}/kv/lookup", json=body) as reply:
             found = await reply.json()
@@ -84,7 +84,7 @@ class Live:
         return {each["name"]: each for c in clusters for each in (*c["pools"], *c["engines"])}
 
     async def record(self, request_id: str) -> dict[str, Any]:
-        """What the gateway says of a request that has ended."""
+        """Return the gateway's record of a request that has ended."""
 
         async def ended() -> dict[str, Any] | None:
             async with self.http.get(f"{self.url}/control/requests/{request_id}") as reply:

@@ -1,4 +1,4 @@
-"""What a hand-off of the demo model ships."""
+"""Bytes of a hand-off of the demo model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION_GROUP = "3"
 
 
 def planned_bytes(live: Live, num_tokens: int, first_token: int = 0) -> int:
-    """What the planner says that full blocks and one state of every linear layer take."""
+    """The planner's bytes of full blocks and one state of every linear layer."""
     config = json.loads((Path(live.topology.deployment.model.path) / "config.json").read_text())
     geometry = geometry_from_config(config, state_dtype="float32")
     num_blocks = (num_tokens - 1) // BLOCK_TOKENS - first_token // BLOCK_TOKENS

@@ -32,7 +32,7 @@ ANSWER_TOKENS = 48
 
 @dataclass(slots=True)
 class Row:
-    """What came of one kind.
+    """Outcome for one kind.
 
     Attributes:
         num_remote: Prompts that were prefilled remotely without a fallback.

@@ -49,7 +49,7 @@ YARN = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is altered at the PrfaaS site, and the fact that has to be named.
+    """A change at the PrfaaS site, and the fact that has to be named.
 
     Attributes:
         fact: Name of a fact that has to be among the first; "" if nothing may differ.
@@ -122,7 +122,7 @@ CASES = {
 
 @dataclass(slots=True)
 class Row:
-    """What was seen of a case."""
+    """Observations of a case."""
 
     paths: list[str] = field(default_factory=list)
     num_wrong: int = 0

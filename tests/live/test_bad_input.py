@@ -1,4 +1,4 @@
-"""What real clients get for what cannot be served."""
+"""Errors of real clients for requests that cannot be served."""
 
 from __future__ import annotations
 

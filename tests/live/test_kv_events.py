@@ -1,4 +1,4 @@
-"""What real vLLM engines tell of their device memory, as the gateway's index has it."""
+"""KV events of real vLLM engines in the gateway's index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK_TOKENS = 384
 
 
 async def seen(live: Live, text: str, engine: str, hit_tokens: int) -> dict[str, Any]:
-    """What the index says of an engine, once it knows of so long a prefix of a prompt."""
+    """Hits of an engine in the index, once they have a given length of a prompt."""
 
     async def found() -> dict[str, Any] | None:
         entry = (await live.look(text))[engine]

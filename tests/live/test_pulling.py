@@ -37,7 +37,7 @@ SLOW_BYTES_PER_S = 100_000
 
 @asynccontextmanager
 async def pulling(live: Live, directory: Path, home_s: float = HOME_S) -> AsyncIterator[Live]:
-    """What runs, seen through a gateway that pulls and sends nothing away."""
+    """A deployment whose gateway pulls and offloads nothing."""
     plan = plan_file(directory, local_s=home_s, remote_s=AWAY_S)
     routing = RoutingTable(offload_threshold=100_000, plan=plan, pull=True)
     deployment = live.topology.deployment.model_copy(update={"routing": routing})
@@ -69,7 +69,7 @@ async def held_away(live: Live, text: str) -> int:
 
 
 async def counts(live: Live) -> Mapping[str, float]:
-    """What has been computed, found and loaded so far."""
+    """Counters of computed, found and pulled tokens, and of whole pulls."""
     engines, home = live.topology.engines, live.pool_admin("pd-pool")
     external = "vllm:external_prefix_cache_hits_total"
     found = {

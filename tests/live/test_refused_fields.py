@@ -1,4 +1,4 @@
-"""What a real vLLM refuses is not prefilled by another one first."""
+"""Requests that a real vLLM refuses are not prefilled by another one first."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def client(url: str, asks: list[Ask], found: list[Outcome], is_over: async
 
 
 async def records_of(topology: Topology) -> list[dict[str, Any]]:
-    """What the gateway knows of requests."""
+    """The gateway's records of requests."""
     url = f"{topology.gateway_url}/control/requests?limit=1000"
     async with aiohttp.ClientSession() as http, http.get(url) as reply:
         found: list[dict[str, Any]] = (await reply.json())["requests"]

@@ -73,7 +73,7 @@ class Lives:
         return [_named(action) for action in self._lives[number].step(event, self.now_ns)]
 
     def state(self) -> object:
-        """What has to be equal beside the actions."""
+        """State that has to be equal, besides the actions."""
         stages = {number: life.stage for number, life in self._lives.items()}
         told = [(_gateways(target), what) for target, what in self.breakers.told]
         return stages, told, held(self.world)

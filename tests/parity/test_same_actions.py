@@ -168,7 +168,7 @@ class Run:
             del self.open[number]
 
     def _apply_role(self, event: Event) -> object:
-        """What happens only where PD instances have roles."""
+        """Apply an event of a site whose PD instances have roles."""
         world, now = self.world, self.now_ns
         if event.kind == "decode":
             return world.choose_decode(self._number(event)) if self.open else None

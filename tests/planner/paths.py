@@ -1,4 +1,4 @@
-"""Where the repository keeps what tests read."""
+"""Paths of files of the repository that tests read."""
 
 from __future__ import annotations
 

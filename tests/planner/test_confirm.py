@@ -27,7 +27,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
 
 
 def as_planned(trial: Trial) -> Figures:
-    """What the planner says of a trial, in place of a simulation."""
+    """The planner's figures of a trial, in place of a simulation."""
     kept = replace(trial.problem, threshold=trial.offload_threshold, num_prefill=trial.num_prefill)
     rate = carried(kept, optimum(kept, Mode.EXACT), trial.rate_per_s)
     return Figures(

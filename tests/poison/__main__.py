@@ -40,7 +40,7 @@ class Experiment:
         self._right: list[str] = []
 
     async def learn(self) -> None:
-        """What an engine alone answers: of a tenant that shares no block with anybody."""
+        """Learn the answers of an engine alone, as a tenant that shares no block with others."""
         engine = next(
             self._topology.engines[name]
             for cluster in self._topology.deployment.clusters.values()

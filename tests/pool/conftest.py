@@ -86,7 +86,7 @@ async def world(identities: Path, tmp_path: Path) -> AsyncIterator[World]:
 
 
 def is_settled(site: Site) -> bool:
-    """Whether nothing is under way any more."""
+    """Return True if no work is under way."""
     try:
         site.check()
     except AssertionError:

@@ -116,7 +116,7 @@ class Site:
         return self.node.metrics.registry.get_sample_value(f"prfaas_{name}", labels) or 0.0
 
     def check(self) -> None:
-        """What has to hold once everybody is done."""
+        """Check the invariants of an idle node."""
         store = self.node.store
         blocks = [block for name in list(store.names()) if (block := store.get(*name))]
         assert [block.pins for block in blocks] == [0] * len(blocks)
@@ -267,7 +267,7 @@ def seal(identities: Path, transfer: bytes, signer: str = "gateway", **changes: 
 
 
 def offer(identities: Path, transfer: bytes, **changes: object) -> Offer:
-    """What a well-behaved source says first."""
+    """First message of a well-behaved source."""
     sealed = seal(identities, transfer, **changes)  # type: ignore[arg-type]
     return Offer(transfer_id=transfer, ticket=sealed, blocks=NAMED)
 

@@ -32,7 +32,7 @@ def rows_of(name: str) -> int:
 async def test_memory_that_became_shorter_ends_its_engine_and_not_the_node(
     world: World, what: str
 ) -> None:
-    """Where it is mapped, touching what is gone is a SIGBUS."""
+    """An access to a removed part of a mapping is a SIGBUS."""
     pd = await world.start_pd()
     engine = await world.engine("pd-pool")
     assert await engine.store(PROMPT)

@@ -1,4 +1,4 @@
-"""What a subscriber is told, and that it can follow: an index made of it is the store."""
+"""Events for a subscriber: an index made of them equals the store."""
 
 import socket
 
@@ -178,7 +178,7 @@ async def test_subscribing_twice_does_not_double_the_events(world: World) -> Non
 
 
 async def test_changes_that_follow_each_other_go_together(world: World) -> None:
-    """What an event says is what its blocks did last, and it comes before later events."""
+    """An event has the last change of its blocks, and precedes later events."""
     pd = await world.start_pd()
     peer = await subscribe(pd, world.identities)
     await until(lambda: len(events_of(peer)) == 1)

@@ -1,4 +1,4 @@
-"""What breaks on the way: links, pools, engines, room, clients that leave."""
+"""Failures on the way: links, pools, engines, memory, clients that leave."""
 
 import asyncio
 import secrets

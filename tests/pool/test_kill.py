@@ -83,7 +83,7 @@ class Killed:
             assert await self.engine.store(keys[start : start + 4])
 
     async def found(self) -> set[BlockKey]:
-        """What lookups find; each is loaded and compared."""
+        """Blocks that lookups find; each is loaded and compared."""
         answers = await self.engine.look_up(KEYS)
         keys = [key for key, answer in zip(KEYS, answers, strict=True) if answer == HIT]
         whole: set[BlockKey] = set()

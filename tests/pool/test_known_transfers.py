@@ -1,4 +1,4 @@
-"""What is remembered of transfers: all that are open, and the last that are over."""
+"""Known transfers: all open ones, and the last ended ones."""
 
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.pool.receive.transfer_registry import KnownTransfers

@@ -147,7 +147,7 @@ def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:
 
 
 class Kernel:
-    """What `getsockopt(TCP_INFO)` of a connection returns."""
+    """Answers of `getsockopt(TCP_INFO)` for a connection."""
 
     def __init__(self, delivery_bytes_per_s: int) -> None:
         self.raw = bytearray(168)
@@ -181,7 +181,7 @@ def test_a_host_that_was_started_years_ago_says_nothing_that_is_refused() -> Non
 
 
 def test_what_arrives_while_the_path_fills_is_no_rate() -> None:
-    """What is sent first is heard of a round trip later: the samples until then are far too low."""
+    """The first acknowledgement takes a round trip: samples before it are far too low."""
     meter = LinkMeter()
     rates = []
     for step in range(6):

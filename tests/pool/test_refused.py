@@ -1,4 +1,4 @@
-"""Who is refused learns why, tries again ever more rarely, and fills no log."""
+"""A refused peer learns the reason, retries ever more rarely, and fills no log."""
 
 from pathlib import Path
 

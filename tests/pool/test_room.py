@@ -1,4 +1,4 @@
-"""What a source with a good certificate and bad intentions can make a node hold."""
+"""Memory that a hostile source with a valid certificate can make a node hold."""
 
 import itertools
 import secrets

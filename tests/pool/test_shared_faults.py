@@ -98,7 +98,7 @@ async def test_objects_that_are_cut_short_in_the_bucket_are_misses(
 async def test_a_block_under_the_name_of_another_one_is_a_miss(
     world: World, bucket: Bucket
 ) -> None:
-    """Who can write to the bucket can swap objects, and gets misses."""
+    """A writer to the bucket can swap objects; the result is misses."""
     site, engine = await filled(world, bucket)
     assert await engine.store([BlockKey(0, HASHES[1])])
     await all_written(site, len(KEYS) + 1)

@@ -33,7 +33,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.sizes[name] = self.sizes.pop(name)
 
     def room_for(self, size: int) -> list[Name] | None:
-        """Who has to go for a block of that size; None if not enough may go."""
+        """Blocks to evict for a block of that size; None if too few may go."""
         victims: list[Name] = []
         free = CAPACITY - sum(self.sizes.values())
         for name, held in self.sizes.items():

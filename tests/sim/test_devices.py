@@ -1,4 +1,4 @@
-"""What instances hold in their own memory: who takes a prompt, and what is left to compute."""
+"""Device memory of instances: the choice for a prompt, and the tokens left to compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives: rates, traces, scaling, tenants, and what is said about a wrong file."""
+"""Arrivals: rates, traces, scaling, tenants, and errors of wrong files."""
 
 from __future__ import annotations
 

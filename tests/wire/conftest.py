@@ -40,7 +40,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Server:
-    """What a server saw."""
+    """Connections and frames of a server."""
 
     port: int = 0
     opened: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is said of identities that no peer would let in."""
+"""Warnings about identities that every peer would refuse."""
 
 import datetime
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DAY = datetime.timedelta(days=1)
 
 
 def now() -> datetime.datetime:
-    """When identities that were just made hold."""
+    """A time at which fresh identities are valid."""
     return datetime.datetime.now(datetime.UTC)
 
 

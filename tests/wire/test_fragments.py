@@ -57,7 +57,7 @@ def test_a_damaged_prefix_is_a_peer_error_or_within_the_limits(at: int, value: i
 
 
 class Blocks:
-    """Where fragments go: blocks by name, size and digest."""
+    """Targets of fragments: blocks by name, size and digest."""
 
     def __init__(self) -> None:
         self.made: dict[tuple[bytes, bytes, BlockKey, bytes, int], bytearray] = {}

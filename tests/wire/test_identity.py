@@ -1,4 +1,4 @@
-"""Who gets in: real handshakes between identities, and who stays outside."""
+"""Admission by identity: real handshakes, accepted and refused."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What one of several connections may send."""
+"""Share of one of several connections."""
 
 import socket
 

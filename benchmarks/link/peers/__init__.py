@@ -1,4 +1,4 @@
-"""What other transfer engines carry over the same emulated link.
+"""Throughput of other transfer engines over the same emulated link.
 
 They speak no TLS, and take their congestion control from the host, so each is measured under two
 host defaults: cubic, which stock hosts have, and BBR. They live in an environment of their own.
@@ -142,7 +142,7 @@ async def ends(
 async def measure(
     wan: Wan, python: Path, engine: Engine, num_bytes: int, warm_bytes: int, side: Side
 ) -> PeerRun:
-    """What one engine carries, over connections that have carried `warm_bytes` twice."""
+    """Throughput of one engine, over connections that have carried `warm_bytes` twice."""
     async with ends(wan, python, engine, max(num_bytes, warm_bytes), side) as (sender, receiver):
         for _ in range(2):
             await sender.ask(transfer=warm_bytes)

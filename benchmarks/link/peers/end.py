@@ -111,7 +111,7 @@ class Nixl:
 
 
 def mark(at: int) -> int:
-    """What the sender has at the start of a page."""
+    """Content at the start of a page of the sender."""
     return 1 + (at // PAGE) % 251
 
 

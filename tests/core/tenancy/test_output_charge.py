@@ -1,4 +1,4 @@
-"""What nobody counted is bounded by the fastest answers of late."""
+"""A bound on uncounted tokens: the rate of the fastest recent answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's identity is made of: every byte that an engine reads, whatever its name."""
+"""A model's identity: every byte that an engine reads, under any file name."""
 
 from pathlib import Path
 

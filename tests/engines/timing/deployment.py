@@ -184,7 +184,7 @@ def deployment_of(
 
 
 async def alone(checkpoint: Path, directory: Path, prompt: list[int]) -> str:
-    """What an engine without any pool answers."""
+    """Return the answer of an engine without a pool."""
     host, urls = await started(settings(write_plan(directory), checkpoint, "alone"))
     async with aiohttp.ClientSession() as http:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}

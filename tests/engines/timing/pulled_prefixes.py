@@ -55,13 +55,13 @@ async def pulling(
 
 
 async def num_to_pull(world: World) -> int:
-    """What the gateway would pull of the prompt."""
+    """Tokens of the prompt that the gateway would pull."""
     async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": PROMPT}) as reply:
         return int((await reply.json())["decision"]["pull_tokens"])
 
 
 async def outcomes(world: World) -> dict[str, float]:
-    """What came of pulls."""
+    """Outcomes of pulls."""
     found = {}
     for family in world.gateway.metrics.registry.collect():
         for sample in family.samples:

@@ -140,7 +140,7 @@ async def test_a_conversation_stays_with_the_engine_that_has_it(
 
 
 async def heard_of(world: World, prompt: list[int], taker: str) -> tuple[int, int, int]:
-    """What pool, taker and the other hold of a prompt, once the gateway knows that two have it."""
+    """Tokens of a prompt at the pool and both engines, once the gateway knows that two have it."""
     length = (len(prompt) - 1) // SPAN * SPAN
     [other] = set(PD_ENGINES) - {taker}
     while True:

@@ -53,7 +53,7 @@ def repair(site: Site) -> None:
 
 
 async def reset_engines(world: World) -> None:
-    """What an operator could do so far."""
+    """Reset the engines as an operator does by hand."""
     for engine in world.gateway.engines.by_name.values():
         async with world.http.post(f"{engine.url}/reset_prefix_cache") as reply:
             assert reply.status == 200
@@ -193,7 +193,7 @@ class _Pool:
 
 
 async def test_stores_that_wait_do_not_outlive_a_purge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is of the source: sent and answered, or never sent, once the engine has forgotten."""
+    """Blocks of the source are sent and answered, or never sent after the reset of the engine."""
     monkeypatch.setattr(tier, "PoolClient", _Pool)
     layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
     ours = tier.Tier("pd-0", layout, Path("nowhere"), 64 * 1024, {})

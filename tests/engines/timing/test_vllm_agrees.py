@@ -1,4 +1,4 @@
-"""What the timing engine says is what vLLM would read and say; needs vLLM to import, not to run."""
+"""The timing engine reads and answers as vLLM does; needs vLLM to import, not to run."""
 
 from __future__ import annotations
 

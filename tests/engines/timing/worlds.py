@@ -1,4 +1,4 @@
-"""What tests of the timing engine share: a plan, a tokenizer, hosts on free ports."""
+"""Helpers of tests of the timing engine: a plan, a tokenizer, hosts on free ports."""
 
 from __future__ import annotations
 

@@ -22,5 +22,5 @@ def certificate_in(directory: Path) -> dict[str, str]:
 
 
 def trusting(directory: Path) -> ssl.SSLContext:
-    """What a client uses that trusts the authority in a directory, and nobody else."""
+    """TLS context of a client that trusts only the authority in a directory."""
     return ssl.create_default_context(cafile=str(directory / "ca.pem"))

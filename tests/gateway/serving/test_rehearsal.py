@@ -1,4 +1,4 @@
-"""What decode will refuse is not shipped: the decode engine is asked with a prompt of one token."""
+"""Requests that decode will refuse are not shipped: a rehearsal with a prompt of one token."""
 
 from __future__ import annotations
 

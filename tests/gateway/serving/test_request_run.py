@@ -1,4 +1,4 @@
-"""What is left of a request that is over."""
+"""State that a finished request leaves."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def post(
 
 
 def tokens_left(world: World, name: str = "red") -> int:
-    """What is left of the tokens; below zero in debt."""
+    """Remaining tokens; below zero in debt."""
     bucket = world.gateway.tenants.by_name[name].quota.tokens
     assert bucket is not None
     return bucket._level // bucket._period_ns

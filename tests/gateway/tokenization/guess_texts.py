@@ -86,7 +86,7 @@ class CpuTimes:
 
 @dataclass
 class Found:
-    """What both reds found in all runs.
+    """Findings of both attackers in all runs.
 
     Attributes:
         right: How often each was right, by run: by the clock, by CPU time.

@@ -1,4 +1,4 @@
-"""What tokenising takes of a process's memory: nothing of the texts, and no torch."""
+"""Memory of tokenisation: no texts are kept, and torch is not imported."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class RequestLife:
 
     @property
     def route(self) -> Route:
-        """Where it goes; another prefill engine changes it."""
+        """Route of the request; another prefill engine changes it."""
         return self._route
 
     @property
