@@ -66,6 +66,13 @@ def test_a_plan_that_does_not_fit_is_an_alarm_in_both_directions(
     assert "does not use them" in refuted.text
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(0.01, 1), (0.6, 0), (1.0, 0), (100.0, 1)])
+def test_a_plan_with_the_bytes_of_another_model_is_an_alarm(factor: float, expected: int) -> None:
+    assert names(QUIET, facts=replace(WELL, bytes_correction=factor)) == (
+        ["plan_bytes_off"] * expected
+    )
+
+
 def test_an_engine_whose_blocks_differ_is_named_with_the_fact() -> None:
     words = "dtype: bfloat16 at near, float16 at far"
     [found] = heard(QUIET, facts=replace(WELL, mismatches={"far": words}))

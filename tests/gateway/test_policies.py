@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.cli.operate.ctl_views import status_lines
 from prfaas.config.engines import cores
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.prefix_index import SourceState
@@ -121,7 +122,7 @@ def prove(world: World) -> None:
     now_ns = time.monotonic_ns()
     for calibration in world.gateway.driver.dispatcher.calibrations.values():
         for _ in range(10):
-            calibration.observe(calibration.expect(10**9, now_ns - 10**9), now_ns)
+            calibration.observe(calibration.expect(10**9, now_ns), now_ns + 10**9)
 
 
 async def test_nobody_is_refused_before_predictions_are_proven(
@@ -192,6 +193,26 @@ async def test_predictions_of_a_plan_that_is_far_off_are_corrected_and_shown(
         async with world.http.get(f"{world.url}/console/api/state") as response:
             alarms = {alarm["name"] for alarm in (await response.json())["alarms"]}
         assert "predictions_off" in alarms
+
+
+async def test_the_bytes_of_blocks_correct_those_of_a_plan_and_are_shown(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """A plan of another model, before the first transfer."""
+    plan = plan_file(tmp_path)
+    plan.write_text(plan.read_text().replace("1kB", "1MB"))
+    async with routing(checkpoint, identities, tmp_path, plan=str(plan)) as world:
+        factor = await world.metric("prfaas_plan_bytes_correction_ratio")
+        assert factor < 0.1
+        async with world.http.get(f"{world.url}/control/status") as response:
+            status = await response.json()
+        assert status["plan_bytes"] == {"correction": pytest.approx(factor), "num_transfers": 0}
+        assert any(
+            line.startswith("plan       bytes corrected by") for line in status_lines(status)
+        )
+        async with world.http.get(f"{world.url}/console/api/state") as response:
+            alarms = {alarm["name"] for alarm in (await response.json())["alarms"]}
+        assert "plan_bytes_off" in alarms
 
 
 async def test_nothing_is_held_once_all_requests_have_ended(

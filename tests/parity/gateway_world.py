@@ -47,7 +47,11 @@ from .rules import (
     working,
 )
 
-LAYOUT = Layout(b"L" * 32, BLOCK_TOKENS, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 512, 1024),))
+BLOCK_BYTES = COSTS.kv_bytes(512) - COSTS.state_bytes
+LAYOUT = Layout(
+    b"L" * 32, BLOCK_TOKENS, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 512, BLOCK_BYTES),)
+)
+"""Of the bytes of the plan: the simulator's instances report no other ones."""
 
 
 class GatewayWorld(World):

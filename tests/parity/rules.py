@@ -109,8 +109,8 @@ class World(ABC):
     def prefilled(self, number: int, now_ns: int) -> None:
         self.driver.prefilled(number, now_ns)
 
-    def landed(self, number: int, now_ns: int) -> None:
-        self.driver.transfer_over(number, now_ns)
+    def landed(self, number: int, now_ns: int, num_bytes: int) -> None:
+        self.driver.transfer_over(number, now_ns, num_bytes)
 
     def ready(self, number: int, now_ns: int) -> None:
         self.dispatcher.requests.prompt_ready(number, now_ns)

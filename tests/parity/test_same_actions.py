@@ -112,7 +112,7 @@ class Run:
             case "again" if self.open:
                 return self._arrive(number, again=True)
             case "prefilled" | "landed" | "ready" | "first" | "end" if self.open:
-                self._go_on(event.kind, number)
+                self._go_on(event.kind, number, event.b if event.b % 2 else 0)
             case "store":
                 self._store(HOLDERS[event.a % len(HOLDERS)], event)
             case "forget":
@@ -154,11 +154,11 @@ class Run:
             in_pool = min(self.stored.get((found.source, family), 0), num_blocks) * BLOCK_TOKENS
             self.own["away"] += found.hit_tokens > in_pool
 
-    def _go_on(self, kind: str, number: int) -> None:
+    def _go_on(self, kind: str, number: int, num_bytes: int) -> None:
         if kind == "prefilled":
             self.world.prefilled(number, self.now_ns)
         elif kind == "landed":
-            self.world.landed(number, self.now_ns)
+            self.world.landed(number, self.now_ns, num_bytes)
         elif kind == "ready":
             self.world.ready(number, self.now_ns)
         elif kind == "first":
@@ -210,6 +210,8 @@ def _same_state(live: Run, simulated: Run) -> None:
     """Books and the known state of links have to be the same as well."""
     assert held(live.world) == held(simulated.world)
     assert signals(live.world, live.now_ns) == signals(simulated.world, simulated.now_ns)
+    factors = [each.world.dispatcher.carried.factor for each in (live, simulated)]
+    assert factors[0] == factors[1]
 
 
 def _kinds_of_signals(run: Run) -> Iterator[str]:

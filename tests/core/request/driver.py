@@ -47,6 +47,8 @@ class ScriptedBooks:
     again: list[Again] = field(default_factory=list)
     """Routes to take when a prefill is given up."""
     told: Counter[str] = field(default_factory=Counter)
+    num_bytes: int = 0
+    """Bytes of transfers that landed."""
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
         self.told["prefill_answered"] += 1
@@ -57,8 +59,9 @@ class ScriptedBooks:
     def handed_over(self, number: int, now_ns: int) -> None:
         self.told["handed_over"] += 1
 
-    def transfer_over(self, number: int, now_ns: int) -> None:
+    def transfer_over(self, number: int, now_ns: int, num_bytes: int = 0) -> None:
         self.told["transfer_over"] += 1
+        self.num_bytes += num_bytes
 
     def loaded(self, number: int) -> None:
         self.told["loaded"] += 1

@@ -79,6 +79,18 @@ def test_a_remote_request_is_prefilled_then_decoded_then_released() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"), [(TransferEnd.COMMITTED, 4096), (TransferEnd.LINK_LOST, 0)]
+)
+def test_bytes_of_a_transfer_that_landed_are_recorded(end: TransferEnd, expected: int) -> None:
+    driver = remote()
+    driver.begin()
+    driver.step(PrefillDone())
+    driver.step(TransferEnded(HAND_OFF, end, at_destination=False, num_bytes=4096))
+    driver.step(TransferEnded(HAND_OFF, end, num_bytes=4096))
+    assert driver.books.num_bytes == expected
+
+
 def test_a_local_request_is_decoded_at_once() -> None:
     driver = Driver(routed(Path.LOCAL), apart=False)
     assert driver.begin() == [StartDecode("d")]

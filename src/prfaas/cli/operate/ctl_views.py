@@ -37,6 +37,12 @@ def status_lines(found: Json) -> list[str]:
         f"loops      {'FROZEN' if frozen else 'running'}: {', '.join(on) or 'none configured'}",
     ]
     lines += [_prediction_line(each) for each in found.get("predictions", ())]
+    # A gateway of an earlier version sends none.
+    if bytes_ := found.get("plan_bytes"):
+        lines.append(
+            f"plan       bytes corrected by {bytes_['correction']:g}, "
+            f"{bytes_['num_transfers']:,} transfers compared"
+        )
     for link in found["links"]:
         state = "up" if link["is_up"] else "DOWN"
         lines.append(

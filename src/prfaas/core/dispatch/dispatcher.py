@@ -33,7 +33,9 @@ from prfaas.core.dispatch.types import (
     Routed,
     ThresholdMoved,
 )
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.routing.calibration import Calibration
+from prfaas.core.routing.carried_bytes import CarriedBytes
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.core.routing.first_tokens import Work
 from prfaas.core.routing.policies import PolicyName
@@ -109,6 +111,10 @@ class Dispatcher:
         """Set the limits of a prefill instance; a layout of None is unknown."""
         instance = self._stage_of[name].instances[name]
         instance.num_tokens_max, instance.layout_id = num_tokens_max, layout_id
+
+    def expect_bytes(self, layout: Layout, now_ns: int) -> None:
+        """An engine has blocks of this layout: correct the plan's bytes until transfers do."""
+        self._routes.expect_bytes(layout, now_ns)
 
     def set_link(self, source: str, destination: str, *, up: bool) -> list[int]:
         """The link between two pools came up or broke; it is down at first.
@@ -262,6 +268,11 @@ class Dispatcher:
     def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
         """Corrections of predictions, by path and by the cluster that prefills."""
         return self._times.calibrations
+
+    @property
+    def carried(self) -> CarriedBytes:
+        """Correction of the plan's bytes."""
+        return self._routes.carried
 
     @property
     def links(self) -> Links:

@@ -66,7 +66,9 @@ class Hosts:
         costs: CostModel | None,
     ) -> None:
         self.pools = tuple(dict.fromkeys(pools))
-        self._links, self._rooms, self._times, self._costs = links, rooms, times, costs
+        self._links, self._rooms, self._times = links, rooms, times
+        self.costs = costs
+        """Of the PD cluster; None without profiles."""
 
     def add(self, pool: str) -> None:
         """A host joins, unless it is there."""
@@ -146,18 +148,18 @@ class Hosts:
     def tail_ns(self, arrival: Arrival, source: str, destination: str, now_ns: int) -> int:
         """Time from the end of a prefill until decode has the last blocks; 0 is unknown."""
         state = self._links.between(source, destination).book.latest(now_ns)
-        if self._costs is None or state is None:
+        if self.costs is None or state is None:
             return 0
         present = arrival.hits.get(destination, 0)
-        num_bytes = self._costs.tail_bytes(arrival.num_prompt_tokens, present)
+        num_bytes = self.costs.tail_bytes(arrival.num_prompt_tokens, present)
         return round(state.drain_ns(num_bytes)) + state.rtt_ns
 
     def num_bytes(self, arrival: Arrival, have_tokens: int, final_tokens: int) -> int:
         """Bytes of the blocks between two lengths of a prompt; 0 if nothing is known of them."""
         if final_tokens <= have_tokens:
             return 0
-        if self._costs is not None:
-            return self._costs.shipped_bytes(final_tokens, have_tokens)
+        if self.costs is not None:
+            return self.costs.shipped_bytes(final_tokens, have_tokens)
         if arrival.layout is None:
             return 0
         return shipped_bytes(arrival.layout, have_tokens=have_tokens, final_tokens=final_tokens)

@@ -128,6 +128,11 @@ class Links:
             self._links[source, destination] = link
             return link
 
+    def cluster_of(self, pool: str) -> str | None:
+        """Name of the PrfaaS cluster that a pool belongs to; None if it is of none."""
+        cluster = self._clusters.get(pool)
+        return None if cluster is None else cluster.name
+
     def know(self, pool: str, cluster: RemoteCluster | None) -> None:
         """A pool belongs to a PrfaaS cluster; None is the PD cluster."""
         if cluster is None:

@@ -330,13 +330,21 @@ class OpenRequests:
         if not entry.has_left:
             self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
-    def transfer_over(self, request_id: int, now_ns: int) -> None:
-        """The blocks of a request have landed, or were aborted."""
+    def transfer_over(self, request_id: int, now_ns: int, num_bytes: int = 0) -> None:
+        """The blocks of a request have landed, or were aborted.
+
+        Args:
+            request_id: The request.
+            now_ns: Time.
+            num_bytes: That all of its blocks took; 0 if they did not land, or nobody counted.
+        """
         entry = self._entries.get(request_id)
         if entry is not None and entry.promised:
             routed, promised, entry.promised = entry.routed, entry.promised, []
-            for link, num_bytes in promised:
-                link.book.settle(num_bytes)
+            if num_bytes:
+                self._routes.observe_bytes(routed, num_bytes, now_ns)
+            for link, promised_bytes in promised:
+                link.book.settle(promised_bytes)
             if routed.decision.path is Path.REMOTE:
                 self._decode_flow.landed(request_id, now_ns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
@@ -18,8 +19,13 @@ from prfaas.core.dispatch.types import (
     HomeCluster,
     Member,
     RemoteCluster,
+    Routed,
 )
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.calibration import corrected
+from prfaas.core.routing.carried_bytes import CarriedBytes
+from prfaas.core.routing.cost_tables import ScaledBytes
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import (
@@ -37,6 +43,10 @@ SACRIFICED_MAX = 3
 """Targets: a request that is late anyway is not sent to a queue that is longer than these."""
 UTILISATION_MAX = 0.9
 """A busier link is taken to be as busy: the delay that one more transfer causes has no end."""
+EXPECTED_TOKENS = 32_768
+"""Length at which the bytes of a layout are compared with the plan's."""
+CHANGE_MIN = 1.25
+"""Change of the factor of bytes, as a ratio, after which observed times are forgotten."""
 DRAIN_NS_MAX = 30 * NS_PER_S
 """Without a target: a link that lags further behind prefill is promised nothing more."""
 
@@ -74,6 +84,10 @@ class RouteFinder:
             name: stage for stage in (self.home, *self.away.values()) for name in stage.instances
         }
         self.times = PrefillTimes(home, self.remotes.values(), settings)
+        self.carried = CarriedBytes()
+        """Correction of the plan's bytes."""
+        self._planned, self._home_planned = dict(self.remotes), home.costs
+        self._layout_id: bytes | None = None
         self._first_pool = everyone[0].pool if everyone else ""
         self.decode_book = None if home.decode is None else DecodeBook(home.decode)
         """Instances that only decode; None where those that prefill decode as well."""
@@ -93,6 +107,47 @@ class RouteFinder:
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that no open request uses."""
         self.stage_of.pop(name).remove(name, now_ns)
+
+    # Bytes of prompts
+
+    def expect_bytes(self, layout: Layout, now_ns: int) -> None:
+        """An engine has blocks of this layout, which transfers will ship."""
+        costs = next((each.costs for each in self._planned.values() if each.costs), None)
+        if costs is None or layout.layout_id == self._layout_id:
+            return
+        self._layout_id, before = layout.layout_id, self.carried.factor
+        real = shipped_bytes(layout, have_tokens=0, final_tokens=EXPECTED_TOKENS)
+        self.carried.expect(costs.shipped_bytes(EXPECTED_TOKENS, 0), real)
+        self._scale_bytes(before, now_ns)
+
+    def observe_bytes(self, routed: Routed, num_bytes: int, now_ns: int) -> None:
+        """The blocks of a route that comes from a PrfaaS cluster have landed."""
+        pool = self.links.cluster_of(routed.source)
+        costs = None if pool is None else self._planned[pool].costs
+        if costs is None:
+            return
+        is_remote, before = routed.decision.path is Path.REMOTE, self.carried.factor
+        length = routed.facts.num_prompt_tokens if is_remote else routed.hit_tokens
+        self.carried.observe(costs.shipped_bytes(length, routed.present_tokens), num_bytes)
+        self._scale_bytes(before, now_ns)
+
+    def _scale_bytes(self, before: float, now_ns: int) -> None:
+        """Apply the factor of bytes to the costs of all clusters."""
+        factor = self.carried.factor
+        if factor == before:
+            return
+        for name, planned in self._planned.items():
+            if planned.costs is not None:
+                costs = planned.costs if factor == 1.0 else ScaledBytes(planned.costs, factor)
+                self.remotes[name] = replace(planned, costs=costs)
+        if self._home_planned is not None:
+            self.hosts.costs = (
+                self._home_planned if factor == 1.0 else ScaledBytes(self._home_planned, factor)
+            )
+        if not 1 / CHANGE_MIN <= factor / before <= CHANGE_MIN:
+            # They were compared with predictions for other bytes.
+            for calibration in self.times.remote_calibrations.values():
+                calibration.restart(now_ns)
 
     @property
     def _default_pool(self) -> str:

@@ -107,11 +107,13 @@ class TransferEnded(Event):
         blocks: Which.
         kind: How it ended.
         at_destination: The pool that receives reported it, which is the last word.
+        num_bytes: Bytes of the blocks that have arrived; 0 if nobody counted.
     """
 
     blocks: Blocks
     kind: TransferEnd
     at_destination: bool = True
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,9 @@ class Books(Protocol):
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks are where the request is decoded."""
 
-    def transfer_over(self, number: int, now_ns: int) -> None:
-        """The link has no more to carry for the request."""
+    def transfer_over(self, number: int, now_ns: int, num_bytes: int = 0) -> None:
+        """The link has no more to carry for the request; `num_bytes` if all of its blocks landed
+        and were counted."""
 
     def loaded(self, number: int) -> None:
         """The engine that decodes has taken the blocks from its pool."""

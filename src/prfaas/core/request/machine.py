@@ -316,9 +316,11 @@ class RequestLife:
         if blocks is None:
             return []
         if blocks.ended(event.kind, at_destination=event.at_destination):
-            if event.kind is TransferEnd.COMMITTED and which is _HAND_OFF:
+            is_whole = event.kind is TransferEnd.COMMITTED
+            if is_whole and which is _HAND_OFF:
                 self._books.handed_over(self._route.number, now_ns)
-            self._books.transfer_over(self._route.number, now_ns)
+            num_bytes = event.num_bytes if is_whole else 0
+            self._books.transfer_over(self._route.number, now_ns, num_bytes)
         return self._check(which, now_ns) if blocks.fault else []
 
     def _pool_lost(self, event: PoolLost, now_ns: int) -> list[AnyAction]:

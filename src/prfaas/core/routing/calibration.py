@@ -77,7 +77,13 @@ class Calibration:
         self.is_refuted = False
         """True if there are enough observations, and predictions were far from them."""
         self._weight, self._log_ratio, self._log_error = 0.0, 0.0, 0.0
-        self._seen_at_ns = 0
+        self._seen_at_ns = self._since_ns = 0
+
+    def restart(self, now_ns: int) -> None:
+        """Forget all observations, also those of earlier predictions that are yet to come."""
+        self.num_samples, self.factor, self.is_refuted = 0, 1.0, False
+        self._weight, self._log_ratio, self._log_error = 0.0, 0.0, 0.0
+        self._since_ns = now_ns
 
     @property
     def error_ratio(self) -> float:
@@ -98,6 +104,8 @@ class Calibration:
 
     def observe(self, expected: Expected, now_ns: int) -> None:
         """Record the observation of a prediction."""
+        if expected.predicted_at_ns < self._since_ns:
+            return
         settings = self._settings
         observed_ns = max(now_ns - expected.predicted_at_ns, 1)
         raw_ns = max(expected.predicted_ns / expected.factor, 1.0)

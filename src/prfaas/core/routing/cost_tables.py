@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from prfaas.core.routing.predictions import CostModel
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -73,6 +75,30 @@ class Costs:
         ]
         found.append((num_new_tokens, self.remote_prefill_ns(num_new_tokens)))
         return found
+
+
+class ScaledBytes:
+    """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
+
+    Args:
+        costs: Of the plan.
+        factor: Above 0.
+    """
+
+    __slots__ = ("_factor", "_shipped", "_tail", "local_prefill_ns", "remote_prefill_ns")
+
+    def __init__(self, costs: CostModel, factor: float) -> None:
+        self.local_prefill_ns = costs.local_prefill_ns
+        self.remote_prefill_ns = costs.remote_prefill_ns
+        self._shipped, self._tail, self._factor = costs.shipped_bytes, costs.tail_bytes, factor
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """KV bytes beyond a prefix that is there already."""
+        return round(self._shipped(num_prompt_tokens, present_tokens) * self._factor)
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """Bytes of the last chunk, and the state."""
+        return round(self._tail(num_prompt_tokens, present_tokens) * self._factor)
 
 
 def _beyond(table: list[int], index: int) -> int:

@@ -60,6 +60,7 @@ class Facts:
         num_decided: Requests of the window that were decided.
         expected_bits_per_s: Planned rate by link; 0 if unknown.
         corrections: Factor of predictions, by path.
+        bytes_correction: Factor of the plan's bytes.
         refuted: Paths whose predictions are wrong after their correction.
         mismatches: What differs of an engine's KV layout, by engine.
         refused_members: Why a listed member is not used, by its name.
@@ -73,6 +74,7 @@ class Facts:
     num_decided: int
     expected_bits_per_s: Mapping[str, float]
     corrections: Mapping[str, float] = field(default_factory=dict)
+    bytes_correction: float = 1.0
     refuted: Sequence[str] = ()
     mismatches: Mapping[str, str] = field(default_factory=dict)
     refused_members: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +118,13 @@ def _members(facts: Facts) -> Iterator[Alarm]:
 
 
 def _predictions(facts: Facts) -> Iterator[Alarm]:
+    if not 1 / CORRECTION_MAX <= facts.bytes_correction <= CORRECTION_MAX:
+        text = (
+            f"prompts have {facts.bytes_correction:.2g} times the KV bytes of the plan, and "
+            "predictions are corrected, not the threshold: name the model that is served in the "
+            "plan and plan again"
+        )
+        yield Alarm("plan_bytes_off", "", Severity.WARNING, text)
     for path, factor in facts.corrections.items():
         if path in facts.refuted:
             text = (

@@ -137,6 +137,7 @@ class Parts:
             num_long=sum(_is_long(record) for record in decided),
             num_decided=len(decided),
             corrections={_path_of(each): each["correction"] for each in predictions},
+            bytes_correction=self.live.driver.dispatcher.carried.factor,
             refuted=[_path_of(each) for each in predictions if each["is_refuted"]],
             expected_bits_per_s={
                 f"{source}>{destination}": float(seen.budget_bits_per_s)

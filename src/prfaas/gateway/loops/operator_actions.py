@@ -113,6 +113,7 @@ class Control:
                 "admission": routing.ttft_max is not None,
             },
             "predictions": self.predictions(),
+            "plan_bytes": self.plan_bytes(),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
                 {"name": name, "role": table.role.value, "is_on": self._live.driver.is_on(name)}
@@ -145,6 +146,13 @@ class Control:
             }
             for (path, cluster), found in self._live.driver.dispatcher.calibrations.items()
         ]
+
+    def plan_bytes(self) -> JsonObject | None:
+        """Correction of the plan's bytes; None without a plan."""
+        if self._live.deployment.routing.plan is None:
+            return None
+        found = self._live.driver.dispatcher.carried
+        return {"correction": round(found.factor, 6), "num_transfers": found.num_samples}
 
     def _engine_states(self) -> list[JsonObject]:
         return [

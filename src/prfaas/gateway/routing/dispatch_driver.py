@@ -218,6 +218,8 @@ class Driver(DispatcherBooks):
             Requests whose blocks were in transit over links that broke.
         """
         self._views[pool] = view
+        for layout in view.layouts.values():
+            self.dispatcher.expect_bytes(layout, now_ns)
         self.dispatcher.set_room(pool, view.memory_bytes)
         for name in self._pool_links.engines_of(pool):
             self._describe(name)

@@ -96,4 +96,5 @@ class MovingBlocks:
         if kind is None:
             self._report(PoolLost(blocks))
         else:
-            self._report(TransferEnded(blocks, kind, at_destination))
+            num_bytes = self._views[blocks].num_bytes if at_destination else 0
+            self._report(TransferEnded(blocks, kind, at_destination, num_bytes))

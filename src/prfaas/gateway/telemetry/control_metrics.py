@@ -77,6 +77,11 @@ class ControlMetrics:
             name: make.gauge(name, what, "path", "cluster")
             for name, (what, _) in PREDICTION_GAUGES.items()
         }
+        self._plan_bytes = make.gauge(
+            "plan_bytes_correction_ratio",
+            "Factor by which the plan's bytes of a prompt are corrected; below 0.5 or above 2 the "
+            "plan's model is not the one that is served",
+        )
         self._loop_actions = make.counter(
             "loop_actions",
             "Changes by the control loops, breakers and the operator",
@@ -127,6 +132,7 @@ class ControlMetrics:
             for name, (_, read) in PREDICTION_GAUGES.items():
                 gauge = self._predictions[name].labels(path.value, cluster)
                 gauge.set_function(partial(read, calibration))
+        self._plan_bytes.set_function(lambda: driver.dispatcher.carried.factor)
         for cluster in driver.clusters:
             self._backlog.labels(cluster).set_function(partial(_backlog_s, driver, cluster))
         if driver.split is not None:

@@ -8,6 +8,7 @@ from itertools import count
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.route_finder import EXPECTED_TOKENS
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -18,9 +19,12 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
+from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.cost_tables import Costs, ScaledBytes
+from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.engine.oracle_check import Heard
 from prfaas.sim.resources.pool_caches import Caches
 from prfaas.sim.system.request import Request
@@ -49,13 +53,13 @@ class Front(DispatcherBooks):
                 setup.name,
                 tuple(Member(name, setup.name) for name in self.prefill_names),
                 tuple(Member(name, setup.name) for name in self.decode_names) or None,
-                setup.costs,
+                _planned(setup.prfaas[0]) if setup.prfaas else setup.costs,
             ),
             [
                 RemoteCluster(
                     cluster.name,
                     tuple(Member(name, cluster.name) for name in self.prfaas_names[cluster.name]),
-                    cluster.costs,
+                    _planned(cluster),
                     cluster.link.price_per_tb,
                     cluster.link.bits_per_s
                     if cluster.link.planned_bits_per_s is None
@@ -73,6 +77,9 @@ class Front(DispatcherBooks):
         """Targets with an open breaker."""
         for cluster in setup.prfaas:
             self.set_link(cluster.name, up=True)
+            if setup.signals.layouts and not _is_right(cluster):
+                layout = _layout(cluster.costs, setup.blocks.tokens)
+                self.dispatcher.expect_bytes(layout, now_ns=0)
 
     # Requests
 
@@ -185,6 +192,26 @@ def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ..
     }
 
 
+def _planned(cluster: ClusterSetup) -> CostModel:
+    """Costs of a cluster in the gateway's plan, whose bytes may be wrong."""
+    ratio = cluster.link.planned_bytes_ratio
+    return cluster.costs if ratio == 1.0 else ScaledBytes(cluster.costs, ratio)
+
+
+def _is_right(cluster: ClusterSetup) -> bool:
+    return cluster.link.planned_bytes_ratio == 1.0
+
+
+def _layout(costs: Costs, block_tokens: int) -> Layout:
+    """Layout of blocks that have the bytes of `costs` for a prompt of `EXPECTED_TOKENS`."""
+    attention = (costs.kv_bytes(EXPECTED_TOKENS) - costs.state_bytes) * block_tokens
+    groups = (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, block_tokens, attention // EXPECTED_TOKENS),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 1, costs.state_bytes),
+    )
+    return Layout(bytes(LAYOUT_ID_BYTES), block_tokens, "", groups)
+
+
 def _settings(setup: Setup) -> DispatchSettings:
     routing, placement = setup.routing, setup.placement
     return DispatchSettings(
@@ -198,6 +225,6 @@ def _settings(setup: Setup) -> DispatchSettings:
         setup.signals.stale_after_ns,
         placement.pulls,
         placement.second_price,
-        # A run's profiles are exact: its gateway is one that has proven them.
-        CalibrationSettings(proven_first=True),
+        # Profiles are exact but where a scenario says otherwise: the gateway has proven them.
+        CalibrationSettings(proven_first=all(_is_right(each) for each in setup.prfaas)),
     )

@@ -8,6 +8,7 @@ waits for blocks that are in transit, and computes what does not come.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from prfaas.core.dispatch.types import Routed
@@ -171,7 +172,7 @@ class RequestRun(Executor):
     def _start_pull(self, _: actions.StartPull) -> None:
         routed = self._on_route()
         transport = self._parts.transports[routed.source]
-        transport.pull(self.request, routed.shipped_bytes, routed.present_tokens)
+        transport.pull(self.request, self._real_bytes(), routed.present_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         parts = self._parts
@@ -271,10 +272,16 @@ class RequestRun(Executor):
             return
         request.offloaded = True
         transport = parts.transports[routed.cluster]
-        costs, present = transport.cluster.costs, routed.present_tokens
-        # As many as the gateway was promised, which knows it only with a plan.
-        transport.promise(request, costs.shipped_bytes(request.num_prompt_tokens, present), present)
+        costs = transport.cluster.costs
+        transport.promise(request, self._real_bytes(), routed.present_tokens)
         instance.submit(Job(request, request.attempt, costs.chunks(request.num_new_tokens)))
+
+    def _real_bytes(self) -> int:
+        """Bytes of the blocks that the route ships; the gateway knows what its plan has for it."""
+        routed = self.routed
+        length = self.request.num_prompt_tokens if self.is_remote else routed.hit_tokens
+        costs = self._parts.transports[routed.source].cluster.costs
+        return costs.shipped_bytes(length, routed.present_tokens)
 
     def prefilled(self) -> None:
         """The answer of the prefill leg has come."""
@@ -299,7 +306,10 @@ class RequestRun(Executor):
         link = routed.source, routed.destination
         parts.guards.ended(link, told_of_link(kind), parts.clock.now_ns)
         if kind is TransferEnd.COMMITTED:
-            self._report(_COMMITTED[which])
+            # Nothing is learnt from bytes that are those of the plan.
+            is_planned = parts.transports[routed.source].cluster.link.planned_bytes_ratio == 1.0
+            event = _COMMITTED[which]
+            self._report(event if is_planned else replace(event, num_bytes=self._real_bytes()))
             return
         self._keep_what_came()
         parts.transports[routed.source].give_up(self.request)

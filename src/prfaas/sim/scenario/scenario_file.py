@@ -62,6 +62,9 @@ class LinkTable(_Table):
 
     bandwidth: BitsPerSecond | None = None
     """Capacity; the plan's if absent."""
+    planned_bytes_ratio: Annotated[float, Field(gt=0, le=10_000)] = 1.0
+    """Bytes of a prompt that the gateway's plan has, by those that it ships: 100 is a plan that is
+    wrong by that."""
     rtt: Seconds | None = None
     """Round-trip time; the plan's if absent."""
     loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -133,6 +136,9 @@ class SignalsTable(_Table):
     """Age beyond which a signal counts as unknown."""
     loop_interval: Seconds = 5.0
     """Interval of changes of the threshold."""
+    layouts: bool = True
+    """Engines report the bytes of their blocks, which correct those of the plan before the first
+    transfer."""
 
 
 class SloTable(_Table):

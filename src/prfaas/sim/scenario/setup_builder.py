@@ -216,6 +216,7 @@ def _link(table: LinkTable, planned: Link, geometry: KvGeometry) -> LinkSetup:
         dead_after_ns=_ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
         planned_bits_per_s=planned.bits_per_s,
+        planned_bytes_ratio=table.planned_bytes_ratio,
         coding=BlockCoding(coding, geometry.kv_dtype, geometry.state_dtype)
         if coding.mode is not LinkCodec.RAW
         else None,
@@ -229,7 +230,11 @@ def _placement(table: PlacementTable) -> PlacementSetup:
 
 def _signals(table: SignalsTable) -> SignalSetup:
     return SignalSetup(
-        _ns(table.interval), _ns(table.delay), _ns(table.stale_after), _ns(table.loop_interval)
+        _ns(table.interval),
+        _ns(table.delay),
+        _ns(table.stale_after),
+        _ns(table.loop_interval),
+        layouts=table.layouts,
     )
 
 

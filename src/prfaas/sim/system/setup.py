@@ -80,6 +80,7 @@ class LinkSetup:
         price_per_tb: Price of 10**12 bytes.
         planned_bits_per_s: Rate that the gateway expects until one is measured; None is what the
             link carries.
+        planned_bytes_ratio: Bytes of a prompt in the gateway's plan by those that it ships.
         coding: How blocks are coded; None sends all raw.
     """
 
@@ -89,6 +90,7 @@ class LinkSetup:
     dead_after_ns: int = 5 * NS_PER_S
     price_per_tb: float = 0.0
     planned_bits_per_s: float | None = None
+    planned_bytes_ratio: float = 1.0
     coding: BlockCoding | None = None
 
 
@@ -168,6 +170,7 @@ class SignalSetup:
         gone_after_ns: From the death of an instance to the health check that finds it, unless a
             request does: half of the interval.
         frozen_after_ns: The same for an instance that freezes: the third check without an answer.
+        layouts: Engines report the layout of their blocks before the first transfer.
     """
 
     interval_ns: int = NS_PER_S // 2
@@ -176,6 +179,7 @@ class SignalSetup:
     loop_interval_ns: int = 5 * NS_PER_S
     gone_after_ns: int = NS_PER_S // 2
     frozen_after_ns: int = 13 * NS_PER_S // 2
+    layouts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
