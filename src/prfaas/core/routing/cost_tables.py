@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.routing.predictions import CostModel
 
 
@@ -99,6 +100,14 @@ class ScaledBytes:
     def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """Bytes of the last chunk, and the state."""
         return round(self._tail(num_prompt_tokens, present_tokens) * self._factor)
+
+
+def layout_of(costs: Costs, num_tokens: int) -> Layout:
+    """A layout of blocks that have the bytes of `costs` for a prompt of this length."""
+    token_bytes = (costs.kv_bytes(num_tokens) - costs.state_bytes) // num_tokens
+    attention = CacheGroup(0, GroupKind.FULL_ATTENTION, 1, token_bytes)
+    state = CacheGroup(1, GroupKind.LINEAR_STATE, 1, costs.state_bytes)
+    return Layout(bytes(LAYOUT_ID_BYTES), 1, "", (attention, state))
 
 
 def _beyond(table: list[int], index: int) -> int:

@@ -19,11 +19,10 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.core.routing.cost_tables import Costs, ScaledBytes
+from prfaas.core.routing.cost_tables import ScaledBytes, layout_of
 from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.engine.oracle_check import Heard
 from prfaas.sim.resources.pool_caches import Caches
@@ -78,8 +77,7 @@ class Front(DispatcherBooks):
         for cluster in setup.prfaas:
             self.set_link(cluster.name, up=True)
             if setup.signals.layouts and not _is_right(cluster):
-                layout = _layout(cluster.costs, setup.blocks.tokens)
-                self.dispatcher.expect_bytes(layout, now_ns=0)
+                self.dispatcher.expect_bytes(layout_of(cluster.costs, EXPECTED_TOKENS), now_ns=0)
 
     # Requests
 
@@ -200,16 +198,6 @@ def _planned(cluster: ClusterSetup) -> CostModel:
 
 def _is_right(cluster: ClusterSetup) -> bool:
     return cluster.link.planned_bytes_ratio == 1.0
-
-
-def _layout(costs: Costs, block_tokens: int) -> Layout:
-    """Layout of blocks that have the bytes of `costs` for a prompt of `EXPECTED_TOKENS`."""
-    attention = (costs.kv_bytes(EXPECTED_TOKENS) - costs.state_bytes) * block_tokens
-    groups = (
-        CacheGroup(0, GroupKind.FULL_ATTENTION, block_tokens, attention // EXPECTED_TOKENS),
-        CacheGroup(1, GroupKind.LINEAR_STATE, 1, costs.state_bytes),
-    )
-    return Layout(bytes(LAYOUT_ID_BYTES), block_tokens, "", groups)
 
 
 def _settings(setup: Setup) -> DispatchSettings:
