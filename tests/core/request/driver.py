@@ -50,9 +50,6 @@ class ScriptedBooks:
     num_bytes: int = 0
     """Bytes of transfers that landed."""
 
-    def prefill_answered(self, number: int, now_ns: int) -> None:
-        self.told["prefill_answered"] += 1
-
     def prefilled(self, number: int, now_ns: int) -> None:
         self.told["prefilled"] += 1
 
@@ -63,11 +60,8 @@ class ScriptedBooks:
         self.told["transfer_over"] += 1
         self.num_bytes += num_bytes
 
-    def loaded(self, number: int) -> None:
-        self.told["loaded"] += 1
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        self.told["first_token"] += 1
+    def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
+        self.told["begun"] += 1
 
     def fall_back(self, number: int, now_ns: int) -> None:
         self.told["fall_back"] += 1

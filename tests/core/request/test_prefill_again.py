@@ -43,7 +43,7 @@ def test_a_lost_prompt_goes_to_another_engine_that_prefills() -> None:
     assert driver.books.told["fall_back"] == 0
     assert driver.step(PrefillDone())[0] == StartDecode("d2")
     driver.step(FirstToken())
-    assert driver.books.told["first_token"] == 1
+    assert driver.books.told["begun"] == 1
     driver.step(Finished(8000, 1000))
 
 

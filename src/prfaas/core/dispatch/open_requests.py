@@ -399,7 +399,8 @@ class OpenRequests:
         entry = self._entries.get(request_id)
         if entry is None:
             return
-        self.transfer_over(request_id, now_ns)
+        if entry.promised:
+            self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         del self._entries[request_id]
         self._decode_flow.end(request_id, now_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
@@ -113,30 +113,36 @@ class DispatcherBooks(ABC):
         """Expected time until a request's prefill leg ends, ns; None is unknown."""
         return self.dispatcher.expected.prefill_left_ns(number, now_ns)
 
-    def prefill_answered(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered."""
-        self.dispatcher.requests.prefill_answered(number, now_ns)
+    @abstractmethod
+    def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
+        """Look up cached prefixes of open requests once more."""
 
     def prefilled(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered, or the first token has come: the next prefill begins."""
-        begun = self.dispatcher.requests.prefilled(number, now_ns)
-        if begun is not None:
-            self.dispatcher.requests.look_up(begun, self.hits(begun), now_ns)
+        """The prefill leg has answered."""
+        self.dispatcher.requests.prefill_answered(number, now_ns)
+        self._end_prefill(number, now_ns)
+
+    def _end_prefill(self, number: int, now_ns: int) -> None:
+        """The prefill of a request is over: the next one begins."""
+        following = self.dispatcher.requests.prefilled(number, now_ns)
+        if following is not None:
+            self._look_up((following,), now_ns)
 
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks of a request are where it is decoded."""
         if self.has_roles:
             self.dispatcher.requests.prompt_ready(number, now_ns)
 
-    def loaded(self, number: int) -> None:
-        """An engine has begun to answer: the blocks of a request are not needed in its pool."""
-        self.dispatcher.requests.loaded(number)
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        """The first token of a stream has come."""
-        if not self.has_roles:
-            self.dispatcher.requests.prompt_ready(number, now_ns)
-        self.dispatcher.requests.first_token(number, now_ns)
+    def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
+        """The engine that decodes has begun to answer: the blocks of a request are not needed in
+        its pool any more."""
+        requests = self.dispatcher.requests
+        self._end_prefill(number, now_ns)
+        requests.loaded(number)
+        if is_streamed:
+            if not self.has_roles:
+                requests.prompt_ready(number, now_ns)
+            requests.first_token(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill of a request was aborted: who decodes it prefills it too."""

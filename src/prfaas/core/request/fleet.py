@@ -30,11 +30,8 @@ class Books(Protocol):
     """The driver of the dispatcher; `number` is the request's. The gateway's and the simulator's
     have all of these. None raises or takes long."""
 
-    def prefill_answered(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered."""
-
     def prefilled(self, number: int, now_ns: int) -> None:
-        """The prefill is over."""
+        """The prefill leg has answered."""
 
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks are where the request is decoded."""
@@ -43,11 +40,9 @@ class Books(Protocol):
         """The link has no more to carry for the request; `num_bytes` if all of its blocks landed
         and were counted."""
 
-    def loaded(self, number: int) -> None:
-        """The engine that decodes has taken the blocks from its pool."""
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        """The first token of a stream came."""
+    def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
+        """The engine that decodes has begun to answer, with the first token of a stream or with
+        all of the answer: it has taken the blocks from its pool."""
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill was aborted: the engine that decodes prefills."""

@@ -238,7 +238,6 @@ class RequestLife:
 
     def _prefilled(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         number, books = self._route.number, self._books
-        books.prefill_answered(number, now_ns)
         books.prefilled(number, now_ns)
         hand_off = self.blocks.hand_off
         if hand_off is not None and not hand_off.crosses_link:
@@ -298,11 +297,7 @@ class RequestLife:
 
     def _has_begun(self, now_ns: int, *, is_streamed: bool) -> None:
         """The engine that decodes has begun to answer."""
-        number, books = self._route.number, self._books
-        books.prefilled(number, now_ns)
-        books.loaded(number)
-        if is_streamed:
-            books.first_token(number, now_ns)
+        self._books.begun(self._route.number, now_ns, is_streamed=is_streamed)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if self._suspects and not self._has_streamed:
             self._blame(now_ns)

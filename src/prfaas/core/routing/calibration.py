@@ -111,9 +111,11 @@ class Calibration:
         raw_ns = max(expected.predicted_ns / expected.factor, 1.0)
         keep = 1 - 1 / settings.num_remembered
         self._weight = keep * self._weight + raw_ns
-        self._log_ratio = keep * self._log_ratio + raw_ns * self._log(observed_ns, raw_ns)
-        error = abs(self._log(observed_ns, max(expected.predicted_ns, 1)))
-        self._log_error = keep * self._log_error + raw_ns * error
+        ratio = error = self._log(observed_ns, raw_ns)
+        if expected.factor != 1.0:
+            error = self._log(observed_ns, max(expected.predicted_ns, 1))
+        self._log_ratio = keep * self._log_ratio + raw_ns * ratio
+        self._log_error = keep * self._log_error + raw_ns * abs(error)
         self.num_samples, self._seen_at_ns = self.num_samples + 1, now_ns
         if self.num_samples >= settings.num_min:
             self.factor = self._bounded(exp(self._log_ratio / self._weight))

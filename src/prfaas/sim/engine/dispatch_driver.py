@@ -122,12 +122,6 @@ class Front(DispatcherBooks):
         # Instances that prefill do not decode here, not even where no other one is left.
         return name if name in self._decodes or not self._decodes else None
 
-    def prefilled(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered, or the first token has come: the next prefill begins."""
-        begun = self.dispatcher.requests.prefilled(number, now_ns)
-        if begun is not None:
-            self._look_up((begun,), now_ns)
-
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
         self._asked.pop(number, None)
