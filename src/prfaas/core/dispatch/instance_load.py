@@ -273,9 +273,11 @@ class LoadBook:
             free_at_ns = load.free_at_ns - before
             if free_at_ns >= most_ns:
                 free_at_ns = most_ns
-            else:
+            elif later:
                 least_ns = begun_ns + max(0, there_ns - _first_ns(load))
-                free_at_ns = max(free_at_ns, _after(least_ns, later) if later else least_ns)
+                free_at_ns = max(free_at_ns, _after(least_ns, later))
+            elif free_at_ns < (least_ns := begun_ns + there_ns - _first_ns(load)):
+                free_at_ns = least_ns
             if free_at_ns + foreign_ns != load.free_at_ns:
                 self._move(load, free_at_ns + foreign_ns)
 

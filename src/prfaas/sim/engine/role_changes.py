@@ -65,10 +65,14 @@ class Roles:
 
     def came(self, request: Request, num_new: int) -> None:
         """A request has come, of so many incremental tokens for the PD cluster."""
+        if self._setup is None:
+            return
         self._roles.mixes.came(self._sim.clock.now_ns, num_new, request.num_prompt_tokens)
 
     def finished(self, request: Request) -> None:
         """A request has all its tokens."""
+        if self._setup is None:
+            return
         now_ns = self._sim.clock.now_ns
         self._split.finished(now_ns, now_ns - request.first_token_at_ns, request.num_output_tokens)
 

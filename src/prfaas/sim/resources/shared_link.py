@@ -123,7 +123,7 @@ class SharedLink:
     def report(self, now_ns: int) -> LinkReport:
         """Counters of the link, as its sending pool node reads them."""
         sent_bytes = round(self.open_sent_bytes())
-        self._sample()
+        self._activate(0)
         goodput = self.goodput
         return LinkReport(now_ns, goodput.bits_per_s, sent_bytes, goodput.busy_ns, self._rtt_ns)
 
@@ -155,7 +155,7 @@ class SharedLink:
         else:
             flow.end_at = self._served + num_bytes
             flow.active = True
-            self._count_active(1)
+            self._activate(1)
         self._num_pushed += 1
         heappush(self._heap, (flow.end_at, self._num_pushed, flow))
         self._plan_next()
@@ -163,7 +163,7 @@ class SharedLink:
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
         self._advance()
-        self._sample()
+        self._activate(0)
         self.bits_per_s = bits_per_s
         self._share()
         self._plan_next()
@@ -175,7 +175,7 @@ class SharedLink:
         self._ended_bytes[flow.purpose] += self.sent_of(flow)
         if flow.active:
             flow.active = False
-            self._count_active(-1)
+            self._activate(-1)
         flow.ended = True
         del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
@@ -206,18 +206,14 @@ class SharedLink:
             start, window = stop, window + 1
         found[window] = found.get(window, 0.0) + (end - start) * rate
 
-    def _sample(self) -> None:
-        """Count what was sent at the last rate; what has bytes to send from now on is known."""
-        self.goodput.change_rate(
-            self._moved_at_ns, self.sent_bytes, is_busy=self._num_active > 0, rtt_ns=self._rtt_ns
-        )
-
-    def _count_active(self, change: int) -> None:
-        """A flow has bytes to send, or no more."""
+    def _activate(self, num_flows: int) -> None:
+        """So many more flows have bytes to send, or less; 0 is a sample of the goodput alone."""
         before = self._num_active
-        self._num_active = num_active = before + change
-        if self._is_limited or not num_active or not before:
-            self._sample()
+        self._num_active = num_active = before + num_flows
+        if self._is_limited or not (num_active and before and num_flows):
+            self.goodput.change_rate(
+                self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
+            )
         if num_active > 1 or before > 1:
             self._share()
 
@@ -247,7 +243,7 @@ class SharedLink:
             end_at, _, flow = heappop(heap)
             if flow.active and flow.end_at == end_at:
                 flow.active = False
-                self._count_active(-1)
+                self._activate(-1)
                 if flow.closed:
                     self._clock.after(self._rtt_ns // 2, self._land, flow)
         if heap:
