@@ -27,6 +27,9 @@ class Hit(NamedTuple):
     read_ns: int = 0
 
 
+_NO_HIT = Hit(0)
+
+
 class Pool:
     """One cache.
 
@@ -49,7 +52,7 @@ class Pool:
     def hit(self, request: Request) -> Hit:
         """Hit in the gateway's index: 0 while the contents of the pool are unknown."""
         if not self.is_known:
-            return Hit(0)
+            return _NO_HIT
         limit, span = request.num_prompt_tokens - 1, self._span
         if not self._has_disk:
             held = self._cache.host_hit(request.block_ids) * span
@@ -143,7 +146,7 @@ class Caches:
         Returns:
             The prefix that prefill resumes after, and the time to read what of it lies on disk.
         """
-        hit = Hit(0)
+        hit = _NO_HIT
         if request.block_ids:
             hit = self.pools[cluster].hit(request)
             self.pools[cluster].use(request, hit.num_tokens)

@@ -188,9 +188,9 @@ def digest(sim: Simulation) -> str:
     """SHA-256 over what happened to every request."""
     trace = hashlib.sha256()
     for r in sim.requests:
-        reason = r.decision.reason.value if r.decision else ""
+        reason = r.decision.reason if r.decision else ""
         line = (
-            f"{r.index} {r.outcome.value} {reason} {r.attempt} {r.prefill_started_at_ns} "
+            f"{r.index} {r.outcome} {reason} {r.attempt} {r.prefill_started_at_ns} "
             f"{r.prefilled_at_ns} {r.landed_at_ns} {r.first_token_at_ns} {r.finished_at_ns}\n"
         )
         trace.update(line.encode())
