@@ -8,7 +8,6 @@ import time
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.shared import s3_tier
 from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import wire_keys
@@ -30,13 +29,14 @@ UNTIL_OPEN = [Fault.ERRORS, Fault.BUSY, Fault.SLOW, Fault.BLACKHOLE, Fault.RESET
 BROKEN = [Fault.TRUNCATED, Fault.ALTERED]
 
 
-async def filled(world: World, bucket: Bucket) -> tuple[Site, Engine]:
+async def filled(world: World, bucket: Bucket, **times: float) -> tuple[Site, Engine]:
     """A node whose bucket another one has filled, and its engine."""
     first = await start(world, bucket.changed(endpoint=bucket.s3.url))
     engine = await world.engine("pd-pool")
     assert await engine.store(KEYS)
     await all_written(first, len(KEYS))
-    site = await start(world, bucket.changed(deadline_ns=int(DEADLINE_S * 1e9)), OTHER)
+    limited = bucket.changed(deadline_ns=int(DEADLINE_S * 1e9), timing=bucket.timed(**times))
+    site = await start(world, limited, OTHER)
     other = await world.engine(OTHER)
     await all_written(site, len(KEYS))
     return site, other
@@ -44,11 +44,10 @@ async def filled(world: World, bucket: Bucket) -> tuple[Site, Engine]:
 
 @pytest.mark.parametrize("fault", UNTIL_OPEN)
 async def test_a_bucket_that_fails_costs_one_deadline_and_then_nothing(
-    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: Fault
+    world: World, bucket: Bucket, fault: Fault
 ) -> None:
-    site, engine = await filled(world, bucket)
+    site, engine = await filled(world, bucket, request_s=2.0)
     watch = await subscribe(site, world.identities)
-    monkeypatch.setattr(s3_tier, "REQUEST_S", 2.0)
     bucket.s3.fault = fault
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS), "a hint"
     began_s = time.monotonic()
@@ -83,6 +82,28 @@ async def test_broken_answers_are_misses_and_stay_misses(
     assert num_altered == site.metric("pool_shared_unreadable_total", reason="altered") >= 1
 
 
+async def test_an_answer_that_is_altered_once_is_read_again(world: World, bucket: Bucket) -> None:
+    site, engine = await filled(world, bucket)
+    bucket.s3.fault, bucket.s3.faults_left = Fault.ALTERED, 1
+    bucket.s3.methods = frozenset({"GET"})
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS)
+    assert site.metric("pool_shared_requests_total", operation="read", outcome="altered") == 1
+
+
+async def test_a_block_that_was_altered_is_found_again_after_a_while(
+    world: World, bucket: Bucket
+) -> None:
+    site, engine = await filled(world, bucket, reread_s=1.0)
+    watch = await subscribe(site, world.identities)
+    bucket.s3.fault, bucket.s3.methods = Fault.ALTERED, frozenset({"GET"})
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    bucket.s3.fault = None
+    await until(lambda: num_keys(watch, Evicted) >= len(KEYS))
+    await all_written(site, len(KEYS))
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS)
+    watch.channel.close("done")
+
+
 async def test_objects_that_are_cut_short_in_the_bucket_are_misses(
     world: World, bucket: Bucket
 ) -> None:
@@ -110,10 +131,11 @@ async def test_a_block_under_the_name_of_another_one_is_a_miss(
 
 
 async def test_packs_that_were_deleted_are_misses_and_no_failure(
-    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    world: World, bucket: Bucket
 ) -> None:
-    monkeypatch.setattr(s3_tier, "REFRESH_S", 3600.0)
     site, engine = await filled(world, bucket)
+    # No list shows it: the reads find out.
+    bucket.s3.fault, bucket.s3.methods = Fault.BLACKHOLE, frozenset({"LIST"})
     await bucket.direct.delete(list(await bucket.objects()), 60)
     assert await loads_right(engine, KEYS) == [False] * len(KEYS)
     assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
@@ -171,6 +193,18 @@ async def test_a_bucket_that_cannot_be_reached_at_start_delays_no_lookup_twice(
     assert await loads_right(engine, KEYS) == [True] * len(KEYS), "from memory"
     bucket.s3.fault = None
     await until(lambda: tier_of(site).is_listed)
+
+
+async def test_look_ups_wait_for_a_list_that_does_not_come_once_and_not_each(
+    world: World, bucket: Bucket
+) -> None:
+    bucket.s3.fault, bucket.s3.methods = Fault.BLACKHOLE, frozenset({"LIST"})
+    site = await start(world, bucket.changed(timing=bucket.timed(probe_s=0.2)))
+    engine = await world.engine("pd-pool")
+    assert tier_of(site).needs_probe
+    assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
+    assert not tier_of(site).needs_probe, "the list is still under way"
+    assert not tier_of(site).is_listed
 
 
 async def test_engines_work_while_answers_fail_now_and_then(world: World, bucket: Bucket) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import ConfigError
-from prfaas.pool.shared import pack_writer
 from prfaas.pool.shared.packs import name_in
 from prfaas.pool.shared.site_keys import load_keys
 from prfaas.wire.messages.engine import HIT, MISS
@@ -137,7 +136,7 @@ async def test_a_node_deletes_its_own_oldest_packs_beyond_its_limit(
     for n in range(8):
         assert await engine.store([BlockKey(0, h) for h in HASHES[8 * n : 8 * n + 8]])
         await asyncio.sleep(0)
-        await until(lambda: not tier_of(site)._writer.held_bytes)
+        await until(lambda: not tier_of(site).writing_bytes)
     await until(lambda: 0 < tier_of(site).used_bytes <= 2000)
     left = await bucket.objects()
     assert theirs.items() <= left.items(), "what another node wrote stays"
@@ -150,15 +149,14 @@ async def test_a_node_deletes_its_own_oldest_packs_beyond_its_limit(
 
 
 async def test_what_the_bucket_does_not_take_in_time_is_dropped_and_counted(
-    world: World, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    world: World, bucket: Bucket
 ) -> None:
-    monkeypatch.setattr(pack_writer, "WRITE_S", 0.2)
     bucket.s3.fault, bucket.s3.methods = Fault.BLACKHOLE, frozenset({"PUT"})
-    site = await start(world, bucket.changed(pack_bytes=512))
+    site = await start(world, bucket.changed(pack_bytes=512, timing=bucket.timed(write_s=0.2)))
     engine = await world.engine("pd-pool")
     for n in range(8):
         assert await engine.store([BlockKey(0, h) for h in HASHES[32 * n : 32 * n + 32]])
-        assert tier_of(site)._writer.held_bytes <= 4 * 512
+        assert tier_of(site).writing_bytes <= 4 * 512
     assert len(site.node.store) == 256, "engines are served as before"
 
     def dropped() -> float:
@@ -168,7 +166,7 @@ async def test_what_the_bucket_does_not_take_in_time_is_dropped_and_counted(
     await until(lambda: dropped() == 256)
     assert site.metric("pool_blocks_dropped_total", reason="shared_full") > 0
     assert site.metric("pool_shared_up") == 1, "blocks that are there can be read"
-    assert not tier_of(site)._writer.held_bytes
+    assert not tier_of(site).writing_bytes
 
 
 async def test_a_purge_deletes_packs_with_blocks_of_the_source(

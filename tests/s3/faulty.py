@@ -50,14 +50,16 @@ class FaultyS3:
 
     Attributes:
         fault: What happens to requests; None passes them on.
-        methods: The requests that it happens to.
+        methods: The requests that it happens to; those for lists are `LIST`.
+        faults_left: How many more faults happen; None is no limit.
         requests: Number of requests by method.
     """
 
     def __init__(self, target: int) -> None:
         self._target = target
         self.fault: Fault | None = None
-        self.methods = frozenset({"GET", "PUT", "POST", "DELETE"})
+        self.methods = frozenset({"GET", "LIST", "PUT", "POST", "DELETE"})
+        self.faults_left: int | None = None
         self.requests: Counter[str] = Counter()
         self.port = 0
         self._http: aiohttp.ClientSession | None = None
@@ -83,8 +85,11 @@ class FaultyS3:
             await asyncio.sleep(0)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.requests[request.method] += 1
-        fault = self.fault if request.method in self.methods else None
+        method = "LIST" if "list-type" in request.query else request.method
+        self.requests[method] += 1
+        fault = self.fault if method in self.methods and self.faults_left != 0 else None
+        if fault and self.faults_left is not None:
+            self.faults_left -= 1
         match fault:
             case Fault.ERRORS:
                 return web.Response(status=500)

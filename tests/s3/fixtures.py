@@ -12,12 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from prfaas.pool.shared import pack_writer, s3_tier
 from prfaas.pool.shared.bucket import S3Bucket
-from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.settings import S3Settings, S3Timing
 
 from .faulty import FaultyS3
 from .server import running_server
+
+TIMING = S3Timing(refresh_s=0.1, request_s=60.0, probe_s=60.0, flush_s=0.05, close_s=60.0)
+"""Short intervals, and limits that no busy machine reaches."""
 
 
 def new_key() -> str:
@@ -42,6 +44,10 @@ class Bucket:
     def changed(self, **changes: Any) -> S3Settings:
         return replace(self.settings, **changes)
 
+    def timed(self, **times: float) -> S3Timing:
+        """Its intervals with other values, seconds."""
+        return replace(self.settings.timing, **times)
+
     async def objects(self) -> dict[str, int]:
         """Paths and sizes of what is there."""
         return {path: size async for part in self.direct.list(60) for path, size in part}
@@ -62,11 +68,6 @@ async def bucket(
 ) -> AsyncIterator[Bucket]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setattr(pack_writer, "FLUSH_S", 0.05)
-    monkeypatch.setattr(s3_tier, "REFRESH_S", 0.1)
-    monkeypatch.setattr(s3_tier, "FLUSH_S", 60.0)
-    monkeypatch.setattr(s3_tier, "PROBE_S", 60.0)
-    monkeypatch.setattr(s3_tier, "REQUEST_S", 60.0)
     name, keys = f"bucket-{secrets.token_hex(8)}", tmp_path / "site.keys"
     keys.write_text(f"{new_key()}\n")
     keys.chmod(0o600)
@@ -82,5 +83,6 @@ async def bucket(
             region="us-east-1",
             prefix="site",
             deadline_ns=120 * 10**9,
+            timing=TIMING,
         )
         yield Bucket(s3, S3Bucket(replace(settings, endpoint=server)), settings)

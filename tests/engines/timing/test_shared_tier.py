@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.pool.shared import pack_writer
 from prfaas.pool.shared.s3_tier import S3Tier
 from tests.pool.sites import Site, until
 from tests.s3.faulty import Fault
@@ -77,16 +76,15 @@ async def test_a_bucket_that_fails_costs_a_client_only_time(
     identities: Path,
     tmp_path: Path,
     bucket: Bucket,
-    monkeypatch: pytest.MonkeyPatch,
     fault: Fault,
 ) -> None:
     first = await fill(bucket, tmp_path, checkpoint, identities, PLAN)
-    limited = bucket.changed(deadline_ns=int(DEADLINE_S * 1e9))
+    timing = bucket.timed(write_s=DEADLINE_S)
+    limited = bucket.changed(deadline_ns=int(DEADLINE_S * 1e9), timing=timing)
     layout = {"pool-b": {"e1": "both"}}
     async with site_of(tmp_path, checkpoint, identities, layout, shared=limited) as world:
         site = world.sites["pool-b"]
         await until(lambda: world.gateway.index.num_blocks("pool-b") > 0)
-        monkeypatch.setattr(pack_writer, "WRITE_S", DEADLINE_S)
         bucket.s3.fault = fault
         began_s = time.monotonic()
         for _ in range(3):

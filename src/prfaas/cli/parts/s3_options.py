@@ -56,6 +56,7 @@ def shared_tier(options: Mapping[str, str], below: S3Settings | None) -> S3Setti
 def _written(settings: S3Settings) -> dict[str, Any]:
     """Settings as the table of a file has them."""
     found = {key: value for key, value in asdict(settings).items() if value is not None}
+    del found["timing"]
     found["limit"] = f"{found.pop('limit_bytes')}B"
     found["object_size"] = f"{found.pop('pack_bytes')}B"
     found["deadline"] = f"{found.pop('deadline_ns') / 10**6}ms"

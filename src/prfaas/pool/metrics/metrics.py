@@ -204,6 +204,10 @@ class PoolMetrics:
             registry=self.registry,
         )
 
+    def count_shared(self, operation: str, outcome: str) -> None:
+        """Count a request to the shared tier."""
+        self.shared_requests.labels(operation=operation, outcome=outcome).inc()
+
     def set_codec(self, speed: CodecSpeed | None) -> None:
         """Show how fast the codec is; None while it is not ready."""
         rates = (speed.encode, speed.decode) if speed is not None else (0.0, 0.0)

@@ -9,6 +9,8 @@ from prfaas.pool.shared.packs import PackedBlock, PackName
 
 BLOCKS_MAX = 1_000_000
 """Blocks in the index: about half a KiB each. Those of older packs are not found."""
+ASIDE_MAX = 4096
+"""Blocks that are set aside. One beyond them is not read again before a restart."""
 
 
 class PackIndex:
@@ -23,6 +25,8 @@ class PackIndex:
         self._places: dict[BlockName, PackedBlock] = {}
         self._packs: dict[PackName, list[BlockName]] = {}
         self._sources: dict[PackName, frozenset[str]] = {}
+        self._aside: dict[BlockName, tuple[PackedBlock, int]] = {}
+        """Blocks that could not be read, and until when, ns. Their packs list them all the same."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -84,8 +88,14 @@ class PackIndex:
                     gone.append(name)
         return gone
 
-    def drop(self, name: BlockName, block: PackedBlock) -> bool:
-        """Remove one block, which could not be read.
+    def drop(self, names: Iterable[BlockName]) -> None:
+        """Remove blocks for good; the packs of some of them may stay."""
+        for name in names:
+            self._places.pop(name, None)
+        self._aside.clear()
+
+    def set_aside(self, name: BlockName, block: PackedBlock, until_ns: int) -> bool:
+        """Remove one block, which could not be read, until `put_back` at some time.
 
         Returns:
             False if its place has changed, and it is kept.
@@ -93,7 +103,25 @@ class PackIndex:
         if self._places.get(name) is not block:
             return False
         del self._places[name]
+        self._aside[name] = block, until_ns
+        if len(self._aside) > ASIDE_MAX:
+            del self._aside[next(iter(self._aside))]
         return True
+
+    def put_back(self, now_ns: int) -> list[BlockName]:
+        """Add blocks again that were set aside until now.
+
+        Returns:
+            Those that were not known.
+        """
+        due = [(name, block) for name, (block, until) in self._aside.items() if until <= now_ns]
+        found = []
+        for name, block in due:
+            del self._aside[name]
+            if block.pack.name in self._packs and name not in self._places:
+                self._places[name] = block
+                found.append(name)
+        return found
 
 
 def all_sources(blocks: Iterable[PackedBlock]) -> frozenset[str]:

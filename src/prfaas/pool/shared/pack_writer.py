@@ -22,6 +22,7 @@ from prfaas.errors import TransferError
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.site_keys import SALT_BYTES, KeyRing
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -30,9 +31,6 @@ log = logging.getLogger(__name__)
 
 PACKS_HELD = 4
 """Memory for writing, in packs."""
-FLUSH_S = 1.0
-"""A pack that is not full is written after this, seconds."""
-WRITE_S = 30.0
 LAYOUTS_MAX = 16
 """Layouts with a pack that is being filled."""
 
@@ -52,7 +50,7 @@ class PackWriter:
         bucket: Where they go.
         keys: Keys of the site.
         writer: Name of this pool node.
-        pack_bytes: Size of a pack.
+        settings: Size of a pack, and times.
         metrics: Count what is written, and what is dropped.
         on_written: Called with every pack in the bucket, its blocks, and its size.
         clock_ns: Monotonic clock, nanoseconds.
@@ -63,13 +61,14 @@ class PackWriter:
         bucket: Bucket,
         keys: KeyRing,
         writer: str,
-        pack_bytes: int,
+        settings: S3Settings,
         metrics: PoolMetrics,
         on_written: Written,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._bucket, self._keys, self._writer = bucket, keys, writer
-        self._pack_bytes, self._metrics, self._on_written = pack_bytes, metrics, on_written
+        self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
+        self._metrics, self._on_written = metrics, on_written
         self._clock_ns = clock_ns
         self._breaker = Breaker()
         self._queue: deque[_Offer] = deque()
@@ -155,7 +154,7 @@ class PackWriter:
                 self._finish(next(iter(self._open.values())))
             pack = PackBuilder(self._keys.sealing, layout_id, token_bytes(SALT_BYTES))
             self._open[layout_id] = pack
-            asyncio.get_running_loop().call_later(FLUSH_S, self._finish, pack)
+            asyncio.get_running_loop().call_later(self._timing.flush_s, self._finish, pack)
         block = offer.block
         # As for the disk: an executor holds its arguments too long, so they are lent.
         lent = [(pack, key, block)]
@@ -185,15 +184,15 @@ class PackWriter:
                 self._thread, pack.finish, self._writer, time.time_ns() // 10**6
             )
             self._breaker.began(self._clock_ns())
-            await self._bucket.write(name.path, data, WRITE_S)
+            await self._bucket.write(name.path, data, self._timing.write_s)
         except TransferError as error:
             self._breaker.failed(self._clock_ns())
-            self._metrics.shared_requests.labels(operation="write", outcome="failed").inc()
+            self._metrics.count_shared("write", "failed")
             self._metrics.blocks_dropped.labels(reason="shared_write").inc(len(pack.names))
             log.error("shared tier: %d blocks were not written: %s", len(pack.names), error)
         else:
             self._breaker.succeeded(self._clock_ns())
-            self._metrics.shared_requests.labels(operation="write", outcome="ok").inc()
+            self._metrics.count_shared("write", "ok")
             self._metrics.shared_bytes.labels(direction="written").inc(len(data))
             front = data[: name.front_bytes]
             self._on_written(name, read_front(name, front, self._keys, self._writer), len(data))

@@ -14,6 +14,31 @@ PREFIX = "prfaas"
 
 
 @dataclass(frozen=True, slots=True)
+class S3Timing:
+    """Intervals and time limits of a tier in a bucket, seconds.
+
+    Attributes:
+        refresh_s: Between lists of the bucket. A long list is asked for less often.
+        retry_s: Between attempts while the bucket fails.
+        request_s: Limit of a request that nobody waits for.
+        probe_s: Limit of the time that look-ups wait for the first list.
+        flush_s: A pack that is not full is written after this.
+        write_s: Limit of writing a pack.
+        close_s: Limit of the last writes when the node stops.
+        reread_s: What was altered is read again after this.
+    """
+
+    refresh_s: float = 5.0
+    retry_s: float = 0.25
+    request_s: float = 5.0
+    probe_s: float = 0.25
+    flush_s: float = 5.0
+    write_s: float = 30.0
+    close_s: float = 3.0
+    reread_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
 class S3Settings:
     """An S3 bucket that pool nodes of a site share.
 
@@ -29,6 +54,7 @@ class S3Settings:
         region: Region of the bucket; None is that of the environment.
         deadline_ns: Longest time that reads of the tier may add to a request.
         pack_bytes: Size of an object.
+        timing: Intervals, which no table has.
     """
 
     bucket: str
@@ -39,6 +65,7 @@ class S3Settings:
     region: str | None = None
     deadline_ns: int = DEADLINE_NS
     pack_bytes: int = PACK_BYTES
+    timing: S3Timing = S3Timing()
 
     @property
     def deadline_s(self) -> float:

@@ -1,0 +1,71 @@
+"""Availability of a shared tier: a breaker, and the change between up and down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
+from prfaas.pool.metrics.metrics import PoolMetrics
+
+log = logging.getLogger(__name__)
+
+BREAKER = BreakerSettings(failures_max=3)
+
+
+class TierHealth:
+    """Whether the blocks of a shared tier are shown.
+
+    The tier goes down when its breaker opens, and comes up when a request succeeds after that.
+
+    Args:
+        metrics: Of the pool node.
+        clock_ns: Monotonic clock, nanoseconds.
+        on_down: Called when the tier goes down.
+        on_up: Called when it comes up again.
+    """
+
+    def __init__(
+        self,
+        metrics: PoolMetrics,
+        clock_ns: Callable[[], int],
+        on_down: Callable[[], None],
+        on_up: Callable[[], None],
+    ) -> None:
+        self._metrics, self._clock_ns = metrics, clock_ns
+        self._on_down, self._on_up = on_down, on_up
+        self._breaker = Breaker(BREAKER)
+        self.is_up = True
+        metrics.shared_up.set(1)
+
+    @property
+    def may_ask(self) -> bool:
+        """Return True if a background request may be sent now."""
+        return self.is_up or self._breaker.allows(self._clock_ns())
+
+    def began(self) -> None:
+        """A background request was sent."""
+        self._breaker.began(self._clock_ns())
+
+    def read(self) -> None:
+        """A read for an engine succeeded. It may have begun before the tier went down."""
+        if self.is_up:
+            self._breaker.succeeded(self._clock_ns())
+
+    def failed(self, why: str) -> None:
+        """A request failed."""
+        self._breaker.failed(self._clock_ns())
+        if self.is_up and not self._breaker.allows(self._clock_ns()):
+            self.is_up = False
+            self._metrics.shared_up.set(0)
+            log.error("shared tier: it fails, its blocks are misses for now: %s", why)
+            self._on_down()
+
+    def succeeded(self) -> None:
+        """A background request succeeded."""
+        self._breaker.succeeded(self._clock_ns())
+        if not self.is_up and self._breaker.allows(self._clock_ns()):
+            self.is_up = True
+            self._metrics.shared_up.set(1)
+            log.warning("shared tier: it answers again")
+            self._on_up()

@@ -1,0 +1,97 @@
+"""Reading of the indexes of packs; those that cannot be read are skipped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prfaas.core.kv.blocks import BlockName
+from prfaas.log_throttle import SaidOnce
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.shared.bucket import Bucket, GoneError
+from prfaas.pool.shared.packs import (
+    AlteredError,
+    PackedBlock,
+    PackName,
+    UnknownKeyError,
+    read_front,
+)
+from prfaas.pool.shared.settings import S3Timing
+from prfaas.pool.shared.site_keys import KeyRing
+from prfaas.units import NS_PER_S
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 2
+"""Altered bytes are read once more: the answer may be altered, and not the object."""
+
+
+class PackFronts:
+    """Reader of the fronts of packs.
+
+    Args:
+        bucket: Has the packs.
+        keys: Keys of the site.
+        pool: Name of this pool node.
+        timing: How long a request may take, and an altered pack is skipped.
+        metrics: Count unreadable packs.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        keys: KeyRing,
+        pool: str,
+        timing: S3Timing,
+        metrics: PoolMetrics,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._bucket, self._keys, self._pool = bucket, keys, pool
+        self._timing, self._metrics, self._clock_ns = timing, metrics, clock_ns
+        self._skipped: dict[PackName, int | None] = {}
+        """When an unreadable pack is read again; None for one with an unknown key."""
+        self._said = SaidOnce(clock_ns)
+
+    @property
+    def skipped(self) -> frozenset[PackName]:
+        """Packs that cannot be read at present."""
+        now_ns = self._clock_ns()
+        over = [name for name, until in self._skipped.items() if until and until <= now_ns]
+        for name in over:
+            del self._skipped[name]
+        return frozenset(self._skipped)
+
+    def forget(self, name: PackName) -> None:
+        """A pack is gone."""
+        self._skipped.pop(name, None)
+
+    async def read(self, name: PackName) -> dict[BlockName, PackedBlock] | None:
+        """The blocks of a pack; None if it is gone or unreadable.
+
+        Raises:
+            TransferError: The server failed, or did not answer in time.
+        """
+        problem = AlteredError("not read")
+        for _ in range(ATTEMPTS):
+            try:
+                front = await self._bucket.read(
+                    name.path, 0, name.front_bytes, self._timing.request_s
+                )
+                return read_front(name, front, self._keys, self._pool)
+            except GoneError:
+                return None
+            except UnknownKeyError as error:
+                self._skip(name, None, "unknown_key", f"{error}, which is not in the file of keys")
+                return None
+            except AlteredError as error:
+                problem = error
+        until_ns = self._clock_ns() + int(self._timing.reread_s * NS_PER_S)
+        self._skip(name, until_ns, "altered", str(problem))
+        return None
+
+    def _skip(self, name: PackName, until_ns: int | None, reason: str, why: str) -> None:
+        self._skipped[name] = until_ns
+        self._metrics.shared_unreadable.labels(reason=reason).inc()
+        if self._said.is_new(reason):
+            log.error("shared tier: a pack is skipped: %s", why)
