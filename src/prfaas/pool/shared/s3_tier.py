@@ -123,6 +123,10 @@ class S3Tier:
         """Blocks that can be read."""
         return iter(self._index if self._health.is_up else ())
 
+    def place_of(self, name: BlockName) -> PackedBlock | None:
+        """The place of a block in the bucket; None if it is unknown."""
+        return self._index.get(name)
+
     def num_bytes(self, name: BlockName) -> int:
         """Size of a block."""
         return self._index[name].num_bytes
