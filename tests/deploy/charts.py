@@ -110,8 +110,13 @@ def site(role: str, certificates: str, mode: str) -> Object:
     return values
 
 
+S3: Object = {"bucket": "kv-blocks", "limit": "2TiB", "keysSecret": "site-keys"}
 WHOLE: Object = {
-    "pool": {"disk": {"limit": "1TiB", "hostPath": "/nvme/prfaas"}, "hostPort": True},
+    "pool": {
+        "disk": {"limit": "1TiB", "hostPath": "/nvme/prfaas"},
+        "hostPort": True,
+        "s3": S3 | {"credentialsSecret": "s3-user", "endpoint": "https://s3.example.net:9000"},
+    },
     "monitoring": {
         "podMonitor": True,
         "prometheusRule": True,

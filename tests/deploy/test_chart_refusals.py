@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .charts import Object, template
+from .charts import S3, Object, template
 
 POOL: Object = {"name": "other-a", "address": "a.other.example.net:7100"}
 ENGINE: Object = {"name": "other-a-0", "pool": "other-a", "url": "https://a.other.example.net:8100"}
@@ -38,6 +38,8 @@ FORMS: list[tuple[Object, str]] = [
     ({"pool": {"memory": 1024}}, "pool.memory"),
     ({"pool": {"mode": "StatefulSet"}}, "pool.mode"),
     ({"pool": {"port": 70000}}, "pool.port"),
+    ({"pool": {"s3": S3 | {"endpoint": "http://s3.example.net"}}}, "pool.s3.endpoint"),
+    ({"pool": {"s3": S3 | {"bucket": "KV"}}}, "pool.s3.bucket"),
     ({"engines": {"kind": "Pod"}}, "engines.kind"),
     ({"gateway": {"replicas": 0}}, "gateway.replicas"),
     ({"gateway": {"operatorKey": {"hashes": ["sk-prfaas-mine"]}}}, "gateway.operatorKey.hashes.0"),
@@ -94,6 +96,9 @@ SENSE: list[tuple[Object, str]] = [
     ({"certificates": {"source": "existingSecret"}}, "certificates.existingSecret: missing"),
     ({"certificates": {"issuerRef": {"name": ""}}}, "certificates.issuerRef.name: missing"),
     ({"pool": {"disk": {"limit": "1TiB"}}}, "pool.disk: give limit and hostPath together"),
+    ({"pool": {"s3": S3 | {"limit": ""}}}, "pool.s3.limit: missing"),
+    ({"pool": {"s3": S3 | {"keysSecret": ""}}}, "pool.s3.keysSecret: missing"),
+    ({"pool": {"s3": S3 | {"bucket": ""}}}, "pool.s3.bucket: missing"),
     ({"engines": {"image": ""}}, "engines.image: missing"),
     ({"engines": {"server": "timing"}}, "model.name: "),
 ]

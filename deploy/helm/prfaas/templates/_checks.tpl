@@ -61,6 +61,10 @@
 {{- if and (eq $values.certificates.source "cert-manager") (not $values.certificates.issuerRef.name) }}{{ fail "certificates.issuerRef.name: missing; the Issuer that signs identities" }}{{ end -}}
 {{- if and (eq $values.certificates.source "existingSecret") (not $values.certificates.existingSecret) }}{{ fail "certificates.existingSecret: missing; a Secret with ca.pem and NAME.pem, NAME.key of every part" }}{{ end -}}
 {{- if ne (empty $values.pool.disk.limit) (empty $values.pool.disk.hostPath) }}{{ fail "pool.disk: give limit and hostPath together, or neither" }}{{ end -}}
+{{- $s3 := $values.pool.s3 -}}
+{{- if and $s3.bucket (not $s3.limit) }}{{ fail "pool.s3.limit: missing; what each pool node keeps in the bucket at most" }}{{ end -}}
+{{- if and $s3.bucket (not $s3.keysSecret) }}{{ fail "pool.s3.keysSecret: missing; kubectl create secret generic prfaas-site-keys --from-literal=site.keys=$(openssl rand -base64 32)" }}{{ end -}}
+{{- if and (not $s3.bucket) (or $s3.limit $s3.keysSecret $s3.endpoint) }}{{ fail "pool.s3.bucket: missing beside the other keys of pool.s3" }}{{ end -}}
 {{- if and (eq $values.engines.server "vllm") (not $values.engines.image) }}{{ fail "engines.image: missing; an image with vLLM and prfaas, such as the target \"engine\" of Containerfile" }}{{ end -}}
 {{- if and (eq $values.engines.server "timing") (not (contains "timing" (lower $values.model.name))) }}{{ fail (printf "model.name: %q, and timing engines compute nothing; put \"timing\" into the name" $values.model.name) }}{{ end -}}
 {{- $route := $values.gateway.route -}}

@@ -9,6 +9,20 @@
 - --disk=/var/lib/prfaas/blocks
 - --disk-limit={{ $values.pool.disk.limit }}
 {{- end }}
+{{- with $values.pool.s3 }}
+{{- if .bucket }}
+- --s3-bucket={{ .bucket }}
+- --s3-keys=/etc/prfaas/site-keys/site.keys
+- --s3-limit={{ .limit }}
+- --s3-prefix={{ .prefix | default $values.site.name }}
+{{- with .endpoint }}
+- --s3-endpoint={{ . }}
+{{- end }}
+{{- with .region }}
+- --s3-region={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
 - --socket=/run/prfaas/pool.sock
 - --identities=/etc/prfaas/identity
 {{- if eq $values.site.role "pd" }}
@@ -44,6 +58,10 @@ args:
 env:
   # Compiled kernels of the codecs, which numba keeps on disk; the program's own folder is read-only.
   - {name: NUMBA_CACHE_DIR, value: /tmp/numba}
+{{- with $values.pool.s3.credentialsSecret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
 ports:
   - name: links
     containerPort: {{ $values.pool.port }}
@@ -79,6 +97,9 @@ volumeMounts:
   {{- if $values.pool.disk.limit }}
   - {name: blocks, mountPath: /var/lib/prfaas/blocks}
   {{- end }}
+  {{- if $values.pool.s3.bucket }}
+  - {name: site-keys, mountPath: /etc/prfaas/site-keys, readOnly: true}
+  {{- end }}
 {{- end }}
 
 {{- /* Annotations of a pod with a pool node: it reads peers.toml, the names of the sites, when it starts. */ -}}
@@ -103,6 +124,12 @@ annotations:
 {{- if $values.pool.disk.limit }}
 - name: blocks
   hostPath: {path: {{ $values.pool.disk.hostPath }}/{{ .host.name }}, type: DirectoryOrCreate}
+{{- end }}
+{{- with $values.pool.s3 }}
+{{- if .bucket }}
+- name: site-keys
+  secret: {secretName: {{ .keysSecret }}, defaultMode: 0400}
+{{- end }}
 {{- end }}
 {{- end }}
 
