@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.shared.s3_tier import S3Tier
@@ -21,9 +22,9 @@ def tier_of(site: Site) -> S3Tier:
     return site.node.shared
 
 
-async def start(world: World, settings: S3Settings, name: str = "pd-pool") -> Site:
+async def start(world: World, settings: S3Settings, name: str = "pd-pool", **further: Any) -> Site:
     make_identity(world.identities, name)
-    return await world.start(name, shared=settings)
+    return await world.start(name, shared=settings, **further)
 
 
 async def stop(world: World, site: Site, engine: Engine) -> None:

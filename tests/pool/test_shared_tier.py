@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +208,43 @@ async def test_a_purge_of_a_node_concerns_what_others_have_of_it(
     assert await other.look_up(KEYS) == [MISS] * len(KEYS)
     assert not await bucket.objects()
     gateway.channel.close("done")
+
+
+async def test_blocks_are_read_from_disk_before_the_bucket(
+    world: World, bucket: Bucket, tmp_path: Path
+) -> None:
+    """Disk and bucket below a memory of half the blocks. The disk lacks those that memory has."""
+    disk: dict[str, Any] = {
+        "memory_bytes": 16 * 128,
+        "disk": tmp_path / "disk",
+        "disk_bytes": 1 << 20,
+    }
+    site = await start(world, bucket.settings, **disk)
+    await until(lambda: site.node.disk is not None and site.node.disk.is_ready)
+    watch = await subscribe(site, world.identities)
+    engine = await world.engine("pd-pool")
+    for key in KEYS:
+        assert await engine.store([key])
+        await until(lambda: not site.node.store.is_writing)
+    await all_written(site, len(KEYS))
+    await until(lambda: num_keys(watch, Stored) == len(KEYS))
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS)
+    hits = {t: site.metric("pool_hits_total", tier=t) for t in ("host", "disk", "shared")}
+    assert sum(hits.values()) == len(KEYS)
+    assert hits["disk"] > hits["shared"]
+    assert not watch.of(Evicted), "a block in any tier can be found"
+    watch.channel.close("done")
+
+    await stop(world, site, engine)
+    shutil.rmtree(tmp_path / "disk")
+    site = await start(world, bucket.settings, **disk)
+    engine = await world.engine("pd-pool")
+    await all_written(site, len(KEYS))
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS)
+    assert site.metric("pool_hits_total", tier="shared") == len(KEYS)
+    bucket.s3.fault = Fault.ERRORS
+    came = await loads_right(engine, KEYS)
+    assert any(came), "from memory and disk alone"
 
 
 async def test_only_packs_of_layouts_in_use_are_read(world: World, bucket: Bucket) -> None:

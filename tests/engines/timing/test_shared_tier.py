@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -68,6 +69,31 @@ async def test_an_empty_pool_node_hits_what_is_in_the_bucket(
         assert world.instance("e1").counts.external_hit_tokens == 288
         assert site.metric("pool_hits_total", tier="shared") > 0
         assert (await world.record())["fallback"] is None
+
+
+async def test_two_hosts_of_a_gateway_use_one_bucket_at_once(
+    checkpoint: Path, identities: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    """Prefill on one host, decode on the other, and what both lose from memory both find again."""
+    prompts = [[n, *PROMPT] for n in range(4)]
+    layout = {"pool-a": {"e0": "both"}, "pool-b": {"e1": "both"}}
+    async with site_of(tmp_path, checkpoint, identities, layout, shared=bucket.settings) as world:
+        sites = world.sites.values()
+        first = await asyncio.gather(*(world.text(prompt) for prompt in prompts))
+        await until(world.is_quiet)
+        everything = {name for site in sites for name in site.node.store.in_memory()}
+        await until(lambda: all(shared_blocks(site) == len(everything) for site in sites))
+        num_objects = len(await bucket.objects())
+        for _ in range(2):
+            world.forget()
+            for site in sites:
+                site.node.store.drop(set(site.node.store.in_memory()))
+            texts = await asyncio.gather(*(world.text(prompt) for prompt in prompts))
+            assert texts == first
+        assert first[0] == await alone(checkpoint, tmp_path, prompts[0])
+        assert sum(site.metric("pool_hits_total", tier="shared") for site in sites) > 0
+        await until(world.is_quiet)
+        assert len(await bucket.objects()) == num_objects, "nothing is written twice"
 
 
 @pytest.mark.parametrize("fault", list(Fault))
