@@ -1,6 +1,7 @@
 """Time of one decision: the gateway's driver, many instances, a large prefix index.
 
 python benchmarks/gateway/decide.py [--instances 200] [--blocks 2000000] [--prompt-tokens 32768]
+    [--shared-tokens 0]
 
 Every decision looks a prompt of a random family up in every pool, picks instances, predicts both
 paths and books the result, while earlier requests end. Prints percentiles of one decision, by the
@@ -11,17 +12,19 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import random
 import time
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
+from prfaas.units import NS_PER_S
 
 SPAN = 512
 NUM_DECISIONS = 5000
@@ -62,13 +65,17 @@ def deployment(num_home: int, num_away: int) -> Deployment:
     )
 
 
-def chain(family: int, num_blocks: int) -> list[bytes]:
-    """Hashes of a family's prompt."""
-    return [(family << 64 | n).to_bytes(32, "big") for n in range(num_blocks)]
+def chain(family: int, num_blocks: int, num_shared: int) -> list[bytes]:
+    """Hashes of a family's prompt, which begins like those of all families."""
+    families = [0] * num_shared + [family + 1] * (num_blocks - num_shared)
+    return [hashlib.sha256(b"%d %d" % (of, n)).digest() for n, of in enumerate(families)]
 
 
-def make(num_instances: int, num_blocks: int, prompt_blocks: int) -> tuple[Driver, int]:
-    """A driver in whose index every pool holds an equal part of all families."""
+def make(
+    num_instances: int, num_blocks: int, prompt_blocks: int, num_shared: int
+) -> tuple[Driver, int]:
+    """A driver in whose index every pool holds an equal part of all families, and all hold the
+    first blocks of every prompt, engines in their own memory as well."""
     file = deployment(num_instances - num_instances // 2, num_instances // 2)
     index = PrefixIndex(num_blocks_max=2**40)
     driver = Driver(file, Profiles(COSTS, {"prfaas": COSTS}, {"prfaas": 1e11}), index)
@@ -79,8 +86,16 @@ def make(num_instances: int, num_blocks: int, prompt_blocks: int) -> tuple[Drive
     for pool in pools:
         index.end_snapshot(pool)
     for family in range(num_families):
-        keys = [BlockKey(g, h) for h in chain(family, prompt_blocks) for g in (0, 1)]
+        hashes = chain(family, prompt_blocks, num_shared)[num_shared:]
+        keys = [BlockKey(g, h) for h in hashes for g in (0, 1)]
         index.add(pools[family % len(pools)], LAYOUT.layout_id, keys)
+    shared = [BlockKey(g, h) for h in chain(0, num_shared, num_shared) for g in (0, 1)]
+    for pool in pools if shared else ():
+        index.add(pool, LAYOUT.layout_id, shared)
+    for cluster in file.clusters.values() if shared else ():
+        for engine in cluster.engines:
+            index.end_snapshot(engine)
+            index.add(engine, LAYOUT.layout_id, shared, Tier.DEVICE)
     now = time.monotonic_ns()
     for cluster in file.clusters.values():
         for name, engine in cluster.engines.items():
@@ -89,6 +104,14 @@ def make(num_instances: int, num_blocks: int, prompt_blocks: int) -> tuple[Drive
             driver.pool_seen(engine.pool, PoolView(True, layouts, links), now)
             driver.engine_ready(name, 10**6, now)
     return driver, num_families
+
+
+def report(driver: Driver) -> int:
+    """Report the queue of every engine, as probes do each second; return the time."""
+    now_ns = time.monotonic_ns()
+    for name in driver._pool_of:
+        driver.engine_seen(name, 0, now_ns, 0)
+    return now_ns
 
 
 def percentiles(durations_ns: list[int]) -> str:
@@ -103,13 +126,18 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--blocks", type=int, default=2_000_000)
     parser.add_argument("--prompt-tokens", type=int, default=32_768)
+    parser.add_argument(
+        "--shared-tokens", type=int, default=0, help="that all pools and engines hold"
+    )
     options = parser.parse_args()
     prompt_blocks = options.prompt_tokens // SPAN
-    driver, num_families = make(options.instances, options.blocks, prompt_blocks)
+    num_shared = options.shared_tokens // SPAN
+    driver, num_families = make(options.instances, options.blocks, prompt_blocks, num_shared)
     gc.freeze()
     draw, decisions, cpu, lookups = random.Random(1), [], [], []
+    reported_at_ns = report(driver)
     for number in range(NUM_DECISIONS):
-        hashes = chain(draw.randrange(2 * num_families), prompt_blocks)
+        hashes = chain(draw.randrange(2 * num_families), prompt_blocks, num_shared)
         length = options.prompt_tokens + 1
         arrival = Arrival(
             number,
@@ -126,6 +154,8 @@ def main() -> None:
         started = time.perf_counter_ns()
         driver.cached(arrival)
         lookups.append(time.perf_counter_ns() - started)
+        if time.monotonic_ns() - reported_at_ns > NS_PER_S:
+            reported_at_ns = report(driver)
         if number >= NUM_OPEN:
             driver.prefilled(number - NUM_OPEN // 2, time.monotonic_ns())
             driver.end(number - NUM_OPEN, time.monotonic_ns())

@@ -176,4 +176,4 @@ def test_outdated_entries_do_not_pile_up() -> None:
     for job in range(10_000):
         book.dispatch("b", job, job, 1)
         book.done("b", job, job + 1)
-    assert len(book._order) <= 3 * 10
+    assert len(book.order) <= 3 * 10

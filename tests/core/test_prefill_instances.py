@@ -5,10 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instances import PrefillInstances
+from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
-from prfaas.core.dispatch.types import Arrival, Member
+from prfaas.core.dispatch.types import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+)
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
+
+from .dispatching import MS, costs
 
 NOW = 10 * NS_PER_S
 NAMES = [f"i{number:02}" for number in range(12)]
@@ -78,4 +89,91 @@ def test_the_choice_is_that_of_a_scan_of_all_instances(
     )
     arrival = Arrival(1, 1000, 1000, hits, avoid=avoid)
     found = stage.pick(arrival, NOW, lambda i: (i.layout_id == b"a", True, not i.within))
+    assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)
+
+
+POOLS = "abcdef"
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["dispatch", "done", "enter", "leave", "ready", "report", "describe", "move"]
+        ),
+        st.integers(0, 23),
+        st.integers(0, 4),
+    ),
+    max_size=120,
+)
+PREFIXES = st.dictionaries(
+    st.sampled_from([*POOLS, *(f"i{number:02}" for number in range(24))]),
+    st.sampled_from([0, 100, 100, 500, 900]),
+)
+
+
+def after(events: list[tuple[str, int, int]], weights: Weights) -> PrefillInstances:
+    """24 instances in pools of four after some history."""
+    pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(24)}
+    stage = PrefillInstances([Member(*each) for each in pools.items()], 2 * NS_PER_S, weights)
+    num_open = dict.fromkeys(pools, 0)
+    for job, (event, number, value) in enumerate(events):
+        name, now_ns = f"i{number:02}", NOW - NS_PER_S + job * NS_PER_S // 200
+        if event == "dispatch":
+            stage.book.dispatch(name, job, now_ns, value * NS_PER_S // 10)
+        elif event == "done" and stage.book.num_jobs(name):
+            stage.book.done(name, next(iter(stage.book.waiting(name, 99)), -1), now_ns)
+        elif event == "enter":
+            stage.enter(name)
+            num_open[name] += 1
+        elif event == "leave" and num_open[name]:
+            stage.leave(name)
+            num_open[name] -= 1
+        elif event == "ready":
+            stage.book.set_ready(name, ready=value > 0, now_ns=now_ns)
+        elif event == "report":
+            stage.book.report(name, now_ns if value else now_ns - 2 * NS_PER_S, value)
+        elif event == "describe":
+            stage.instances[name].num_tokens_max = 500 if value == 0 else 2000
+            stage.instances[name].layout_id = (b"a", b"a", b"b", None, b"a")[value]
+        elif event == "move" and not stage.book.num_jobs(name) and not num_open[name]:
+            stage.remove(name, now_ns)
+            stage.add(Member(name, POOLS[value]))
+            stage.instances[name].num_tokens_max = 2000
+            stage.book.set_ready(name, ready=True, now_ns=now_ns)
+    return stage
+
+
+def fetched(arrival: Arrival, *, plan: bool, cut: set[str]) -> FetchTo | None:
+    """Prefixes that hosts fetch from each other; no link leads to the pools that are cut off."""
+    members = tuple(Member(f"p{pool}", pool) for pool in POOLS)
+    home = HomeCluster("pd", members, costs=costs() if plan else None)
+    made = Dispatcher(home, [], DispatchSettings(PolicyName.LOCAL, 1000))
+    for rate, source in enumerate(POOLS, 1):
+        for destination in POOLS:
+            made.set_link(source, destination, up=destination not in cut)
+            report = LinkReport(NOW - MS, rate * 1e7, 0, 0, rate * MS)
+            made.report_link(source, destination, report)
+    return made._routes.hosts.fetch(arrival, NOW)
+
+
+@given(
+    events=EVENTS,
+    hits=PREFIXES,
+    hints=PREFIXES,
+    pulls=st.sampled_from(["no", "by plan", "without plan"]),
+    cut=st.sets(st.sampled_from(POOLS)),
+    weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
+)
+def test_a_search_of_many_instances_chooses_as_a_scan_does(
+    events: list[tuple[str, int, int]],
+    hits: dict[str, int],
+    hints: dict[str, int],
+    pulls: str,
+    cut: set[str],
+    weights: Weights,
+) -> None:
+    stage = after(events, weights)
+    arrival = Arrival(1, 1000, 1000, hits, hints=hints, avoid="i03", shippable_tokens=999)
+    fetch = None if pulls == "no" else fetched(arrival, plan=pulls == "by plan", cut=cut)
+    reach = None if fetch else (lambda i: (i.layout_id != b"b", i.pool not in cut, True))
+    wanted = stage.scan(arrival, NOW, reach, fetch)
+    found = stage.search(arrival, NOW, reach, fetch)
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)

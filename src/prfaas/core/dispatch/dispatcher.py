@@ -142,7 +142,7 @@ class Dispatcher:
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """The pool node at the sending end of a link has read its counters."""
-        self.links.between(source, destination).book.report(report)
+        self.links.report(source, destination, report)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop has passed."""

@@ -9,18 +9,18 @@ inside a cluster have no price, and a rate that is assumed until it is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
-from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, score
+from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.predictions import CostModel
 from prfaas.core.routing.pull_choice import PullSettings, choose_pull
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 HOLDERS_MAX = 4
 """Pools with the longest prefixes that are considered as the source of a pull."""
@@ -42,10 +42,6 @@ class Fetch(NamedTuple):
     arrival_ns: int
 
 
-FetchTo = Callable[[str, int, int | None], Fetch | None]
-"""Function of a pool, the prefix that its instance has, and the wait for that, ns."""
-
-
 class Hosts:
     """Pools of the PD cluster, and transfers between them.
 
@@ -65,38 +61,28 @@ class Hosts:
         times: PrefillTimes,
         costs: CostModel | None,
     ) -> None:
-        self.pools = tuple(dict.fromkeys(pools))
-        self._links, self._rooms, self._times = links, rooms, times
+        self.pools = dict.fromkeys(pools)
+        self.links, self._rooms, self._times = links, rooms, times
         self.costs = costs
         """Of the PD cluster; None without profiles."""
 
     def add(self, pool: str) -> None:
         """A host joins, unless it is there."""
-        self.pools = tuple(dict.fromkeys((*self.pools, pool)))
+        self.pools[pool] = None
 
     def remove(self, pool: str) -> None:
         """Forget a host; no effect if it is not there."""
-        self.pools = tuple(each for each in self.pools if each != pool)
+        self.pools.pop(pool, None)
 
     def fetch(self, arrival: Arrival, now_ns: int) -> FetchTo | None:
         """Prefixes of a request that hosts can fetch; None if no pool has one."""
         hits = arrival.hits
         if len(self.pools) < 2 or not hits:
             return None
-        held = sorted(((hits.get(pool, 0), pool) for pool in self.pools), reverse=True)
+        known = hits.keys() & self.pools.keys()
+        held = sorted(((hits[pool], pool) for pool in known), reverse=True)
         holders = [(hit, pool) for hit, pool in held[:HOLDERS_MAX] if hit]
-        if not holders:
-            return None
-
-        def fetch_to(pool: str, here: int, wait_ns: int | None) -> Fetch | None:
-            for there, source in holders:
-                if there <= here:
-                    return None
-                if source != pool and self._links.between(source, pool).up:
-                    return self._choose(arrival, (source, there), (pool, here), wait_ns, now_ns)
-            return None
-
-        return fetch_to
+        return FetchTo(self, arrival, holders, now_ns) if holders else None
 
     def decode_pool(
         self,
@@ -135,7 +121,7 @@ class Hosts:
         """
         if not source or source == destination:
             return 0
-        link = self._links.between(source, destination)
+        link = self.links.between(source, destination)
         state = link.book.latest(now_ns)
         if not link.up or state is None:
             return None
@@ -147,7 +133,7 @@ class Hosts:
 
     def tail_ns(self, arrival: Arrival, source: str, destination: str, now_ns: int) -> int:
         """Time from the end of a prefill until decode has the last blocks; 0 is unknown."""
-        state = self._links.between(source, destination).book.latest(now_ns)
+        state = self.links.between(source, destination).book.latest(now_ns)
         if self.costs is None or state is None:
             return 0
         present = arrival.hits.get(destination, 0)
@@ -164,7 +150,7 @@ class Hosts:
             return 0
         return shipped_bytes(arrival.layout, have_tokens=have_tokens, final_tokens=final_tokens)
 
-    def _choose(
+    def choose(
         self,
         arrival: Arrival,
         there: tuple[str, int],
@@ -172,11 +158,13 @@ class Hosts:
         wait_ns: int | None,
         now_ns: int,
     ) -> Fetch | None:
+        """The fetch of a longer prefix, by source and tokens, to a pool with a shorter one; None to
+        compute it. `wait_ns` is that for the instance."""
         source, there_tokens = there
         pool, here_tokens = here
-        state = self._links.between(source, pool).book.latest(now_ns)
+        state = self.links.between(source, pool).book.latest(now_ns)
         num_bytes = self.num_bytes(arrival, arrival.hits.get(pool, 0), there_tokens)
-        if self._local_ns(there_tokens, now_ns) is None and state is not None:
+        if self.local_ns(there_tokens, now_ns) is None and state is not None:
             # Nothing is known of prefill: any transfer inside a cluster is taken to be faster.
             return Fetch(source, there_tokens, round(state.drain_ns(num_bytes)) + state.rtt_ns)
         pull = choose_pull(
@@ -184,13 +172,65 @@ class Hosts:
             here_tokens,
             there_tokens,
             wait_ns=wait_ns,
-            prefill_ns=lambda num_tokens: self._local_ns(num_tokens, now_ns) or 0,
+            prefill_ns=lambda num_tokens: self.local_ns(num_tokens, now_ns) or 0,
             num_bytes=num_bytes,
             link=state,
             settings=PULLS,
         )
         return None if pull is None else Fetch(source, there_tokens, pull.arrival_ns)
 
-    def _local_ns(self, num_tokens: int, now_ns: int) -> int | None:
+    def local_ns(self, num_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill without queue; None is unknown."""
         return self._times.with_queue_ns(0, num_tokens, now_ns)
+
+
+class FetchTo:
+    """What the hosts of a site can fetch of one prompt.
+
+    Args:
+        hosts: They.
+        arrival: The request.
+        holders: The longest prefixes and their pools, the longest first; at least one.
+        now_ns: Time.
+    """
+
+    __slots__ = ("_arrival", "_holders", "_hosts", "_now_ns")
+
+    def __init__(
+        self, hosts: Hosts, arrival: Arrival, holders: Sequence[tuple[int, str]], now_ns: int
+    ) -> None:
+        self._hosts, self._arrival, self._holders, self._now_ns = hosts, arrival, holders, now_ns
+
+    def __call__(self, pool: str, here: int, wait_ns: int | None) -> Fetch | None:
+        """The prefix that a pool fetches.
+
+        Args:
+            pool: The pool.
+            here: Prefix that its instance has, tokens.
+            wait_ns: Wait for that instance; None is unknown.
+        """
+        links = self._hosts.links
+        for there, source in self._holders:
+            if there <= here:
+                return None
+            if source != pool and links.between(source, pool).up:
+                way = (source, there), (pool, here)
+                return self._hosts.choose(self._arrival, *way, wait_ns, self._now_ns)
+        return None
+
+    def beyond(self, here: int) -> Fetched | None:
+        """What pools with a prefix of at most `here` tokens can fetch; None if nothing is longer.
+
+        The fastest link carries it without queue.
+        """
+        arrival, hosts = self._arrival, self._hosts
+        longest = self._holders[0][0]
+        if hosts.local_ns(longest, self._now_ns) is None:
+            # All fetch what they can, also those whose wait is unknown, which is the worst one.
+            return Fetched(longest, 0, needs_wait=False)
+        longer = [there for there, _ in self._holders if there > here]
+        if not longer:
+            return None
+        num_bytes = hosts.num_bytes(arrival, here, longer[-1])
+        soonest_ns = int(num_bytes * BITS_PER_BYTE * NS_PER_S / hosts.links.fastest_bits_per_s)
+        return Fetched(longest, max(0, soonest_ns - 1), needs_wait=True)

@@ -73,7 +73,8 @@ class LoadBook:
     def __init__(self, names: list[str], stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns
         self._loads = {name: _Load(name) for name in names}
-        self._order = sorted((0, name) for name in names)
+        self.order = sorted((0, name) for name in names)
+        """Ready instances, behind the time at which each is free; to be read only."""
 
     def add(self, name: str) -> None:
         """Add an instance, which is not ready."""
@@ -169,14 +170,14 @@ class LoadBook:
         if ready:
             load.foreign_ns, load.observed_at_ns = 0, now_ns
             load.free_at_ns = now_ns + load.work_ns
-            insort(self._order, (load.free_at_ns, name))
+            insort(self.order, (load.free_at_ns, name))
         else:
-            del self._order[self._place(load)]
+            del self.order[self._place(load)]
         load.ready = ready
 
     def least(self) -> str | None:
         """The ready instance that is free first, by name among equals; None if none is ready."""
-        return self._order[0][1] if self._order else None
+        return self.order[0][1] if self.order else None
 
     def last(self, names: Iterable[str], free_at_ns_max: int) -> str | None:
         """The ready one of some instances that is free last, by name among equals.
@@ -189,9 +190,9 @@ class LoadBook:
 
     def first(self, now_ns: int) -> tuple[str, int | None] | None:
         """The ready instance that is free first, and its wait; None if none is ready."""
-        if not self._order:
+        if not self.order:
             return None
-        free_at_ns, name = self._order[0]
+        free_at_ns, name = self.order[0]
         if self._loads[name].observed_at_ns < now_ns - self._stale_after_ns:
             return name, None
         return name, free_at_ns - now_ns if free_at_ns > now_ns else 0
@@ -202,11 +203,16 @@ class LoadBook:
         The book must not change meanwhile.
         """
         loads, fresh_ns = self._loads, now_ns - self._stale_after_ns
-        for free_at_ns, name in self._order:
+        for free_at_ns, name in self.order:
             if loads[name].observed_at_ns < fresh_ns:
                 yield name, None
             else:
                 yield name, free_at_ns - now_ns if free_at_ns > now_ns else 0
+
+    def places(self, names: Iterable[str]) -> list[tuple[int, str]]:
+        """The ready ones of some instances, in order, behind the time at which each is free."""
+        loads = self._loads
+        return sorted((loads[name].free_at_ns, name) for name in names if loads[name].ready)
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait of a request sent now; None when the last report is too old."""
@@ -230,7 +236,7 @@ class LoadBook:
     @property
     def num_ready(self) -> int:
         """Instances that are ready."""
-        return len(self._order)
+        return len(self.order)
 
     def num_jobs(self, name: str) -> int:
         """Jobs that this gateway sent to an instance without an observed end."""
@@ -294,12 +300,12 @@ class LoadBook:
 
     def _place(self, load: _Load) -> int:
         """Position of a ready instance in the order."""
-        return bisect_left(self._order, (load.free_at_ns, load.name))
+        return bisect_left(self.order, (load.free_at_ns, load.name))
 
     def _move(self, load: _Load, free_at_ns: int) -> None:
         if load.ready and free_at_ns != load.free_at_ns:
-            del self._order[self._place(load)]
-            insort(self._order, (free_at_ns, load.name))
+            del self.order[self._place(load)]
+            insort(self.order, (free_at_ns, load.name))
         load.free_at_ns = free_at_ns
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
-from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Pick, Weights, is_ideal, pick
+from prfaas.core.dispatch.scoring import (
+    LOOKS_MAX,
+    OPEN_MAX,
+    PREFILL_WEIGHTS,
+    Best,
+    Bound,
+    Candidate,
+    Pick,
+    Weights,
+    is_ideal,
+    pick,
+)
 from prfaas.core.dispatch.types import Arrival, Member
 
 
@@ -30,8 +41,11 @@ class Instance:
     within: frozenset[str] = frozenset()
 
 
-FAR_TOO_MANY = 2**63
-"""More requests than any instance decodes."""
+SCANNED_MAX = 32
+"""Up to so many instances, a look at each is faster than a search."""
+HOLDERS_MAX = 4
+"""Pools and instances with the longest prefixes that a search begins with."""
+_Kind = tuple[str, bytes | None, int, int, frozenset[str]]
 
 Reach = Callable[[Instance], tuple[bool, bool, bool]]
 """Function of an instance: do the layouts agree, does a link connect the pools, and does it have
@@ -55,7 +69,10 @@ class PrefillInstances:
     ) -> None:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
-        self.pools = tuple(dict.fromkeys(m.pool for m in members))
+        self.by_pool: dict[str, list[str]] = {}
+        """Names of the instances of each pool."""
+        for member in members:
+            self.by_pool.setdefault(member.pool, []).append(member.name)
         self.weights = weights
         self._num_open = dict.fromkeys(self.instances, 0)
 
@@ -64,21 +81,26 @@ class PrefillInstances:
         self.book.add(member.name)
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
         self._num_open[member.name] = 0
-        self._find_pools()
+        self.by_pool.setdefault(member.pool, []).append(member.name)
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that has no requests."""
         self.book.remove(name, now_ns)
-        del self.instances[name], self._num_open[name]
-        self._find_pools()
+        pool = self.instances.pop(name).pool
+        del self._num_open[name]
+        self.by_pool[pool].remove(name)
+        if not self.by_pool[pool]:
+            del self.by_pool[pool]
 
-    def _find_pools(self) -> None:
-        self.pools = tuple(dict.fromkeys(each.pool for each in self.instances.values()))
+    @property
+    def pools(self) -> Collection[str]:
+        """Pools of its instances."""
+        return self.by_pool.keys()
 
     @property
     def first_pool(self) -> str:
-        """Pool of the first instance; "" without any."""
-        return self.pools[0] if self.pools else ""
+        """The pool that has been there longest; "" without any."""
+        return next(iter(self.by_pool), "")
 
     def least_wait_ns(self, now_ns: int) -> int | None:
         """Predicted wait for the instance that is free first; None when unknown."""
@@ -108,11 +130,22 @@ class PrefillInstances:
             reach: From an instance to where its blocks are wanted; None when they stay.
             fetch: What an instance's host can fetch from another one; None if nothing.
         """
+        of_few = self.book.num_ready <= SCANNED_MAX
+        return (self.scan if of_few else self.search)(arrival, now_ns, reach, fetch)
+
+    def scan(
+        self,
+        arrival: Arrival,
+        now_ns: int,
+        reach: Reach | None = None,
+        fetch: FetchTo | None = None,
+    ) -> Pick:
+        """`pick` by a look at one instance after the other."""
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for source in hits:
             if source in self.instances and hits[source] > most_device:
                 most_device = hits[source]
-        for pool in self.pools if hits or hints else ():
+        for pool in self.by_pool if hits or hints else ():
             hit = hits.get(pool, 0)
             if hints:
                 hit = max(hit, hints.get(pool, 0))
@@ -131,6 +164,64 @@ class PrefillInstances:
             device_tokens_max=most_device,
         )
 
+    def search(
+        self,
+        arrival: Arrival,
+        now_ns: int,
+        reach: Reach | None = None,
+        fetch: FetchTo | None = None,
+    ) -> Pick:
+        """The choice of `scan`, where most instances are never looked at.
+
+        Those with the longest prefixes come first. How good another one could be follows from its
+        wait and its open requests.
+        """
+        num_tokens, weights, num_open = arrival.num_tokens_to_fit, self.weights, self._num_open
+        best, least_open = Best(num_tokens, weights), dict[_Kind, int]()
+
+        def look(place: tuple[int, str], wait_ns: int | None) -> None:
+            name, decodes = place[1], num_open[place[1]]
+            kind = self._kind(name, arrival)
+            if decodes < least_open.get(kind, OPEN_MAX):
+                best.look(self._candidate(arrival, name, wait_ns, reach, fetch), place)
+                if name != arrival.avoid and wait_ns is not None:
+                    least_open[kind] = decodes
+
+        pools, rest = self._holders(arrival)
+        for place in self.book.places(name for pool in pools for name in self.by_pool[pool]):
+            look(place, self.book.wait_ns(place[1], now_ns))
+        bound = Bound(num_tokens, weights, rest, None if fetch is None else fetch.beyond(rest))
+        fewest = min(num_open.values()) if weights.few_open else 0
+        until_ns, most_open, score = -1, 0, 0.0
+        for place in self.book.order:
+            free_at_ns, name = place
+            if free_at_ns > until_ns or score != best.score:
+                until_ns, score = max(free_at_ns, now_ns), best.score
+                least_ns = until_ns - now_ns
+                # Those behind wait longer.
+                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest), place):
+                    break
+                most_open = bound.num_open_max(least_ns, score)
+                most_open -= best.beats(bound(least_ns, most_open), place)
+            if num_open[name] <= most_open and self.instances[name].pool not in pools:
+                wait_ns = self.book.wait_ns(name, now_ns)
+                if not best.beats(bound(wait_ns, num_open[name]), place):
+                    look(place, wait_ns)
+        return best.picked
+
+    def _holders(self, arrival: Arrival) -> tuple[set[str], int]:
+        """Pools with the longest prefixes, in them or in one of their instances, and the longest
+        prefix of all others, tokens."""
+        held, hints = arrival.hits, arrival.hints
+        if hints:
+            held = {n: max(held.get(n, 0), hints.get(n, 0)) for n in held.keys() | hints.keys()}
+        known = held.keys() & self.by_pool.keys() | held.keys() & self.instances.keys()
+        found = sorted(known, key=held.__getitem__, reverse=True)
+        rest = held[found[HOLDERS_MAX]] if len(found) > HOLDERS_MAX else 0
+        longest = [source for source in found[:HOLDERS_MAX] if held[source] > rest]
+        pools = {self.instances[name].pool for name in longest if name in self.instances}
+        return pools | (self.by_pool.keys() & longest), rest
+
     def last_like(
         self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
     ) -> Candidate:
@@ -144,10 +235,10 @@ class PrefillInstances:
         """
         like = self.instances[chosen.name]
         peers = (
-            i.name
-            for i in self.instances.values()
-            if (i.pool, i.layout_id) == (like.pool, like.layout_id)
-            and i.num_tokens_max >= like.num_tokens_max
+            name
+            for name in self.by_pool[like.pool]
+            if self.instances[name].layout_id == like.layout_id
+            and self.instances[name].num_tokens_max >= like.num_tokens_max
         )
         name = self.book.last(peers, now_ns + wait_ns_max) or chosen.name
         wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
@@ -156,6 +247,12 @@ class PrefillInstances:
         if chosen.pulled_from:
             hit = max(hit, chosen.hit_tokens)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
+
+    def _kind(self, name: str, arrival: Arrival) -> _Kind:
+        """What instances have in common that differ by wait and open requests alone."""
+        instance, device = self.instances[name], arrival.hits.get(name, 0)
+        longest = instance.num_tokens_max
+        return instance.pool, instance.layout_id, longest, device, instance.within
 
     def _candidate(
         self,
@@ -191,11 +288,9 @@ class PrefillInstances:
     def _candidates(
         self, arrival: Arrival, now_ns: int, reach: Reach | None, fetch: FetchTo | None
     ) -> Iterator[Candidate]:
-        hits = arrival.hits
-        least_open: dict[tuple[str, bytes | None, int, int, frozenset[str]], int] = {}
+        hits, least_open = arrival.hits, dict[_Kind, int]()
         for name, wait_ns in self.book.in_order(now_ns):
             instance, decodes = self.instances[name], self._num_open[name]
-            # Behind one of its kind that decodes no more, an instance is never the better one.
             kind = (
                 instance.pool,
                 instance.layout_id,
@@ -203,7 +298,8 @@ class PrefillInstances:
                 hits.get(name, 0),
                 instance.within,
             )
-            if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
+            # Behind one of its kind that decodes no more, an instance is never the better one.
+            if least_open and decodes >= least_open.get(kind, OPEN_MAX):
                 continue
             yield self._candidate(arrival, name, wait_ns, reach, fetch)
             if name != arrival.avoid and wait_ns is not None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from prfaas.core.control.threshold_evidence import Balance
 from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
-from prfaas.core.dispatch.link_load import LinkBook
+from prfaas.core.dispatch.link_load import LinkBook, LinkReport
 from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, ThresholdMoved
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import PathSignals
@@ -115,6 +115,8 @@ class Links:
     ) -> None:
         self._settings, self._clusters, self._site = settings, dict(clusters), set(site)
         self._links: dict[tuple[str, str], Link] = {}
+        self.fastest_bits_per_s = SITE_BITS_PER_S
+        """No link was ever faster."""
 
     def between(self, source: str, destination: str) -> Link:
         """The link; down until it is reported up."""
@@ -132,6 +134,12 @@ class Links:
         """Name of the PrfaaS cluster that a pool belongs to; None if it is of none."""
         cluster = self._clusters.get(pool)
         return None if cluster is None else cluster.name
+
+    def report(self, source: str, destination: str, report: LinkReport) -> None:
+        """The pool node at the sending end of a link has read its counters."""
+        book = self.between(source, destination).book
+        book.report(report)
+        self.fastest_bits_per_s = max(self.fastest_bits_per_s, book.bits_per_s)
 
     def know(self, pool: str, cluster: RemoteCluster | None) -> None:
         """A pool belongs to a PrfaaS cluster; None is the PD cluster."""

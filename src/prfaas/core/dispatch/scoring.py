@@ -18,6 +18,8 @@ HINT_WEIGHT = 0.5
 """Weight of a hint, relative to a hit."""
 SHOWN_MAX = 8
 """Candidates that a pick remembers, for whoever asks why."""
+OPEN_MAX = 2**31
+"""More requests than any instance decodes."""
 OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
@@ -216,3 +218,101 @@ def pick(
         if best_score >= ideal_score:
             break
     return Pick(best, None if best else OBSTACLES[furthest], looked_at)
+
+
+class Best:
+    """The best of candidates that come in any order.
+
+    Args:
+        num_tokens: Length of the prompt, tokens.
+        weights: Of the scores.
+
+    Attributes:
+        score: Of the best one; -1 without any.
+        place: Its place, which decides among equals.
+        num_looks: Candidates that passed every filter.
+    """
+
+    def __init__(self, num_tokens: int, weights: Weights) -> None:
+        self._num_tokens, self._weights = num_tokens, weights
+        self._candidate: Candidate | None = None
+        self.score, self.place, self.num_looks = -1.0, (0, ""), 0
+        self._furthest, self._looked_at = 0, list[Candidate]()
+
+    def look(self, candidate: Candidate, place: tuple[int, str]) -> None:
+        """Compare one more."""
+        if len(self._looked_at) < SHOWN_MAX:
+            self._looked_at.append(candidate)
+        stopped = stopped_at(candidate, self._num_tokens)
+        if stopped is not None:
+            self._furthest = max(self._furthest, stopped)
+            return
+        self.num_looks += 1
+        found = score(candidate, self._num_tokens, self._weights)
+        if found > self.score or (found == self.score and place < self.place):
+            self._candidate, self.score, self.place = candidate, found, place
+
+    def beats(self, score_max: float, place: tuple[int, str]) -> bool:
+        """Return True if nobody at a place or behind it can be better with this score."""
+        return score_max < self.score or (score_max == self.score and self.place < place)
+
+    @property
+    def picked(self) -> Pick:
+        """The result."""
+        found = self._candidate
+        return Pick(found, None if found else OBSTACLES[self._furthest], self._looked_at)
+
+
+class Fetched(NamedTuple):
+    """Prefix that some instances can fetch.
+
+    Attributes:
+        num_tokens: Its length, at most.
+        soonest_ns: Time of the transfer, at least.
+        needs_wait: Only instances with a known wait fetch it.
+    """
+
+    num_tokens: int
+    soonest_ns: int
+    needs_wait: bool
+
+
+class Bound:
+    """Highest score of instances of which only wait and open requests are known.
+
+    Args:
+        num_tokens: Length of the prompt, tokens.
+        weights: Of the scores.
+        hit_tokens: None has a longer cached prefix, tokens.
+        fetched: Longer prefix that they can fetch; None if they cannot.
+    """
+
+    def __init__(
+        self, num_tokens: int, weights: Weights, hit_tokens: int, fetched: Fetched | None = None
+    ) -> None:
+        self._weights, self._fetched = weights, fetched
+        self._cached = weights.cached_prefix * cached_prefix(hit_tokens, 0, num_tokens)
+        self._device = weights.on_device * on_device(hit_tokens, num_tokens)
+        if fetched is not None:
+            self._longer = weights.cached_prefix * cached_prefix(fetched.num_tokens, 0, num_tokens)
+
+    def __call__(self, wait_ns: int | None, num_open: int) -> float:
+        """The bound; terms are added in the order of `score`, so it is never rounded below it."""
+        weights, fetched = self._weights, self._fetched
+        few = weights.few_open * few_open(num_open)
+        most = weights.short_wait * short_wait(wait_ns) + self._cached + few + self._device
+        if fetched is None or (wait_ns is None and fetched.needs_wait):
+            return most
+        later_ns = fetched.soonest_ns
+        if wait_ns is not None and wait_ns > later_ns and fetched.needs_wait:
+            later_ns = wait_ns
+        longer = weights.short_wait * short_wait(later_ns) + self._longer + few + self._device
+        return max(most, longer)
+
+    def num_open_max(self, wait_ns: int, score_min: float) -> int:
+        """Open requests with which an instance may reach a score; surely not with more."""
+        few = self._weights.few_open
+        spare = score_min - (self(wait_ns, 0) - few)
+        return (
+            int(min(OPEN_HALF * few / spare, OPEN_MAX)) - OPEN_HALF + 1 if spare > 0 else OPEN_MAX
+        )

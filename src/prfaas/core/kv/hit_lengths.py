@@ -18,6 +18,8 @@ Holders = Callable[[CacheGroup, Sequence[bytes]], Values]
 CHUNK = 64
 """Blocks of the first lookup: most prompts end, or are unknown, within them."""
 CHUNK_GROWTH = 4
+FEW = 16
+"""Up to this, finding sources one by one is faster than all at once."""
 
 
 def hit_lengths(
@@ -28,7 +30,7 @@ def hit_lengths(
     masks: Sequence[int],
     num_sources: int,
 ) -> dict[int, int]:
-    """Usable prefix by source.
+    """Usable prefixes.
 
     Args:
         layout: Layout of the blocks.
@@ -39,7 +41,7 @@ def hit_lengths(
         num_sources: Sources in all.
 
     Returns:
-        Tokens, above 0, by the number of the source.
+        By tokens, above 0: the sources with this prefix, as bits.
     """
     limit = min(layout.last_boundary(num_tokens), len(hashes) * layout.tokens_per_hash)
     full = [group for group in layout.groups if group.kind is GroupKind.FULL_ATTENTION]
@@ -55,7 +57,7 @@ def hit_lengths(
             by_length[whole] = by_length.get(whole, 0) | sources
     if others:
         by_length = _resumable(by_length, others, layout, hashes, holders, masks)
-    return {source: length for length, bits in by_length.items() for source in _numbers(bits)}
+    return by_length
 
 
 Runs = list[tuple[int, int]]
@@ -174,9 +176,15 @@ def _union(masks: Iterator[int]) -> int:
     return bits
 
 
-def _numbers(bits: int) -> Iterator[int]:
-    """The bits that are set."""
+def numbers_of(bits: int) -> list[int]:
+    """The bits that are set, in order."""
+    if bits.bit_count() > FEW:
+        as_bytes = np.frombuffer(bits.to_bytes(bits.bit_length() // 8 + 1, "little"), np.uint8)
+        found: list[int] = np.flatnonzero(np.unpackbits(as_bytes, bitorder="little")).tolist()
+        return found
+    found = []
     while bits:
         low = bits & -bits
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         bits ^= low
+    return found

@@ -20,7 +20,7 @@ import numpy as np
 
 from prfaas.core.kv.block_table import BlockTable, Flags, Keys, Places, Values
 from prfaas.core.kv.blocks import CacheGroup, Layout
-from prfaas.core.kv.hit_lengths import hit_lengths
+from prfaas.core.kv.hit_lengths import hit_lengths, numbers_of
 from prfaas.core.kv.pending_changes import PendingChanges
 from prfaas.core.kv.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
 from prfaas.core.kv.source_sets import SourceSets
@@ -54,12 +54,15 @@ class Tier(IntFlag):
 
 NUM_BLOCKS_MAX = 16_000_000
 """Blocks of one source that are remembered."""
+NAMED_MAX = 256
+"""Sets of sources whose names are kept at hand."""
 FEW_KEYS = 8
 """Up to this, naming blocks one by one is faster than all at once."""
 
 
 @dataclass(slots=True)
 class _Source:
+    name: str
     number: int
     state: SourceState = SourceState.REBUILDING
     full: bool = False
@@ -82,6 +85,10 @@ class PrefixIndex:
         self._by_number: list[_Source] = []
         self._free: list[int] = []
         """Numbers of forgotten sources."""
+        self._live = self._degraded = 0
+        """Numbers of sources in these states, as bits."""
+        self._named: dict[int, list[str]] = {}
+        """Names of sources by their numbers as bits, those that were asked for."""
         self._sets = SourceSets()
         self._table = BlockTable(self._sets.canonical)
         self._pending = PendingChanges()
@@ -93,7 +100,8 @@ class PrefixIndex:
         self._write()
         known = self._source(source)
         self._sets.forget(known.number)
-        known.state, known.full, known.num_blocks = SourceState.REBUILDING, False, 0
+        known.full, known.num_blocks = False, 0
+        self._set_state(known, SourceState.REBUILDING)
 
     def end_snapshot(self, source: str, *, complete: bool = True) -> None:
         """All blocks of the snapshot were added: trust the source from here on.
@@ -105,7 +113,7 @@ class PrefixIndex:
         self._write()
         known = self._source(source)
         known.full = known.full or not complete
-        known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+        self._set_state(known, SourceState.INCOMPLETE if known.full else SourceState.EXACT)
 
     def lose(self, source: str) -> None:
         """The event stream of `source` broke; half a snapshot is worth nothing."""
@@ -115,7 +123,7 @@ class PrefixIndex:
         if known.state is SourceState.REBUILDING:
             self.begin_snapshot(source)
         else:
-            known.state = SourceState.DEGRADED
+            self._set_state(known, SourceState.DEGRADED)
 
     def forget(self, source: str) -> None:
         """Forget a source and what it holds; its number is free for another one."""
@@ -127,7 +135,7 @@ class PrefixIndex:
         """A DEGRADED source is followed again, and nothing was missed."""
         known = self._source(source)
         if known.state is SourceState.DEGRADED:
-            known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+            self._set_state(known, SourceState.INCOMPLETE if known.full else SourceState.EXACT)
 
     def add(
         self,
@@ -221,15 +229,13 @@ class PrefixIndex:
             live sources, and what DEGRADED ones would say if nothing had changed. Who has nothing
             is left out.
         """
-        lengths = self._lengths(layout, hashes, num_tokens, tiers)
+        by_length = self._lengths(layout, hashes, num_tokens, tiers)
         certain: dict[str, int] = {}
         hints: dict[str, int] = {}
-        for name, source in self._sources.items() if lengths else ():
-            length = lengths.get(source.number, 0)
-            if length and source.state.is_live:
-                certain[name] = length
-            elif length and source.state is SourceState.DEGRADED:
-                hints[name] = length
+        for length, bits in by_length.items():
+            certain.update(dict.fromkeys(self._names(bits & self._live), length))
+            if lost := bits & self._degraded:
+                hints.update(dict.fromkeys(self._names(lost), length))
         return certain, hints
 
     def usable_hit(
@@ -274,12 +280,28 @@ class PrefixIndex:
 
         return hit_lengths(layout, hashes, num_tokens, holders, masks, len(self._by_number))
 
+    def _names(self, bits: int) -> list[str]:
+        """Names of sources. Most prompts begin with blocks that the same ones hold."""
+        found = self._named.get(bits)
+        if found is None:
+            if len(self._named) == NAMED_MAX:
+                self._named.clear()
+            found = self._named[bits] = [self._by_number[n].name for n in numbers_of(bits)]
+        return found
+
+    def _set_state(self, source: _Source, state: SourceState) -> None:
+        source.state, bit = state, 1 << source.number
+        self._live = self._live | bit if state.is_live else self._live & ~bit
+        is_degraded = state is SourceState.DEGRADED
+        self._degraded = self._degraded | bit if is_degraded else self._degraded & ~bit
+
     def _source(self, name: str) -> _Source:
         known = self._sources.get(name)
         if known is None:
             number = self._free.pop() if self._free else len(self._by_number)
-            known = self._sources[name] = _Source(number)
+            known = self._sources[name] = _Source(name, number)
             self._by_number[number : number + 1] = [known]
+            self._named.clear()
         return known
 
     def _change(
@@ -336,11 +358,10 @@ class PrefixIndex:
         if keep.any():
             self._table.put(keys[keep], values[keep], self._sets.num_live)
 
-    @staticmethod
-    def _overflow(source: _Source) -> None:
+    def _overflow(self, source: _Source) -> None:
         source.full = True
         if source.state is SourceState.EXACT:
-            source.state = SourceState.INCOMPLETE
+            self._set_state(source, SourceState.INCOMPLETE)
 
 
 def _beyond(chosen: Flags, taken: int) -> Flags:
