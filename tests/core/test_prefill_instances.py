@@ -174,6 +174,6 @@ def test_a_search_of_many_instances_chooses_as_a_scan_does(
     arrival = Arrival(1, 1000, 1000, hits, hints=hints, avoid="i03", shippable_tokens=999)
     fetch = None if pulls == "no" else fetched(arrival, plan=pulls == "by plan", cut=cut)
     reach = None if fetch else (lambda i: (i.layout_id != b"b", i.pool not in cut, True))
-    wanted = stage.scan(arrival, NOW, reach, fetch)
+    wanted = stage.pick(arrival, NOW, reach, fetch)
     found = stage.search(arrival, NOW, reach, fetch)
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)

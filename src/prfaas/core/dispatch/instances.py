@@ -130,17 +130,8 @@ class PrefillInstances:
             reach: From an instance to where its blocks are wanted; None when they stay.
             fetch: What an instance's host can fetch from another one; None if nothing.
         """
-        of_few = self.book.num_ready <= SCANNED_MAX
-        return (self.scan if of_few else self.search)(arrival, now_ns, reach, fetch)
-
-    def scan(
-        self,
-        arrival: Arrival,
-        now_ns: int,
-        reach: Reach | None = None,
-        fetch: FetchTo | None = None,
-    ) -> Pick:
-        """`pick` by a look at one instance after the other."""
+        if len(self.book.order) > SCANNED_MAX:
+            return self.search(arrival, now_ns, reach, fetch)
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for source in hits:
             if source in self.instances and hits[source] > most_device:
@@ -171,7 +162,7 @@ class PrefillInstances:
         reach: Reach | None = None,
         fetch: FetchTo | None = None,
     ) -> Pick:
-        """The choice of `scan`, where most instances are never looked at.
+        """The choice of a scan, where most instances are never looked at.
 
         Those with the longest prefixes come first. How good another one could be follows from its
         wait and its open requests.
