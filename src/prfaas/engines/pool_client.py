@@ -1,9 +1,9 @@
 """An engine's connection to its pool node, for code that must never wait.
 
 vLLM calls a tier from its scheduler loop. Everything here that the tier calls returns at once: two
-threads of their own do the socket work. When the pool node is gone, or says nothing for too long,
-everything that was asked of it fails at once, and the connection is tried again in the background.
-The connection is shut before a failure is told: a pool node that continues later sees that before
+threads of their own do the socket work. When the pool node is gone, or silent for too long, all
+its open requests fail immediately, and the connection is dialled again in the background. The
+connection is shut before a failure is reported: a pool node that continues later sees that before
 it touches a row.
 """
 

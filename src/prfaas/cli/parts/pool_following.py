@@ -22,7 +22,7 @@ class Following:
     """Sources that a pool node follows.
 
     Attributes:
-        clusters: Whose pool nodes are its peers.
+        clusters: Clusters of the pool nodes that are its peers.
         sources: List members.
         start: Members in the deployment file.
     """

@@ -216,7 +216,7 @@ def _config(prefix: str, hf_config: Any) -> dict[str, str]:
 
 
 def _plain(hf_config: Any) -> dict[str, Any]:
-    """A configuration as plain data, without what says where it was read from and by whom."""
+    """A configuration as plain data, without the fields that name its file and its reader."""
     found = hf_config.to_dict() if hasattr(hf_config, "to_dict") else vars(hf_config)
     return {k: v for k, v in found.items() if k[:1] != "_" and k not in _NOT_OF_THE_MODEL}
 

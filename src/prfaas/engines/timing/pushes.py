@@ -13,7 +13,7 @@ from prfaas.wire.messages.fields import Key
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A block to store: its name, where it ends in its prompt, who stained it."""
+    """A block to store: its name, its end in the prompt, and its sources."""
 
     key: BlockKey
     end_token: int

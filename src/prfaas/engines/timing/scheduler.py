@@ -49,7 +49,7 @@ class Step:
         duration_ns: How long it takes.
         prefill: Sequence whose chunk is computed, if any.
         end_token: Where that chunk ends, tokens from the start of the prompt.
-        decoding: Who gets a token at the end, whoever ends its prefill with this step included.
+        decoding: Sequences that get a token at the end, also those that end their prefill with it.
     """
 
     duration_ns: int

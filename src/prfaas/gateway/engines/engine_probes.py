@@ -34,7 +34,7 @@ class EngineProbes:
     Args:
         engines: By name.
         model: Name of the served model.
-        driver: Gets what the probes find.
+        driver: Receives the results.
         guards: Called when an engine is lost.
         limit_s: Time for one probe, seconds.
         poll_s: Pause between two probes of an engine, seconds.

@@ -1,4 +1,4 @@
-"""Comparison of the engines' KV layouts: who differs from the PD cluster, and in which facts."""
+"""Comparison of the engines' KV layouts with the PD cluster: engines that differ, and the facts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LayoutCheck:
 
     Args:
         deployment: The engines, in their order.
-        pools: What the pool nodes announced.
+        pools: Layouts that the pool nodes announced.
     """
 
     def __init__(self, deployment: Deployment, pools: Pools) -> None:

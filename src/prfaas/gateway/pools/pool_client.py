@@ -126,7 +126,7 @@ class PoolClient:
         return True
 
     async def purge(self, source: str, *, is_dry: bool) -> Purged:
-        """Have the pool drop what came from a source, or count it.
+        """Have the pool drop the blocks of a source, or count them.
 
         Raises:
             PeerError: It is not connected, or does not answer.
@@ -228,8 +228,8 @@ class Pools:
         endpoints: Where they are.
         gateway: Our name.
         tls: Our identity, for dialling.
-        index: Follows what they hold.
-        transfers: Follows what they move.
+        index: Index of their blocks.
+        transfers: Tracker of their transfers.
         driver: Receives their state and that of their links.
         timing: Times of the subscriptions.
     """

@@ -29,7 +29,7 @@ class Prefix(Sequence[bytes]):
     Attributes:
         layout: Of its blocks.
         hashes: Hash chain, up to where it ends.
-        tenant: Name of the tenant whose it is.
+        tenant: Name of the tenant of the prefix.
     """
 
     layout: Layout
@@ -84,11 +84,11 @@ class Fetcher:
     send: Callable[[str, Pull], bool]
 
     def fetch(self, transfer: TransferView, prefix: Prefix, have_tokens: int) -> bool:
-        """Have the destination of a transfer fetch what it lacks of a prefix.
+        """Have the destination of a transfer fetch the missing blocks of a prefix.
 
         Args:
             transfer: Between which pools, and its id.
-            prefix: What is fetched.
+            prefix: Blocks to fetch.
             have_tokens: Usable part of it that the destination holds already.
 
         Returns:

@@ -93,7 +93,7 @@ class PeerMembers:
 
     def is_idle(self, member: Member) -> bool:
         """Return True if no transfer uses a member."""
-        # What comes under its name is its successor's, once one waits.
+        # Blocks under its name are those of its successor, once one waits.
         has_successor = self.follower.machine.is_awaited(member.name)
         return self._peers.is_idle(member.name, inbound=not has_successor)
 

@@ -1,4 +1,4 @@
-"""The peers of a pool node: links to them, and who may push; both can change while it runs."""
+"""The peers of a pool node: links and the pools that may push; both can change while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Peers:
         links: Links by the name of the peer; changed in place.
         dial: Makes a link: name, host and port, budget in bits per second, data connections; 0
             is what the settings have.
-        sources: Who may push.
+        sources: Names of pools that may push.
         hosts: Pools of other hosts of the site.
         inbound: Transfers from peers.
         port: Their connections.
@@ -85,7 +85,7 @@ class Peers:
         self._on_change()
 
     def admit(self, sources: Iterable[str], hosts: Iterable[str]) -> None:
-        """Change who may push.
+        """Change the pools that may push.
 
         Args:
             sources: Names and patterns.

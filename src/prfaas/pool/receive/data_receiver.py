@@ -236,7 +236,7 @@ class DataReceiver:
         """Have a block's digest compared and hand it on.
 
         Returns:
-            Whether the next one may follow at once.
+            True if the next one may follow immediately.
         """
         self._num_waiting += 1
         self._io.hash(lambda: self._check(block, reader))

@@ -228,7 +228,7 @@ class InboundTransfers:
         """Add a verified block. A repetition has no effect.
 
         Returns:
-            Whether more blocks of its transfer are wanted.
+            True if more blocks of its transfer are wanted.
         """
         transfer = self._transfers.get(block.transfer_id)
         if transfer is None or not transfer.is_open or transfer.peer != peer:
@@ -361,7 +361,7 @@ class InboundTransfers:
         """The source of a pull will not serve it.
 
         Returns:
-            Whether that ended an open transfer.
+            True if that ended an open transfer.
         """
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.is_open:

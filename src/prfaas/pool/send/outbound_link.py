@@ -136,7 +136,7 @@ class OutboundLink:
         self._encryptions = offered(encryption)
         self._peer_epoch = ""
         self._down_since_ns: int | None = -grace_ns
-        """Since when the link has been down, as far as was told; None while it is up."""
+        """Time since which the link has been reported as down, ns; None while it is up."""
         self._transfers: dict[bytes, _Outgoing] = {}
         self._moved = metrics.moved
         self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")

@@ -18,7 +18,7 @@ class DataConnection:
     Args:
         number: Its number; none twice.
         connection: Connected socket that does not block; TLS without `sealer`, else plain.
-        queue: What is sent.
+        queue: Fragments to send.
         coding: How fragments are coded.
         join: First bytes with TLS.
         sealer: Seals all that is sent; None with TLS.
@@ -68,7 +68,7 @@ class DataConnection:
     def received(self, num_bytes: int, now_ns: int) -> None:
         """The peer has this number of bytes of it; end it if it waits in vain for the others.
 
-        A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
+        A path can be dead and acknowledge: bytes at a proxy or in the peer's kernel are not here.
         """
         has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
@@ -99,7 +99,7 @@ class DataConnection:
             self._fail(error)
 
     def _advance(self, num_bytes: int) -> None:
-        """Drop what the socket has taken."""
+        """Drop the bytes that the socket has accepted."""
         while self._parts and num_bytes >= len(self._parts[0]):
             num_bytes -= len(self._parts.pop(0))
         if num_bytes:

@@ -72,7 +72,7 @@ class BlockStore:
         disk."""
 
     def bar(self, is_barred: Matches) -> None:
-        """Have nobody's blocks kept, from now on, that `is_barred` says no to when they come."""
+        """Refuse, from now on, new blocks for which `is_barred` returns True."""
         self._is_barred = is_barred
 
     def is_barred(self, origin: Origin) -> bool:

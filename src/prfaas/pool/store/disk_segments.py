@@ -184,7 +184,7 @@ class SegmentFiles:
         return Scan(records, num_broken)
 
     def start(self) -> int:
-        """Begin a new segment, which takes what is appended from now on; returns its number."""
+        """Begin a new segment for all later appends; return its number."""
         number = self._next
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._active = os.open(self._path(number), flags, 0o600)

@@ -2,7 +2,7 @@
 
 The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
 whole, the least recently used first. When the disk fails, the node continues without it: nothing is
-written for a while, what can be read is read.
+written for a while, readable blocks are still read.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class DiskTier:
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
         self._kinds: dict[int, set[frozenset[str]]] = {}
-        """Sources of the records of each segment: a purge looks at those that it may concern."""
+        """Sources of the records of each segment: a purge inspects those that may match."""
         self._unlisted: list[tuple[BlockName, Place]] = []
         """Records on disk that the index lacks and that the next start would find: they could not
         be read or marked, or there is another one of that name."""

@@ -56,7 +56,7 @@ UNKNOWN = Origin(frozenset({EVERY}))
 Matches = Callable[[Origin], bool]
 """Depends on the sources of an origin alone."""
 SLICE = 4096
-"""Blocks that a purge looks at before other work has its turn: a millisecond or two."""
+"""Blocks that a purge inspects before other work has its turn: a millisecond or two."""
 T = TypeVar("T")
 
 

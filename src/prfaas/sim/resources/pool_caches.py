@@ -35,7 +35,7 @@ class Pool:
 
     Args:
         blocks: What they count in.
-        costs: Of the cluster's prefill, to tell whether reading from disk pays.
+        costs: Of the cluster's prefill, to decide if reading from disk pays.
         remote: True if the cluster is a PrfaaS cluster.
     """
 
@@ -83,7 +83,7 @@ class Pool:
         return self._cache.leading_run(block_ids)
 
     def fail(self, *, keeps_disk: bool) -> None:
-        """Lose what was in memory, and the disk unless it is kept."""
+        """Drop the blocks in memory, and those on disk unless they are kept."""
         self.is_up = self.is_known = False
         self._cache.clear(keep_disk=keeps_disk)
 
@@ -139,7 +139,7 @@ class Caches:
         Nothing is read from disk where the instance holds as much as its pool.
 
         Args:
-            request: Whose prefill starts.
+            request: The request that starts its prefill.
             cluster: Where it is prefilled.
             instance: The instance that prefills.
 
