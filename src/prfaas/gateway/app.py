@@ -124,9 +124,7 @@ class Gateway:
     Args:
         sources: List members that come and go.
         poll_s: Time between two polls of an engine.
-        timing: Times of connections to pool nodes.
-        events: Times of subscriptions to engines.
-        times: Other times.
+        timing, events, times: Times of connections to pools, subscriptions, and all else.
 
     Raises:
         ConfigError: The tokenizer, an identity or the salt is missing.

@@ -9,12 +9,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from prfaas.core.resilience.quarantine import (
-    DEATHS_MAX,
-    PAUSE_NS,
-    Death,
-    Quarantine,
-)
+from prfaas.core.resilience.quarantine import DEATHS_MAX, PAUSE_NS, Death, Quarantine
 from prfaas.gateway.http.rejections import PromptBreaksEnginesError, UnavailableError
 from prfaas.gateway.tokenization.prompt_encoder import Prompt
 from prfaas.units import NS_PER_S

@@ -84,10 +84,7 @@ class Console:
         seconds = query_number(request, "seconds", SAMPLES_MAX, 1, SAMPLES_MAX)
         samples = self._history.since(time.time() - seconds)
         response = json_response(
-            {
-                "interval_s": self._interval_s,
-                "samples": [sample.as_json() for sample in samples],
-            }
+            {"interval_s": self._interval_s, "samples": [each.as_json() for each in samples]}
         )
         response.enable_compression()
         return response

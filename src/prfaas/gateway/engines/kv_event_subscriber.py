@@ -204,10 +204,7 @@ class EngineClient:
         """Request a replay since the last received batch; False without answer."""
         if self._replay_endpoint is None:
             return False
-        with (
-            self._socket(zmq.DEALER, self._replay_endpoint) as socket,
-            Ears((socket,)) as ears,
-        ):
+        with self._socket(zmq.DEALER, self._replay_endpoint) as socket, Ears((socket,)) as ears:
             socket.connect(self._replay_endpoint)
             self._ask(socket)
             while await ears.hear(self.timing.replay_s):
