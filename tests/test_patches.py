@@ -17,16 +17,6 @@ ROOT = Path(__file__).parent
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 PATCHES = ("setattr", "delattr", "patch", "object")
 """Functions of pytest, of `unittest.mock`, and the built-in ones."""
-ALLOWED = dict.fromkeys(
-    (
-        "engines/timing/test_shared_tier.py",
-        "pool/test_shared_faults.py",
-        "pool/test_shared_tier.py",
-        "s3/fixtures.py",
-    ),
-    "times of the shared tier, which has no settings for them",
-)
-"""Files of tests that may, with the reason."""
 
 
 def patches(source: str) -> Iterator[str]:
@@ -77,8 +67,7 @@ def test_no_test_replaces_a_constant_of_a_module() -> None:
         for path in sorted(ROOT.rglob("*.py"))
         if (calls := list(patches(path.read_text()))) and path != Path(__file__)
     }
-    unexpected = {name: calls for name, calls in found.items() if name not in ALLOWED}
-    assert not unexpected, "give the value: an argument, or a field of the room's limits"
+    assert not found, "give the value: an argument, or a field of the room's limits"
 
 
 @pytest.mark.parametrize(
