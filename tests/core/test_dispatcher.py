@@ -338,7 +338,7 @@ def test_admission_learns_nothing_of_a_route_that_was_left(
             case "fall_back":
                 made.requests.fall_back(1, 0)
             case "lose_pull":
-                made.requests._entries[1].routed = routed._replace(source="fast")
+                made.requests._entries[1].routed = routed._replace(pulled_from="fast")
                 made.requests.lose_pull(1, 0)
             case "again":
                 sent(made.arrive(arrival(1), 0, again=True))

@@ -64,10 +64,10 @@ def test_a_free_host_fetches_the_prefix_of_a_busy_one() -> None:
     assert found.pulls
     assert found.pulls_from_host
     assert (found.source, found.hit_tokens, found.prefill_pool_tokens) == ("b", HELD, 0)
-    assert found.link == ("b", found.prefill_pool)
+    assert found.pull_link == ("b", found.prefill_pool)
     assert found.destination == found.prefill_pool
     assert found.shipped_bytes == 0, "no link between clusters carries anything"
-    link = made.links.between(*found.link)
+    link = made.links.between(*found.pull_link)
     assert link.book.promised_bytes == costs().shipped_bytes(HELD, 0)
     made.requests.transfer_over(0, NOW)
     assert made.promised_bytes == 0

@@ -61,8 +61,9 @@ def test_every_part_is_a_member_by_exactly_one_source(
     objects = rendered(role, values)
     sliced, written = sliced_members(objects), written_members(objects)
     assert {each.cluster for each in sliced} == ({"pd"} if role == "pd" else set())
-    away = "prefill" if role == "pd" else "pd"
-    assert {each.cluster for each in written.values()} == {away}
+    # At a PrfaaS site files describe the pool nodes of both sites.
+    listed = {"prefill"} if role == "pd" else {"pd", "prefill"}
+    assert {each.cluster for each in written.values()} == listed
     by_file = written_members(rendered(role, {**values, "membership": {"endpointSlices": False}}))
     if role == "pd":
         own = {each.name: each for each in by_file.values() if each.cluster == "pd"}
@@ -121,8 +122,9 @@ def test_pool_nodes_read_the_clusters_of_their_peers(
         config(rendered(role, site(role, certificates, mode)), "peers")["peers.toml"]
     )
     table = PeersFile.model_validate(found)
-    assert table.targets == ["pd"]
-    assert set(table.sources) == ({"pd", "prefill"} if role == "pd" else set())
+    both = {"pd", "prefill"}
+    assert set(table.targets) == ({"pd"} if role == "pd" else both)
+    assert set(table.sources) == (both if role == "pd" else {"prefill"})
     assert (table.kubernetes is not None) == (role == "pd")
 
 
@@ -163,6 +165,18 @@ def test_another_host_of_a_pd_site_restarts_nothing(slices: bool) -> None:
     assert after.keys() - before.keys() == {"pd-prfaas-pd-c", "pd-prfaas-pd-c-0"}
     test = "pd-prfaas-test"
     assert {name for name in before if before[name] != after[name]} <= {test}
+
+
+def test_another_host_of_a_prfaas_site_restarts_nothing_and_is_a_peer_of_the_others() -> None:
+    hosts = [host("far-a", "n"), host("far-b", "m")]
+    before = rendered("prfaas", {"hosts": hosts})
+    after = rendered("prfaas", {"hosts": [*hosts, host("far-c", "o")]})
+    old, new = dict(pod_templates(before)), dict(pod_templates(after))
+    assert len(new.keys() - old.keys()) == 2
+    assert {name for name in old if old[name] != new[name]} <= {"prefill-prfaas-test"}
+    pools = {each.name for each in written_members(after).values() if each.cluster == "prefill"}
+    assert pools == {"far-a", "far-b", "far-c"}
+    assert {each.kind for each in written_members(after).values()} == {Kind.POOL}
 
 
 @pytest.mark.parametrize("role", ["pd", "prfaas"])

@@ -265,7 +265,7 @@ async def test_a_pool_node_follows_its_deployment_file(world: World, tmp_path: P
     write(pd_pool=pd.port)
     deployment = load_deployment(path)
     clusters = peer_clusters(deployment, "prfaas-pool")
-    assert clusters == PUSHES
+    assert clusters == PeerClusters(frozenset({"pd", "far"}), frozenset({"far"}))
     prfaas = await world.start("prfaas-pool", peers={"pd-pool": (LOOPBACK, pd.port)})
     links = prfaas.node.links
     source = DeploymentFile(

@@ -77,8 +77,8 @@ class PoolTable(Table):
     only where the network between the sites does. A link uses "network" if both ends have it, "tls"
     if one end has it, else "sealed"."""
     links: dict[PartName, LinkTable] = Field(default={})
-    """Settings of links to its destination pool nodes: those of PD clusters, or, in a PD cluster,
-    those of its other hosts."""
+    """Settings of links to its destination pool nodes: the other hosts of its cluster, and, in a
+    PrfaaS cluster, those of PD clusters."""
 
     _sizes = field_validator("memory", "disk_limit")(holds_a_block)
 

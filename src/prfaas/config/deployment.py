@@ -263,11 +263,12 @@ class Deployment(Table):
     @property
     def links(self) -> list[tuple[str, str]]:
         """Links between pool nodes, as source and destination: from each PrfaaS pool node to each
-        of a PD cluster, and between those of one PD cluster in both directions."""
-        home, targets = self.with_role(ClusterRole.PD), self.home_pools
-        far = [name for cluster in self.with_role(ClusterRole.PRFAAS) for name in cluster.pools]
-        between = [(source, target) for source in far for target in targets]
-        return between + [pair for cluster in home for pair in permutations(cluster.pools, 2)]
+        of a PD cluster, and between those of one cluster in both directions."""
+        home, away = self.with_role(ClusterRole.PD), self.with_role(ClusterRole.PRFAAS)
+        far = [name for cluster in away for name in cluster.pools]
+        between = [(source, target) for source in far for target in self.home_pools]
+        within = [pair for each in (*home, *away) for pair in permutations(each.pools, 2)]
+        return between + within
 
     @property
     def home_pools(self) -> list[str]:

@@ -159,7 +159,7 @@ class Gateway:
             self._signer,
             self.tenants.by_name,
             lifetime_ns,
-            deployment.home_pools,
+            lambda *ends: self.driver.dispatcher.links.between(*ends).is_in_site,
             on_signed=self._audit.signed,
         )
         self._table = deployment.gateway

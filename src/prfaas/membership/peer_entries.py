@@ -46,7 +46,7 @@ def peer_clusters(deployment: Deployment, name: str) -> PeerClusters:
     for cluster, table in deployment.clusters.items():
         roles[table.role].add(cluster)
     if own in roles[ClusterRole.PRFAAS]:
-        return PeerClusters(frozenset(roles[ClusterRole.PD]), frozenset())
+        return PeerClusters(frozenset(roles[ClusterRole.PD] | {own}), frozenset({own}))
     return PeerClusters(frozenset({own}), frozenset(roles[ClusterRole.PRFAAS] | {own}))
 
 

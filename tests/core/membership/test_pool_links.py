@@ -14,9 +14,10 @@ HOME = {"pd", "pd-2"}
 
 
 def expected(engines: dict[str, str]) -> set[tuple[str, str]]:
-    home = [pool for pool in engines.values() if CLUSTERS[pool] in HOME]
-    away = [pool for pool in engines.values() if CLUSTERS[pool] not in HOME]
-    within = {ends for ends in permutations(set(home), 2) if len({CLUSTERS[e] for e in ends}) == 1}
+    pools = set(engines.values())
+    home = [pool for pool in pools if CLUSTERS[pool] in HOME]
+    away = [pool for pool in pools if CLUSTERS[pool] not in HOME]
+    within = {ends for ends in permutations(pools, 2) if len({CLUSTERS[e] for e in ends}) == 1}
     return set(product(away, home)) | within
 
 

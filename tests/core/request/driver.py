@@ -56,7 +56,9 @@ class ScriptedBooks:
     def handed_over(self, number: int, now_ns: int) -> None:
         self.told["handed_over"] += 1
 
-    def transfer_over(self, number: int, now_ns: int, num_bytes: int = 0) -> None:
+    def transfer_over(
+        self, number: int, now_ns: int, num_bytes: int, link: tuple[str, str]
+    ) -> None:
         self.told["transfer_over"] += 1
         self.num_bytes += num_bytes
 
@@ -123,9 +125,11 @@ class ScriptedBreakers:
             self.failed.append(target)
 
 
-def again(path: Path = Path.LOCAL, prefill: str = "p2", decode: str = "d2") -> Again:
+def again(
+    path: Path = Path.LOCAL, prefill: str = "p2", decode: str = "d2", *, pulls: bool = False
+) -> Again:
     """Another route of the same request."""
-    return Again(routed(path)._replace(prefill=prefill), decode)
+    return Again(routed(path, pulls=pulls)._replace(prefill=prefill), decode)
 
 
 def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) -> Routed:
@@ -137,13 +141,27 @@ def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) 
         offload_threshold=4000,
         predicted_remote_ns=predicted_ns if path is Path.REMOTE else None,
         predicted_local_ns=predicted_ns if path is Path.LOCAL else None,
-        pull_tokens=4000 if pulls else 0,
+        pull_tokens=4000 if pulls and path is Path.LOCAL else 0,
     )
     source = "far" if path is Path.REMOTE or pulls else ""
     facts = RoutingFacts(8000, pd_hit_tokens=1000, prfaas_hit_tokens=5000 if pulls else 0)
     hit_tokens = 5000 if pulls else 1000
     pool = "far" if path is Path.REMOTE else "pd"
-    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100, pool, 1000)
+    pulled_from = "far" if path is Path.LOCAL else "far-b"
+    return Routed(
+        decision,
+        facts,
+        "c",
+        "p",
+        "d",
+        source,
+        "pd",
+        hit_tokens,
+        100,
+        pool,
+        1000,
+        pulled_from if pulls else "",
+    )
 
 
 class Driver:
@@ -203,6 +221,7 @@ class Driver:
         match action:
             case StartPull():
                 self.open.add(Blocks.PULL)
+                self.closed = [blocks for blocks in self.closed if blocks is not Blocks.PULL]
             case StartPrefill(engine):
                 self.leg = engine
                 # Another prefill than before hands other blocks over.

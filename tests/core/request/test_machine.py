@@ -370,6 +370,7 @@ WAYS = {
         routed(Path.LOCAL), apart=False, decode="", books=books
     ),
     "pull apart": lambda books: Driver(routed(Path.LOCAL, pulls=True), books=books),
+    "pull away": lambda books: Driver(routed(Path.REMOTE, pulls=True), books=books),
 }
 ANY_EVENT = st.builds(
     lambda kind, draw: MAKERS[kind](draw),
@@ -392,7 +393,7 @@ def test_histories_hold_every_kind_of_event() -> None:
         prefill_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         local_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         left_ns=st.none() | st.integers(1, 10 * NS_PER_S),
-        again=st.lists(st.builds(again, st.sampled_from(Path))),
+        again=st.lists(st.builds(again, st.sampled_from(Path), pulls=st.booleans())),
         told=st.builds(Counter),
     ),
     history=st.lists(st.tuples(ANY_EVENT, st.integers(0, 20 * NS_PER_S))),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.core.request.actions import Abort, FellBack, HoldBack, StartDecode, StartPrefill, WakeAt
+from prfaas.core.request.actions import (
+    Abort,
+    FellBack,
+    HoldBack,
+    Release,
+    StartDecode,
+    StartPrefill,
+    StartPull,
+    WakeAt,
+)
 from prfaas.core.request.events import (
     Blocks,
     Finished,
@@ -124,6 +133,40 @@ def test_a_request_with_a_pulled_prefix_is_computed_by_who_decodes() -> None:
     driver.begin()
     assert driver.life.blocks.get(Blocks.PULL) is not None
     assert kinds(driver.step(UNREACHABLE))[-1] is StartDecode
+
+
+def test_a_prefix_from_another_prfaas_host_is_awaited_by_the_prefill_alone() -> None:
+    driver = Driver(routed(Path.REMOTE, pulls=True))
+    assert kinds(driver.begin()) == [StartPull, StartPrefill]
+    assert driver.life.awaited is Blocks.PULL
+    pull = driver.life.blocks.get(Blocks.PULL)
+    assert pull is not None
+    assert pull.link == ("far-b", "far")
+    driver.step(PrefillDone())
+    assert driver.life.awaited is Blocks.HAND_OFF
+    driver.step(TransferEnded(Blocks.HAND_OFF, TransferEnd.LINK_LOST))
+    assert driver.life.awaited is Blocks.HAND_OFF
+    assert kinds(driver.step(Finished(8000, 5000))) == [Release, Release]
+    assert driver.life.blocks.pull_outcome == "whole"
+
+
+def test_a_remote_prefill_that_is_given_up_ends_its_pull_and_another_engine_may_pull() -> None:
+    books = ScriptedBooks(again=[again(Path.REMOTE, pulls=True)])
+    driver = Driver(routed(Path.REMOTE, pulls=True), books=books)
+    driver.begin()
+    assert kinds(driver.step(UNREACHABLE)) == [Abort, Abort, FellBack, StartPull, StartPrefill]
+    assert driver.leg == "p2"
+    driver.step(UNREACHABLE)
+    assert driver.life.awaited is None, "the prefix is not on the host that decodes"
+    assert driver.leg == "d2"
+
+
+def test_a_lost_pull_of_a_remote_prefill_costs_only_its_prefix() -> None:
+    driver = Driver(routed(Path.REMOTE, pulls=True))
+    driver.begin()
+    ended = TransferEnded(Blocks.PULL, TransferEnd.LINK_LOST)
+    assert kinds(driver.step(ended)) == [Abort, FellBack]
+    assert (driver.leg, driver.open) == ("p", {Blocks.HAND_OFF})
 
 
 def test_a_watch_that_goes_on_waiting_does_not_wake_at_once_again() -> None:

@@ -1,16 +1,18 @@
-"""A PD cluster of several hosts: on each a pool node and timing engines, with a real gateway."""
+"""Clusters of several hosts: on each a pool node and timing engines, with a real gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import permutations
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prfaas.config.deployment import Deployment
+from prfaas.lab.faults import FaultProxy
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_identity
 from tests.pool.sites import LOOPBACK, until
@@ -21,6 +23,15 @@ from .worlds import MODEL, PLAN, settings, write_plan
 
 Roles = Mapping[str, str]
 """Roles of the engines of a host, by their names."""
+AWAY = "prfaas"
+"""The PrfaaS cluster, and what the plan calls it."""
+
+
+@dataclass
+class SiteWorld(World):
+    """A world of hosts; all connections to a pool node but the gateway's pass its wire."""
+
+    wires: Mapping[str, FaultProxy] = field(default_factory=dict)
 
 
 @asynccontextmanager
@@ -34,9 +45,10 @@ async def site_of(
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
     shared: S3Settings | None = None,
+    away: Mapping[str, Sequence[str]] = MappingProxyType({}),
     **changes: Any,
-) -> AsyncIterator[World]:
-    """A site.
+) -> AsyncIterator[SiteWorld]:
+    """A PD site, and possibly a PrfaaS site.
 
     Args:
         directory: For its files.
@@ -47,27 +59,37 @@ async def site_of(
         plan_text: Times of the engines.
         routing: Of the deployment; without a plan, unless one is named.
         shared: Tier that all pool nodes share.
+        away: Engines of the PrfaaS cluster, by pool node.
         changes: To the settings of the engines.
     """
     async with AsyncExitStack() as stack:
         parts = PartsOnStack(stack, directory, identities)
-        wires = {pool: await parts.wire() for pool in layout}
+        wires = {pool: await parts.wire() for pool in (*layout, *away)}
         plan = write_plan(directory, plan_text)
-        for pool, roles in layout.items():
+        deployment = _deployment(
+            checkpoint,
+            identities,
+            directory / "state",
+            {
+                "pd": layout,
+                AWAY: {pool: dict.fromkeys(names, "both") for pool, names in away.items()},
+            },
+            routing or {},
+        )
+        for pool, names in {**layout, **away}.items():
             make_identity(identities, pool)
-            others = [other for other in layout if other != pool]
-            peers = {other: (LOOPBACK, wires[other].port) for other in others}
+            peers = {o: (LOOPBACK, wires[o].port) for o in deployment.destinations(pool)}
+            sources = [source for source, target in deployment.links if target == pool]
             site = await parts.pool_node(
-                pool, peers, others, memory_bytes=memory_bytes, shared=shared
+                pool, peers, sources, memory_bytes=memory_bytes, shared=shared
             )
             wires[pool].target = LOOPBACK, site.port
-            await parts.engines(
-                settings(plan, checkpoint, *roles, pool=parts.socket(pool), **changes)
-            )
-        url, http, gateway = await parts.gateway(
-            _deployment(checkpoint, identities, directory / "state", layout, routing or {})
-        )
-        world = World(url, http, gateway, parts.sites, parts.hosts, next(iter(wires.values())))
+            cluster = AWAY if pool in away else None
+            made = settings(plan, checkpoint, *names, cluster=cluster, **changes)
+            await parts.engines(replace(made, pool=parts.socket(pool)))
+        url, http, gateway = await parts.gateway(deployment)
+        wire = next(iter(wires.values()))
+        world = SiteWorld(url, http, gateway, parts.sites, parts.hosts, wire, wires)
         await until(lambda: is_well(world))
         yield world
         await until(world.is_quiet)
@@ -78,7 +100,7 @@ def is_well(world: World) -> bool:
     engines, pools = world.gateway.engines.by_name, world.gateway.pools
     announced = [pools.layout(engine.pool, engine.name) for engine in engines.values()]
     ready = all(engine.is_ready for engine in engines.values())
-    links = all(pools.link_up(*pair) for pair in permutations(world.sites, 2))
+    links = all(pools.link_up(*pair) for pair in world.gateway.driver.links())
     return ready and all(announced) and links
 
 
@@ -105,15 +127,22 @@ def _deployment(
     checkpoint: Path,
     identities: Path,
     state: Path,
-    layout: Mapping[str, Roles],
+    clusters: Mapping[str, Mapping[str, Roles]],
     routing: Mapping[str, Any],
 ) -> Deployment:
-    engines = {
-        name: {"pool": pool, "role": role}
-        for pool, roles in layout.items()
-        for name, role in roles.items()
+    tables = {
+        name: {
+            "role": name,
+            "pools": {pool: {} for pool in layout},
+            "engines": {
+                engine: {"pool": pool, "role": role}
+                for pool, roles in layout.items()
+                for engine, role in roles.items()
+            },
+        }
+        for name, layout in clusters.items()
+        if layout
     }
-    cluster = {"role": "pd", "pools": {pool: {} for pool in layout}, "engines": engines}
     return Deployment.model_validate(
         {
             "model": {"name": MODEL, "path": str(checkpoint)},
@@ -121,6 +150,6 @@ def _deployment(
             "routing": {"offload_threshold": 200, "policy": "local", **routing},
             "security": {"identities": str(identities)},
             "state": str(state),
-            "clusters": {"pd": cluster},
+            "clusters": tables,
         }
     )

@@ -20,13 +20,13 @@ prfaas/kind,app.kubernetes.io/instance={{ .Release.Name }}
 {{- $root := . -}}
 {{- $values := .Values -}}
 {{- $pd := eq $values.site.role "pd" -}}
-{{- if and $pd (not (include "prfaas.endpointSlices" .)) }}
+{{- if not (include "prfaas.endpointSlices" .) }}
 {{- range $host := $values.hosts }}
 {{ $host.name }}.toml: |
   kind = "pool"
   cluster = {{ toJson $values.site.name }}
   address = {{ include "prfaas.address" (dict "root" $root "part" $host.name "port" $values.pool.port) | toJson }}
-{{- range $host.engines }}
+{{- range (ternary $host.engines list $pd) }}
 {{ .name }}.toml: |
   kind = "engine"
   cluster = {{ toJson $values.site.name }}
@@ -63,21 +63,21 @@ prfaas/kind,app.kubernetes.io/instance={{ .Release.Name }}
 {{- end }}
 {{- end }}
 
-{{- /* The file of `prfaas pool --peers-from`; empty at a PrfaaS site without peers. */ -}}
+{{- /* The file of `prfaas pool --peers-from`: pool nodes of this site, and of its peers. */ -}}
 {{- define "prfaas.peersFile" -}}
 {{- $pd := eq .Values.site.role "pd" -}}
 {{- $others := list -}}
 {{- range .Values.site.peers }}{{ $others = append $others .name }}{{ end -}}
-{{- if or $pd $others -}}
-targets = {{ ternary (list .Values.site.name) $others $pd | toJson }}
-sources = {{ ternary (append $others .Values.site.name) list $pd | toJson }}
+{{- $own := list .Values.site.name -}}
+{{- $all := concat $others $own -}}
+targets = {{ ternary $own $all $pd | toJson }}
+sources = {{ ternary $all $own $pd | toJson }}
 folder = "/etc/prfaas/members"
 {{- if include "prfaas.endpointSlices" . }}
 
 [kubernetes]
 selector = {{ include "prfaas.followed" . | toJson }}
 service_account = "/etc/prfaas/api"
-{{- end }}
 {{- end }}
 {{- end }}
 

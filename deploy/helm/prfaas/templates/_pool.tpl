@@ -33,9 +33,7 @@
 - --gateway={{ . }}
 {{- end }}
 {{- end }}
-{{- if include "prfaas.peersFile" .root }}
 - --peers-from=/etc/prfaas/peers/peers.toml
-{{- end }}
 - --log-format={{ $values.logFormat }}
 {{- range $values.pool.args }}
 - {{ . | quote }}
@@ -90,10 +88,8 @@ volumeMounts:
   - {name: socket, mountPath: /run/prfaas}
   {{- include "prfaas.identityMount" "identity" | nindent 2 }}
   - {name: tmp, mountPath: /tmp}
-  {{- if include "prfaas.peersFile" .root }}
   - {name: peers, mountPath: /etc/prfaas/peers, readOnly: true}
   {{- include "prfaas.memberMounts" .root | nindent 2 }}
-  {{- end }}
   {{- if $values.pool.disk.limit }}
   - {name: blocks, mountPath: /var/lib/prfaas/blocks}
   {{- end }}
@@ -104,10 +100,8 @@ volumeMounts:
 
 {{- /* Annotations of a pod with a pool node: it reads peers.toml, the names of the sites, when it starts. */ -}}
 {{- define "prfaas.pool.annotations" -}}
-{{- with include "prfaas.peersFile" . }}
 annotations:
-  checksum/peers: {{ sha256sum . }}
-{{- end }}
+  checksum/peers: {{ include "prfaas.peersFile" . | sha256sum }}
 {{- end }}
 
 {{- /* Volumes of a pool node, but for the socket's. */ -}}
@@ -116,11 +110,9 @@ annotations:
 {{ include "prfaas.identity" (dict "root" .root "part" .host.name "volume" "identity") }}
 - name: tmp
   emptyDir: {}
-{{- if include "prfaas.peersFile" .root }}
 - name: peers
   configMap: {name: {{ include "prfaas.fullname" .root }}-peers}
 {{ include "prfaas.memberVolumes" .root }}
-{{- end }}
 {{- if $values.pool.disk.limit }}
 - name: blocks
   hostPath: {path: {{ $values.pool.disk.hostPath }}/{{ .host.name }}, type: DirectoryOrCreate}

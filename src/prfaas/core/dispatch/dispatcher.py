@@ -94,9 +94,7 @@ class Dispatcher:
 
     def remove_pool(self, pool: str) -> None:
         """Forget a pool and its links; no open request uses it."""
-        self.links.forget(pool)
-        self._routes.rooms.forget(pool)
-        self._routes.hosts.remove(pool)
+        self._routes.remove_pool(pool)
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance became healthy, with an empty queue, or stopped being so."""
@@ -153,7 +151,9 @@ class Dispatcher:
         moves = []
         for stage in self._routes.away.values():
             remote_ns = stage.least_wait_ns(now_ns)
-            links = [link for link in self.links if link.source in stage.pools]
+            links = [
+                link for link in self.links if link.source in stage.pools and not link.is_in_site
+            ]
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
 

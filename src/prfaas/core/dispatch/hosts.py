@@ -1,20 +1,20 @@
-"""Hosts of the PD cluster: prefixes that one fetches from another, and the host that decodes.
+"""Hosts of a cluster: prefixes that one fetches from another, and the PD host that decodes.
 
     prefix on C ──pull──► prefill on A ──hand-off──► decode on B
 
 Every host has a pool. A hit of any of them is a hit of a prefill anywhere in the cluster, after the
 time of its transfer; a transfer that takes longer than computing the prefix is not made. Links
-inside a cluster have no price, and a rate that is assumed until it is measured. Pure.
+inside a cluster have no price, and a rate that is assumed until it is measured. A and C are of one
+cluster, PD or PrfaaS; B is of the PD cluster. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.links import Links
-from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.shipping import shipped_bytes
@@ -43,14 +43,15 @@ class Fetch(NamedTuple):
 
 
 class Hosts:
-    """Pools of the PD cluster, and transfers between them.
+    """Pools of a cluster, and transfers between them.
 
     Args:
         pools: One a host.
         links: State of the links.
-        rooms: Free memory of pools.
-        times: Of prefills.
-        costs: Of the PD cluster; None without profiles.
+        rooms: Free memory of PD pools.
+        prefill_ns: Expected time of a prefill in the cluster without queue, by its new tokens and
+            the time; None is unknown.
+        costs: Of the cluster; None without profiles.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class Hosts:
         pools: Sequence[str],
         links: Links,
         rooms: Rooms,
-        times: PrefillTimes,
+        prefill_ns: Callable[[int, int], int | None],
         costs: CostModel | None,
     ) -> None:
         self.pools = dict.fromkeys(pools)
-        self.links, self._rooms, self._times = links, rooms, times
+        self.links, self._rooms, self.local_ns = links, rooms, prefill_ns
         self.costs = costs
-        """Of the PD cluster; None without profiles."""
+        """Of the cluster; None without profiles."""
 
     def add(self, pool: str) -> None:
         """A host joins, unless it is there."""
@@ -83,6 +84,14 @@ class Hosts:
         held = sorted(((hits[pool], pool) for pool in known), reverse=True)
         holders = [(hit, pool) for hit, pool in held[:HOLDERS_MAX] if hit]
         return FetchTo(self, arrival, holders, now_ns) if holders else None
+
+    def longest(self, arrival: Arrival, destination: str) -> tuple[int, str]:
+        """Longest prefix in a pool with a link to `destination` that is up, tokens, and the pool;
+        "" without any."""
+        hits = arrival.hits
+        held = ((hits[pool], pool) for pool in hits.keys() & self.pools.keys())
+        up = (each for each in held if self.links.between(each[1], destination).up)
+        return max(up, default=(0, ""))
 
     def decode_pool(
         self,
@@ -178,10 +187,6 @@ class Hosts:
             settings=PULLS,
         )
         return None if pull is None else Fetch(source, there_tokens, pull.arrival_ns)
-
-    def local_ns(self, num_tokens: int, now_ns: int) -> int | None:
-        """Expected time of a prefill without queue; None is unknown."""
-        return self._times.with_queue_ns(0, num_tokens, now_ns)
 
 
 class FetchTo:

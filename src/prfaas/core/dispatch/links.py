@@ -13,7 +13,7 @@ from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import PathSignals
 
 SITE_BITS_PER_S = 10e9
-"""Rate of a link between two hosts of the PD cluster, until one is measured."""
+"""Rate of a link between two hosts of a cluster, until one is measured."""
 
 
 class Link:
@@ -23,9 +23,9 @@ class Link:
         source: Pool that ships.
         destination: Pool that receives.
         settings: How requests are routed.
-        cluster: The PrfaaS cluster at one end; None is unknown, or no end is in one.
+        cluster: The PrfaaS cluster at one end alone; None is unknown, or there is none.
         expected_bits_per_s: Its rate without such a cluster, until one is measured; 0 is unknown.
-        is_in_site: Both pools are hosts of the PD cluster.
+        is_in_site: Both pools are hosts of one cluster.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Link:
 
     @property
     def offload_threshold(self) -> int | None:
-        """Threshold, tokens; None between hosts of the PD cluster, where it decides nothing."""
+        """Threshold, tokens; None between hosts of one cluster, where it decides nothing."""
         return None if self.is_in_site else self.policy.offload_threshold
 
     def replan(self, offload_threshold: int) -> None:
@@ -123,8 +123,12 @@ class Links:
         try:
             return self._links[source, destination]
         except KeyError:
-            cluster = self._clusters.get(source) or self._clusters.get(destination)
+            ends = self._clusters.get(source), self._clusters.get(destination)
             is_in_site = {source, destination} <= self._site
+            is_in_site = is_in_site or (
+                None not in ends and self.cluster_of(source) == self.cluster_of(destination)
+            )
+            cluster = None if is_in_site else ends[0] or ends[1]
             rate = SITE_BITS_PER_S if is_in_site else 0.0
             link = Link(source, destination, self._settings, cluster, rate, is_in_site=is_in_site)
             self._links[source, destination] = link

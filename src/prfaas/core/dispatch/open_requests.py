@@ -109,7 +109,9 @@ class OpenRequests:
         """Return True if an open request was routed to an instance or a pool of these names."""
         wanted = set(names)
         return any(
-            not wanted.isdisjoint((routed.prefill, routed.source, *routed.link, routed.destination))
+            not wanted.isdisjoint(
+                (routed.prefill, routed.source, *routed.pull_link, routed.destination)
+            )
             or (entry.decode or routed.decode) in wanted
             for entry in self._entries.values()
             for routed in (entry.routed,)
@@ -212,7 +214,7 @@ class OpenRequests:
             self._routes.rooms.take(arrival.request_id, pool, arrival.layout, held, length)
         if not again and not self._times.has_plan:
             self._observe(arrival.request_id, routed, now_ns)
-        elif decision.predicted_ns is not None and not again and not routed.pulls:
+        elif decision.predicted_ns is not None and not again and not routed.pulled_from:
             calibration = self._times.calibration(decision.path, option.cluster.name)
             predicted_ns = decision.predicted_ns - option.prediction.decode_ns(decision.path)
             entry.expected = calibration.expect(predicted_ns, now_ns)
@@ -272,7 +274,7 @@ class OpenRequests:
             # One that decodes prefills it, and has all that there is.
             return
         hit = max(hits.get(stage.instances[routed.prefill].pool, 0), hits.get(routed.prefill, 0))
-        if routed.pulls:
+        if routed.pulled_from:
             hit = max(hit, routed.hit_tokens)
         new, times = routed.facts.num_prompt_tokens - hit, self._times
         is_local = stage is self._routes.home
@@ -330,23 +332,37 @@ class OpenRequests:
         if not entry.has_left:
             self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
-    def transfer_over(self, request_id: int, now_ns: int, num_bytes: int = 0) -> None:
+    def transfer_over(
+        self,
+        request_id: int,
+        now_ns: int,
+        num_bytes: int = 0,
+        ends: tuple[str, str] | None = None,
+    ) -> None:
         """The blocks of a request have landed, or were aborted.
 
         Args:
             request_id: The request.
             now_ns: Time.
-            num_bytes: That all of its blocks took; 0 if they did not land, or nobody counted.
+            num_bytes: That all of these blocks took; 0 if they did not land, or nobody counted.
+            ends: The link that they took; None is all links.
         """
         entry = self._entries.get(request_id)
-        if entry is not None and entry.promised:
-            routed, promised, entry.promised = entry.routed, entry.promised, []
-            if num_bytes:
-                self._routes.observe_bytes(routed, num_bytes, now_ns)
-            for link, promised_bytes in promised:
+        if entry is None or not entry.promised:
+            return
+        routed, promised, entry.promised = entry.routed, entry.promised, []
+        is_remote = routed.decision.path is Path.REMOTE
+        across = (routed.source, routed.destination) if is_remote else routed.pull_link
+        crosses = ends is None or ends == across
+        if num_bytes and crosses:
+            self._routes.observe_bytes(routed, num_bytes, now_ns)
+        for link, promised_bytes in promised:
+            if ends is None or (link.source, link.destination) == ends:
                 link.book.settle(promised_bytes)
-            if routed.decision.path is Path.REMOTE:
-                self._decode_flow.landed(request_id, now_ns)
+            else:
+                entry.promised.append((link, promised_bytes))
+        if is_remote and crosses:
+            self._decode_flow.landed(request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The prefill of a request was aborted: the instance that decodes prefills as well. It is
@@ -373,25 +389,35 @@ class OpenRequests:
             # A prompt that waited for its turn was charged before.
             self.spare.take(name, work_ns, now_ns)
         entry.routed = routed._replace(
-            cluster=self._home, prefill=name, source="", prefill_pool=routed.destination
+            cluster=self._home,
+            prefill=name,
+            source="",
+            prefill_pool=routed.destination,
+            pulled_from="",
         )
         entry.prefilling = True
 
     def lose_pull(self, request_id: int, now_ns: int) -> None:
-        """The prefix that a local prefill pulls will not come whole: its instance computes it."""
+        """The prefix that a prefill pulls will not come whole: its instance computes it."""
         entry = self._entries.get(request_id)
-        if entry is None or not entry.routed.pulls:
+        if entry is None or not entry.routed.pulled_from:
             return
         entry.has_left = True
         self._times.drop(request_id)
-        self.transfer_over(request_id, now_ns)
-        self.loaded(request_id)
-        num_new_tokens = entry.routed.facts.num_prompt_tokens - entry.routed.own_tokens
-        routed = entry.routed = entry.routed._replace(source="")
+        self.transfer_over(request_id, now_ns, ends=entry.routed.pull_link)
+        routed = entry.routed
+        entry.routed = routed._replace(
+            source=routed.source if routed.decision.path is Path.REMOTE else "",
+            hit_tokens=routed.own_tokens,
+            pulled_from="",
+        )
+        if not routed.ships:
+            self.loaded(request_id)
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
-            work_ns = self._times.local_ns(num_new_tokens)
-            self._routes.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
+            work_ns = self._work_ns(entry.routed)
+            book = self._stage_of[routed.prefill].book
+            book.dispatch(routed.prefill, request_id, now_ns, work_ns)
             entry.prefilling = True
 
     def end(self, request_id: int, now_ns: int) -> None:
@@ -418,11 +444,15 @@ class OpenRequests:
     def _promises(self, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
         """Links that carry blocks of a route, and how many bytes of it."""
         found, links, hosts = [], self._routes.links, self._routes.hosts
-        if routed.source:
+        if routed.decision.path is Path.REMOTE:
+            ends = routed.source, routed.destination
+            found.append((links.between(*ends), routed.shipped_bytes))
+        if routed.pulled_from:
             num_bytes = routed.shipped_bytes
             if routed.pulls_from_host:
-                num_bytes = hosts.num_bytes(arrival, routed.prefill_pool_tokens, routed.hit_tokens)
-            found.append((links.between(*routed.link), num_bytes))
+                have, length = routed.prefill_pool_tokens, routed.hit_tokens
+                num_bytes = self._routes.hosts_of(routed).num_bytes(arrival, have, length)
+            found.append((links.between(*routed.pull_link), num_bytes))
         if routed.changes_host:
             final = arrival.shippable_tokens or 0
             num_bytes = hosts.num_bytes(arrival, routed.present_tokens, final)
@@ -440,7 +470,7 @@ class OpenRequests:
         name, book = routed.prefill, self._stage_of[routed.prefill].book
         wait_ns = book.wait_ns(name, now_ns) or 0
         self._times.sent(request_id, routed.cluster, wait_ns, routed.num_tokens_to_prefill, now_ns)
-        if self._times.first_tokens is not None and not routed.pulls:
+        if self._times.first_tokens is not None and not routed.pulled_from:
             work = Work(self._work_ns(routed), book.pending_ns(name))
             is_trial = routed.decision.reason is Reason.TRIED_LOCAL
             times = self._times.first_tokens

@@ -114,6 +114,14 @@ class PrefillTimes:
         """Expected duration of a prefill by the rate of its cluster; None while it is unknown."""
         return None if self._rates is None else self._rates.expected_ns(request_id)
 
+    def alone_ns(self, cluster: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected duration of a prefill in a cluster without queue; None is unknown."""
+        is_home = cluster not in self._remote_costs
+        own_ns = (
+            self.local_ns(num_new_tokens) if is_home else self.remote_ns(cluster, num_new_tokens)
+        )
+        return self.queue_ns(cluster, own_ns, own_ns, now_ns)
+
     def with_queue_ns(self, wait_ns: int, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
         own_ns = self.local_ns(num_new_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
@@ -92,7 +93,18 @@ class RouteFinder:
         self.decode_book = None if home.decode is None else DecodeBook(home.decode)
         """Instances that only decode; None where those that prefill decode as well."""
         pools = [member.pool for member in everyone]
-        self.hosts = Hosts(pools, self.links, self.rooms, self.times, home.costs)
+        alone_ns = self.times.alone_ns
+        self.hosts = Hosts(pools, self.links, self.rooms, partial(alone_ns, home.name), home.costs)
+        self.away_hosts = {
+            name: Hosts(
+                [member.pool for member in remote.instances],
+                self.links,
+                self.rooms,
+                partial(alone_ns, name),
+                remote.costs,
+            )
+            for name, remote in self.remotes.items()
+        }
 
     def add(self, cluster: str, member: Member) -> None:
         """Add an instance to the PD cluster, or to the PrfaaS cluster of this name."""
@@ -101,8 +113,18 @@ class RouteFinder:
         stage.add(member)
         self.stage_of[member.name] = stage
         self.links.know(member.pool, remote)
-        if remote is None:
-            self.hosts.add(member.pool)
+        (self.hosts if remote is None else self.away_hosts[cluster]).add(member.pool)
+
+    def remove_pool(self, pool: str) -> None:
+        """Forget a pool and its links; no open request uses it."""
+        self.links.forget(pool)
+        self.rooms.forget(pool)
+        for hosts in (self.hosts, *self.away_hosts.values()):
+            hosts.remove(pool)
+
+    def hosts_of(self, routed: Routed) -> Hosts:
+        """Hosts of the cluster that prefills."""
+        return self.away_hosts.get(routed.cluster, self.hosts)
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that no open request uses."""
@@ -128,7 +150,8 @@ class RouteFinder:
             return
         is_remote, before = routed.decision.path is Path.REMOTE, self.carried.factor
         length = routed.facts.num_prompt_tokens if is_remote else routed.hit_tokens
-        self.carried.observe(costs.shipped_bytes(length, routed.present_tokens), num_bytes)
+        held = routed.present_tokens if is_remote else routed.prefill_pool_tokens
+        self.carried.observe(costs.shipped_bytes(length, held), num_bytes)
         self._scale_bytes(before, now_ns)
 
     def _scale_bytes(self, before: float, now_ns: int) -> None:
@@ -140,6 +163,7 @@ class RouteFinder:
             if planned.costs is not None:
                 costs = planned.costs if factor == 1.0 else ScaledBytes(planned.costs, factor)
                 self.remotes[name] = replace(planned, costs=costs)
+                self.away_hosts[name].costs = costs
         if self._home_planned is not None:
             self.hosts.costs = (
                 self._home_planned if factor == 1.0 else ScaledBytes(self._home_planned, factor)
@@ -189,7 +213,7 @@ class RouteFinder:
         num_local = self.home.book.num_ready / len(self.away)
         for stage in self.away.values():
             for link in self.links:
-                if link.source in stage.pools:
+                if link.source in stage.pools and not link.is_in_site:
                     link.learn(num_local, stage.book.num_ready, now_ns)
 
     def apart(self, option: RouteOption, arrival: Arrival, path: Path, now_ns: int) -> RouteOption:
@@ -252,14 +276,20 @@ class RouteFinder:
             adds_cores = not (spares and at_home.name in instance.within)
             return layout == wanted, link_up, adds_cores
 
-        away, barred, candidates = stage.pick(arrival, now_ns, reach)
+        hosts = self.away_hosts[remote.name]
+        fetch = hosts.fetch(arrival, now_ns)
+        away, barred, candidates = stage.pick(arrival, now_ns, reach, fetch)
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         hits, shippable = arrival.hits, arrival.shippable_tokens
         present = hits.get(destination, 0)
         held = home.hit_tokens if home else present
-        pullable = hits.get(source, 0)
-        there = away.hit_tokens if away else pullable
+        held_there = hits.get(source, 0)
+        pullable, pull_link = held_there, link
+        if fetch is not None or prefill_pool != destination:
+            pullable, holder = hosts.longest(arrival, prefill_pool)
+            pull_link = self.links.between(holder or source, prefill_pool)
+        there = away.hit_tokens if away else held_there
         splits = arrival.offloadable and (shippable is None or shippable > held)
         home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
         signals = link.signals(home_ns, away_ns, now_ns)
@@ -278,8 +308,9 @@ class RouteFinder:
             device_only_tokens=held - present,
             away_device_only_tokens=there - pullable,
         )
+        in_pool = present if prefill_pool == destination else hits.get(prefill_pool, 0)
         found = self._predict(
-            facts, signals, remote, decode_wait, link, now_ns, pulls=prefill_pool == destination
+            facts, signals, remote, decode_wait, link, now_ns, pull=(pull_link, in_pool)
         )
         if prefill_pool != destination and found.local_ns is not None:
             tail_ns = self.hosts.tail_ns(arrival, prefill_pool, destination, now_ns)
@@ -294,7 +325,8 @@ class RouteFinder:
             signals,
             candidates,
             (prefill_pool, source),
-            hits.get(prefill_pool, 0),
+            (in_pool, held_there),
+            pull_link,
         )
 
     def _predict(
@@ -306,9 +338,13 @@ class RouteFinder:
         link: Link,
         now_ns: int,
         *,
-        pulls: bool,
+        pull: tuple[Link, int],
     ) -> Prediction:
-        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster."""
+        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster.
+
+        Args:
+            pull: The link that brings the prefix, and what is at its end already, tokens.
+        """
         costs, settings, times = remote.costs, self._settings, self.times
         if costs is None:
             return NO_PROFILE
@@ -327,9 +363,10 @@ class RouteFinder:
             ns_per_byte=ns_per_byte,
             delay_ns_per_byte=delay_ns_per_byte,
         )
-        if pulls and settings.pulls and is_adaptive:
-            # A prefix from a PrfaaS cluster goes to where decode is, as a hand-off does.
-            found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
+        if settings.pulls and is_adaptive and (pull[0] is link or pull[0].up):
+            if pull[0] is not link:
+                signals = signals._replace(link=pull[0].book.latest(now_ns))
+            found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait, pull[1])
         away_factor = times.remote_calibrations[remote.name].factor
         return corrected(found, signals, times.local_calibration.factor, away_factor)
 

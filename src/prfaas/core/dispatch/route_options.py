@@ -26,7 +26,8 @@ class RouteOption(NamedTuple):
         signals: What the prediction was made from.
         candidates: In the PrfaaS cluster, the first ones that were scored.
         prefill_pools: Pools of `home` and of `away`.
-        held_tokens: Cached prefix in the pool of `home`, tokens.
+        held_tokens: Cached prefix in each of these, tokens.
+        pull_link: From the pool of the PrfaaS cluster with the longest prefix to that of `home`.
     """
 
     cluster: RemoteCluster
@@ -38,7 +39,8 @@ class RouteOption(NamedTuple):
     signals: PathSignals
     candidates: Sequence[Candidate]
     prefill_pools: tuple[str, str]
-    held_tokens: int
+    held_tokens: tuple[int, int]
+    pull_link: Link
 
     def routed(self, decision: Decision, home: str, *, is_mixed: bool) -> Routed:
         """The route of a request that takes this option.
@@ -54,22 +56,24 @@ class RouteOption(NamedTuple):
         assert prefill is not None  # noqa: S101 (refused or barred before)
         pull = decision.pull_tokens if costs and not is_remote else 0
         hit, shipped_bytes = prefill.hit_tokens + pull, 0
+        pulled_from = self.pull_link.source if pull else prefill.pulled_from
         if is_remote and work is not None:
             shipped_bytes = work.shipped_bytes
         elif costs and pull:
-            shipped_bytes = costs.shipped_bytes(hit, facts.present_tokens)
+            shipped_bytes = costs.shipped_bytes(hit, self.held_tokens[0])
         return Routed(
             decision,
             facts,
             self.cluster.name if is_remote else home,
             prefill.name,
             self.home.name if self.home and is_mixed else None,
-            link.source if is_remote or pull else prefill.pulled_from,
+            link.source if is_remote else pulled_from,
             link.destination,
             hit,
             shipped_bytes,
             self.prefill_pools[is_remote],
-            self.held_tokens,
+            self.held_tokens[is_remote],
+            pulled_from,
         )
 
     @property

@@ -169,6 +169,8 @@ class Routed(NamedTuple):
             model.
         prefill_pool: Pool of the instance that prefills.
         prefill_pool_tokens: Cached prefix in that pool, tokens; a pull leaves it out.
+        pulled_from: Pool that a prefix is pulled from before prefill; "" without. On the remote
+            path it is of another host of the PrfaaS cluster.
     """
 
     decision: Decision
@@ -182,6 +184,7 @@ class Routed(NamedTuple):
     shipped_bytes: int
     prefill_pool: str
     prefill_pool_tokens: int
+    pulled_from: str = ""
 
     @property
     def present_tokens(self) -> int:
@@ -196,28 +199,32 @@ class Routed(NamedTuple):
     @property
     def pulls(self) -> bool:
         """Return True if it is prefilled locally with a pulled prefix."""
-        return self.decision.path is Path.LOCAL and bool(self.source)
+        return self.decision.path is Path.LOCAL and bool(self.pulled_from)
 
     @property
     def pulls_from_host(self) -> bool:
-        """Return True if the prefix is pulled from another host of the PD cluster."""
-        return self.pulls and not self.decision.pull_tokens
+        """Return True if a prefix is pulled from another host of the cluster that prefills."""
+        return bool(self.pulled_from) and not self.decision.pull_tokens
 
     @property
     def own_tokens(self) -> int:
-        """Prefix that a local prefill resumes after without a pull, tokens."""
+        """Prefix that prefill resumes after without the pull, tokens."""
         return self.prefill_pool_tokens if self.pulls_from_host else self.facts.pd_hit_tokens
 
     @property
-    def link(self) -> tuple[str, str]:
-        """Ends of the link from `source`."""
-        is_remote = self.decision.path is Path.REMOTE
-        return self.source, self.destination if is_remote else self.prefill_pool
+    def pull_link(self) -> tuple[str, str]:
+        """Ends of the link from `pulled_from`."""
+        return self.pulled_from, self.prefill_pool
+
+    @property
+    def ships(self) -> bool:
+        """Return True if prefill hands its blocks over to another pool."""
+        return self.prefill_pool != self.destination
 
     @property
     def changes_host(self) -> bool:
         """Return True if the local path hands blocks from one host of the PD cluster to another."""
-        return self.decision.path is Path.LOCAL and self.prefill_pool != self.destination
+        return self.decision.path is Path.LOCAL and self.ships
 
 
 class Refusal(StrEnum):

@@ -10,7 +10,7 @@ LinkEnds = tuple[str, str]
 
 
 class PoolLinks:
-    """Links from each PrfaaS pool to each PD pool, and between the PD pools of a cluster.
+    """Links from each PrfaaS pool to each PD pool, and between the pools of a cluster.
 
     A pool without engines has no links. An event costs work for its own pool only.
 
@@ -22,9 +22,10 @@ class PoolLinks:
     def __init__(self, engines: Iterable[tuple[str, str, str]], home: Collection[str]) -> None:
         self._home_names = home
         self._engines: dict[str, dict[str, None]] = {}
-        self._home: dict[str, str] = {}
-        """Clusters of PD pools; of others below."""
-        self._away: dict[str, str] = {}
+        self._cluster: dict[str, str] = {}
+        """Cluster of each pool with engines."""
+        self._pools: dict[str, dict[str, None]] = {}
+        """Pools of each cluster; none is empty."""
         for name, pool, cluster in engines:
             self.add(name, pool, cluster)
 
@@ -34,15 +35,20 @@ class PoolLinks:
         self._engines.setdefault(pool, {})[name] = None
         if not is_new:
             return []
-        (self._home if cluster in self._home_names else self._away)[pool] = cluster
+        self._cluster[pool] = cluster
+        self._pools.setdefault(cluster, {})[pool] = None
         return self.of(pool)
 
     def remove(self, name: str, pool: str) -> None:
         """An engine has left."""
         del self._engines[pool][name]
-        if not self._engines[pool]:
-            for pools in (self._engines, self._home, self._away):
-                pools.pop(pool, None)
+        if self._engines[pool]:
+            return
+        del self._engines[pool]
+        cluster = self._cluster.pop(pool)
+        del self._pools[cluster][pool]
+        if not self._pools[cluster]:
+            del self._pools[cluster]
 
     def engines_of(self, pool: str) -> Collection[str]:
         """Engines of a pool."""
@@ -50,25 +56,27 @@ class PoolLinks:
 
     def cluster_of(self, pool: str) -> str:
         """Cluster of a pool with engines."""
-        return self._home.get(pool) or self._away[pool]
+        return self._cluster[pool]
 
     def all(self) -> list[LinkEnds]:
         """All links; as many as pools squared."""
-        home = self._home
-        within = permutations(home, 2)
-        between = [ends for ends in within if home[ends[0]] == home[ends[1]]]
-        return [*product(self._away, home), *between]
+        within = [ends for pools in self._pools.values() for ends in permutations(pools, 2)]
+        return [*product(self._side(home=False), self._side(home=True)), *within]
 
     def of(self, pool: str) -> list[LinkEnds]:
         """Links of a pool."""
-        if pool in self._away:
-            return [(pool, other) for other in self._home]
-        if pool not in self._home:
+        if (cluster := self._cluster.get(pool)) is None:
             return []
-        cluster = self._home[pool]
-        others = [other for other, its in self._home.items() if its == cluster and other != pool]
+        is_home = cluster in self._home_names
+        across = self._side(home=not is_home)
+        hosts = [other for other in self._pools[cluster] if other != pool]
         return [
-            *((other, pool) for other in self._away),
-            *((pool, other) for other in others),
-            *((other, pool) for other in others),
+            *((other, pool) if is_home else (pool, other) for other in across),
+            *((pool, other) for other in hosts),
+            *((other, pool) for other in hosts),
         ]
+
+    def _side(self, *, home: bool) -> list[str]:
+        """Pools of the PD clusters, or of the PrfaaS clusters."""
+        found = self._pools.items()
+        return [pool for name, its in found if (name in self._home_names) is home for pool in its]

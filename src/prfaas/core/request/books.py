@@ -152,9 +152,15 @@ class DispatcherBooks(ABC):
         """The prefix that a prefill in the PD cluster pulls will not come whole."""
         self.dispatcher.requests.lose_pull(number, now_ns)
 
-    def transfer_over(self, number: int, now_ns: int, num_bytes: int = 0) -> None:
-        """The end of a request's transfer was reported."""
-        self.dispatcher.requests.transfer_over(number, now_ns, num_bytes)
+    def transfer_over(
+        self,
+        number: int,
+        now_ns: int,
+        num_bytes: int = 0,
+        link: tuple[str, str] | None = None,
+    ) -> None:
+        """The end of a request's transfer over a link was reported; None is all links."""
+        self.dispatcher.requests.transfer_over(number, now_ns, num_bytes, link)
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""

@@ -36,8 +36,10 @@ class Books(Protocol):
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks are where the request is decoded."""
 
-    def transfer_over(self, number: int, now_ns: int, num_bytes: int = 0) -> None:
-        """The link has no more to carry for the request; `num_bytes` if all of its blocks landed
+    def transfer_over(
+        self, number: int, now_ns: int, num_bytes: int, link: tuple[str, str]
+    ) -> None:
+        """A link has no more to carry for the request; `num_bytes` if all of these blocks landed
         and were counted."""
 
     def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:

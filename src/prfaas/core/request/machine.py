@@ -21,7 +21,7 @@ from prfaas.core.request.actions import (
     StopPrefill,
     WakeAt,
 )
-from prfaas.core.request.blocks import POOL_DOWN, Movement, OnTheWay
+from prfaas.core.request.blocks import ENDED_EARLY, POOL_DOWN, Movement, OnTheWay
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -177,7 +177,14 @@ class RequestLife:
         """Blocks that the next leg in the PD cluster has to wait for."""
         if self.stage is _DECODING and self.blocks.open(_HAND_OFF) is not None:
             return _HAND_OFF
-        return None if self.blocks.open(_PULL) is None else _PULL
+        pull = self.blocks.open(_PULL)
+        if pull is None or (self.stage is _DECODING and self._is_for_prefill(pull)):
+            return None
+        return _PULL
+
+    def _is_for_prefill(self, pull: Movement) -> bool:
+        """Return True if a pulled prefix is on another host than decode."""
+        return pull.destination != self._route.pools[1]
 
     def _set_alarm(self, actions: list[AnyAction]) -> None:
         """Have the driver wake this life when a watch has to be looked at, if that has changed."""
@@ -204,10 +211,11 @@ class RequestLife:
         """Begin the first leg of a route, and what brings its blocks."""
         route, routed, limits = self._route, self._route.routed, self._fleet.limits
         actions: list[AnyAction] = []
-        if routed.pulls:
-            pull = Movement(*routed.link, routed.hit_tokens)
+        if routed.pulled_from:
+            pull = Movement(*routed.pull_link, routed.hit_tokens)
             self.blocks.begin(_PULL, pull, now_ns)
-            self._watch_route(pull, routed.prefill, now_ns)
+            if routed.pulls:
+                self._watch_route(pull, routed.prefill, now_ns)
             self._watches.append(Timeout(pull, now_ns + limits.transfer_timeout_ns))
             actions.append(_START_PULL)
         if not route.prefill:
@@ -256,7 +264,11 @@ class RequestLife:
 
     def _leave_prefill(self, fallback: FellBack, died: str, now_ns: int) -> list[AnyAction]:
         """Go on without this prefill: another engine computes what has not arrived."""
-        actions = self.blocks.abort(_HAND_OFF, "the prefill leg was given up", now_ns)
+        why = "the prefill leg was given up"
+        actions, pull = self.blocks.abort(_HAND_OFF, why, now_ns), self.blocks.open(_PULL)
+        if pull is not None and self._is_for_prefill(pull):
+            self.blocks.pull_outcome = ENDED_EARLY
+            actions += self.blocks.abort(_PULL, why, now_ns)
         actions.append(fallback)
         if died:
             self._books.fall_back(self._route.number, now_ns)
@@ -269,8 +281,8 @@ class RequestLife:
         """Have a prompt prefilled where that is soonest: by another engine that prefills, or by the
         one that decodes."""
         number, books, route = self._route.number, self._books, self._route
-        again = None
-        if self._prefills_left and self.blocks.pull is None:
+        again, pull = None, self.blocks.pull
+        if self._prefills_left and (pull is None or self._is_for_prefill(pull)):
             avoid = route.prefill
             again = books.prefill_again(number, avoid, now_ns, offloadable=offloadable)
         if again is None:
@@ -315,7 +327,7 @@ class RequestLife:
             if is_whole and which is _HAND_OFF:
                 self._books.handed_over(self._route.number, now_ns)
             num_bytes = event.num_bytes if is_whole else 0
-            self._books.transfer_over(self._route.number, now_ns, num_bytes)
+            self._books.transfer_over(self._route.number, now_ns, num_bytes, blocks.link)
         return self._check(which, now_ns) if blocks.fault else []
 
     def _pool_lost(self, event: PoolLost, now_ns: int) -> list[AnyAction]:

@@ -97,6 +97,7 @@ def with_pull(
     costs: CostModel,
     ns_per_byte: float,
     decode_wait: DecodeWait = no_wait,
+    held_tokens: int | None = None,
 ) -> Prediction:
     """The prediction with the local path by way of a pull, where that pays.
 
@@ -107,6 +108,7 @@ def with_pull(
         costs: Compute and bytes.
         ns_per_byte: Worth of a byte, as time.
         decode_wait: What decode adds.
+        held_tokens: Prefix in the pool that pulls, tokens; None is that of the pool that decodes.
     """
     here, there = facts.pd_hit_tokens, facts.pullable_tokens
     if facts.obstacle is not None or there <= here:
@@ -117,7 +119,9 @@ def with_pull(
         there,
         wait_ns=signals.local_wait_ns,
         prefill_ns=costs.local_prefill_ns,
-        num_bytes=costs.shipped_bytes(there, facts.present_tokens),
+        num_bytes=costs.shipped_bytes(
+            there, facts.present_tokens if held_tokens is None else held_tokens
+        ),
         link=signals.link,
         ns_per_byte=ns_per_byte,
     )

@@ -22,7 +22,7 @@ class LinkSample:
         rtt_ms: Of its last ping.
         queued_bytes: Waiting for a connection.
         in_flight_bytes: Sent, and not known to have arrived.
-        offload_threshold: t, tokens; None between hosts of the PD cluster.
+        offload_threshold: t, tokens; None between hosts of one cluster.
         kv_bytes: KV cache that arrived over it since the gateway started.
         cost: Price of these bytes, in the currency of the plan; None without a price.
         carried_bits_per_s: Bytes delivered, averaged over the last `flow.WINDOW_S` seconds.

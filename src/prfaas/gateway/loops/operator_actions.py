@@ -39,13 +39,13 @@ class Control:
         """Set the threshold of a link, or of all; the loops go on from there.
 
         Raises:
-            RequestError: There is no such link, or it connects two hosts of the PD cluster.
+            RequestError: There is no such link, or it connects two hosts of one cluster.
         """
         entries = []
         for each in self.links() if link is None else [self._link(*link)]:
             if each.is_in_site and link is not None:
                 raise RequestError(
-                    f"link {':'.join(link)} connects two hosts of the PD cluster: it has no "
+                    f"link {':'.join(link)} connects two hosts of one cluster: it has no "
                     "threshold; choose one from a PrfaaS cluster",
                     status=409,
                 )

@@ -78,8 +78,8 @@ class Copier:
             )
             costs = option.cluster.costs
             assert costs is not None  # noqa: S101 (nothing is missed without)
-            link, held_tokens = option.link, option.facts.pullable_tokens
-            ends = link.source, link.destination
+            held_tokens = option.facts.pullable_tokens
+            ends = option.pull_link.source, found.destination
             self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
 
     # The loop

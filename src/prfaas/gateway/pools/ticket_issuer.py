@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prfaas.core.kv.blocks import Layout
@@ -36,7 +36,8 @@ class TicketOffice:
         signer: Our identity.
         tenants: By name.
         lifetime_ns: How long a transfer may take from now on, prefill included.
-        home: Pools of PD clusters: between two of them no tenant's rate is limited.
+        is_in_site: Return True if two pools are hosts of one cluster: between them no tenant's
+            rate is limited.
         unix_ns: Unix time.
         on_signed: Called with each ticket and the tenant's name.
     """
@@ -44,7 +45,7 @@ class TicketOffice:
     signer: TicketSigner
     tenants: Mapping[str, Tenant]
     lifetime_ns: int
-    home: Collection[str] = ()
+    is_in_site: Callable[[str, str], bool] = lambda *_: False
     unix_ns: Callable[[], int] = time.time_ns
     on_signed: Callable[[Ticket, str], None] = lambda *_: None
 
@@ -76,7 +77,9 @@ class TicketOffice:
             transfer_id=transfer.transfer_id,
             tenant=tenant_class(tenant.cache_salt),
             weight=tenant.link_weight,
-            bytes_per_s=0 if transfer.source in self.home else tenant.link_bytes_per_s,
+            bytes_per_s=0
+            if self.is_in_site(transfer.source, transfer.destination)
+            else tenant.link_bytes_per_s,
             layout_id=layout.layout_id,
             source=transfer.source,
             destination=transfer.destination,

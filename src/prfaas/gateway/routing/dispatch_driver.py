@@ -108,7 +108,8 @@ class Driver(DispatcherBooks):
         links = self._pool_links.add(member.name, member.pool, cluster)
         for source, destination in links:
             self._apply_link(source, destination)
-            price = self._prices.get(self._pool_links.cluster_of(source), 0.0)
+            ends = [self._pool_links.cluster_of(pool) for pool in (source, destination)]
+            price = self._prices.get(ends[0], 0.0) if ends[0] != ends[1] else 0.0
             self.price_per_tb.setdefault((source, destination), price)
         self._describe(member.name)
         return links
@@ -318,7 +319,7 @@ class Driver(DispatcherBooks):
         )
 
     def links(self, pool: str | None = None) -> list[LinkName]:
-        """Links to the PD cluster and between its hosts: all, or those of a pool."""
+        """Links to the PD cluster and between hosts of a cluster: all, or those of a pool."""
         return self._pool_links.all() if pool is None else self._pool_links.of(pool)
 
     def _set_links(self, pool: str) -> list[int]:

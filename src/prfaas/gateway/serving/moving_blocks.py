@@ -69,7 +69,7 @@ class MovingBlocks:
         routed, layout = plan.routed, plan.layout
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
         hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]
-        view = self.open(Blocks.PULL, *routed.link)
+        view = self.open(Blocks.PULL, *routed.pull_link)
         prefix = Prefix(layout, hashes, plan.arrival.tenant)
         is_asked = self._movers.fetcher.fetch(view, prefix, routed.prefill_pool_tokens)
         if not is_asked:

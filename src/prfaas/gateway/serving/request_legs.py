@@ -110,9 +110,10 @@ class Legs:
     async def prefill(self, engine: Engine) -> None:
         """Run the prefill leg, unless decode would refuse the request."""
         exchange, plan = self._exchange, self._plan
-        # Until the leg has answered: what decode's pool or a pull brings.
+        # Until the leg has answered: what decode's pool or a pull to it brings.
         routed = plan.routed
-        exchange.usage.cached_max = routed.hit_tokens if routed.pulls else routed.present_tokens
+        is_there = routed.pulls and not routed.ships
+        exchange.usage.cached_max = routed.hit_tokens if is_there else routed.present_tokens
         if await self._parts.rehearsal.is_refused(exchange, plan):
             why = "the decode engine refuses its fields"
             self._report(PrefillFailed(PrefillFailure.REFUSED, why=why))

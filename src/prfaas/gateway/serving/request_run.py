@@ -107,7 +107,7 @@ class RequestRun(Executor):
             num_pulled = self._num_of_use(record.cached_tokens if is_over else 0)
             record.pulled(num_pulled)
             outcome = self.life.blocks.pull_outcome
-            self._parts.metrics.control.pulled(self._plan.routed.link, outcome, num_pulled)
+            self._parts.metrics.control.pulled(self._plan.routed.pull_link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._moving.close()

@@ -36,7 +36,7 @@ class Copier:
                 partial(_bytes_between, costs),
             )
             held_tokens, now_ns = option.facts.pullable_tokens, self._sim.clock.now_ns
-            ends = option.link.source, option.link.destination
+            ends = option.pull_link.source, found.destination
             self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
 
     def tick(self) -> None:
