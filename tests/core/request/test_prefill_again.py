@@ -138,14 +138,15 @@ def test_a_request_with_a_pulled_prefix_is_computed_by_who_decodes() -> None:
 def test_a_prefix_from_another_prfaas_host_is_awaited_by_the_prefill_alone() -> None:
     driver = Driver(routed(Path.REMOTE, pulls=True))
     assert kinds(driver.begin()) == [StartPull, StartPrefill]
-    assert driver.life.awaited is Blocks.PULL
+    awaited = [driver.life.awaited]
     pull = driver.life.blocks.get(Blocks.PULL)
     assert pull is not None
     assert pull.link == ("far-b", "far")
     driver.step(PrefillDone())
-    assert driver.life.awaited is Blocks.HAND_OFF
+    awaited.append(driver.life.awaited)
     driver.step(TransferEnded(Blocks.HAND_OFF, TransferEnd.LINK_LOST))
-    assert driver.life.awaited is Blocks.HAND_OFF
+    awaited.append(driver.life.awaited)
+    assert awaited == [Blocks.PULL, Blocks.HAND_OFF, Blocks.HAND_OFF]
     assert kinds(driver.step(Finished(8000, 5000))) == [Release, Release]
     assert driver.life.blocks.pull_outcome == "whole"
 
