@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import socket
 import struct
 from collections import Counter
@@ -105,7 +106,7 @@ class FaultyS3:
         assert self._http is not None
         url = URL(f"http://127.0.0.1:{self._target}{request.raw_path}", encoded=True)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
-        body = await request.read()
+        body = io.BytesIO(await request.read())
         async with self._http.request(request.method, url, headers=headers, data=body) as reply:
             data = await reply.read()
             kept = {k: v for k, v in reply.headers.items() if k.lower() not in _HOP}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
@@ -21,10 +22,11 @@ class MemoryBucket:
         self.requests: Counter[str] = Counter()
 
     async def list(self, limit_s: float) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """All objects in the order of their paths."""
-        paths = sorted(self.objects)
+        """All objects, in the order in which they were written."""
+        paths = list(self.objects)
         for start in range(0, len(paths), PAGE):
             self.requests["list"] += 1
+            await asyncio.sleep(0)
             yield [(path, len(self.objects[path])) for path in paths[start : start + PAGE]]
 
     async def read(self, path: str, start: int, num_bytes: int, limit_s: float) -> memoryview:

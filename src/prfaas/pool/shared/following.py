@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterable
 
@@ -26,6 +27,8 @@ LIST_RATIO = 10
 """A long list is asked for less often: at most a tenth of the time is spent on lists."""
 FRONTS = 8
 """Fronts that are read at a time."""
+FREEZE_PACKS = 1000
+"""While the first list is read, the garbage collector leaves out the index after so many packs."""
 
 Names = Iterable[BlockName]
 
@@ -167,6 +170,9 @@ class Follower:
             for name, blocks in zip(part, fronts, strict=True):
                 if blocks is not None:
                     self._report(self._on_found, self._index.add(name, blocks))
+            if not self.is_listed and start % FREEZE_PACKS == 0:
+                # Otherwise a full collection looks through a growing index, for up to a second.
+                gc.freeze()
 
     async def _evict(self) -> None:
         """Delete packs of this node beyond its limits."""
