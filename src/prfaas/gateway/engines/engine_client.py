@@ -152,9 +152,9 @@ class Engines:
         Raises:
             EngineUnreachableError: There was no connection or no answer; the engine is marked down.
 
-        What the caller raises tells how the leg went: an `EngineError` or a broken connection
-        counts against the engine, anything else does not. Neither does a 500, or a `SuspectError`,
-        until somebody says so (`Exchange.suspects`).
+        The exception of the caller is the outcome of the leg: an `EngineError` or a broken
+        connection counts against the engine, others do not. A 500 or a `SuspectError` counts only
+        once it is confirmed (`Exchange.suspects`).
         """
         told = Told.NOTHING
         engine.num_in_flight += 1

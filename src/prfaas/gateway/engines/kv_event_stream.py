@@ -7,8 +7,8 @@ snapshot. What the index knows of its device memory is
 - INCOMPLETE if only the end was received: a hit is certain, there may be more;
 - DEGRADED while the connection is broken.
 
-Whether an engine is still the one it was says its last batch: a replay that begins with the same
-bytes continues it, anything else is another life and restarts.
+The last batch identifies the run of an engine: a replay that begins with the same bytes continues
+it, any other replay is of another run and restarts the stream.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EngineFeed:
 
     @property
     def replay_from(self) -> int:
-        """First batch to ask for: the last that was heard, which tells whether it continues."""
+        """First batch to request: the last that was received, which shows if the run continues."""
         return self._last[0] if self._last else 0
 
     def connected(self, layout: Layout) -> None:

@@ -129,7 +129,7 @@ class EngineClient:
             layout = self._layout()
             if layout is not None:
                 await self._follow_once(layout)
-            # Who breaks each connection as soon as it stands is not asked more and more often.
+            # An engine that breaks each new connection is dialled ever more rarely.
             if self._is_joined and clock() - began_at >= timing.backoff_max_s:
                 self.backoff_s = timing.backoff_s
             await asyncio.sleep(self.backoff_s * random.uniform(0.5, 1.0))  # noqa: S311

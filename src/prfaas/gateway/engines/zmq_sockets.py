@@ -112,7 +112,7 @@ class Ears:
     async def hear(self, timeout_s: float) -> bool:
         """Wait for a message; False when none came in time."""
         deadline = self._loop.time() + timeout_s
-        # A descriptor says that something happened, not what, and says it until one looks.
+        # A descriptor signals an event without its kind, until the events are read.
         while not any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
             if self._loop.time() >= deadline:
                 return False

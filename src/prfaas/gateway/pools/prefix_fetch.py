@@ -92,7 +92,7 @@ class Fetcher:
             have_tokens: Usable part of it that the destination holds already.
 
         Returns:
-            Whether it was asked: it is connected, and the blocks are not too many for one pull.
+            True if it was asked: it is connected, and the blocks fit into one pull.
         """
         keys = list(prefix.keys(have_tokens))
         if len(keys) > PULL_KEYS_MAX:

@@ -87,8 +87,8 @@ class DecodeLeg:
 
         Raises:
             EngineUnreachableError: Nothing of this leg has reached the client.
-            LegBrokenError: The engine broke; whether something has reached the client says
-                `exchange.stream`.
+            LegBrokenError: The engine broke; `exchange.stream` shows if the client has received
+                something.
         """
         path, body = decode_body(
             client,

@@ -58,7 +58,7 @@ def decode_body(
         path, body = COMPLETIONS_PATH, _as_completion(client, prompt, max_model_len)
     else:
         path, body = COMPLETIONS_PATH, client.body | {"max_tokens": client.max_tokens}
-        # What lies around a gap is rendered by the engine, from text.
+        # The engine renders the text around a gap.
         sequences = prompt.sequences if client.body.get("suffix") is None else client.prompts
         body["prompt"] = sequences[0] if len(sequences) == 1 else sequences
     parameters: JsonObject = {"prfaas": transfer} if transfer else {}

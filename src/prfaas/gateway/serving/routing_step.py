@@ -75,7 +75,7 @@ class Planner:
     async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
         """Make the plan, and note the facts in `record`. The caller ends it with the driver.
 
-        What the prompt takes of its tenant's limits is counted, tokenising also if this raises.
+        The prompt is charged to its tenant's limits; tokenising also if this raises.
 
         Raises:
             RequestError: The prompt cannot be rendered or is too long, or would come too late.

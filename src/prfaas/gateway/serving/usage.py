@@ -12,10 +12,10 @@ from prfaas.gateway.telemetry.request_record import Record
 class Usage:
     """Corrects the decode leg's counts.
 
-    To the decode engine, blocks that came over the link are cached tokens. The client is told only
-    of tokens that were cached before its request: at most what the prefill leg found, and where
-    that leg failed half-way, at most what the decode engine's pool held. What a chat created in
-    caches follows from that: the rest of the prompt, up to the last block that it fills.
+    To the decode engine, blocks that came over the link are cached tokens. The client
+    sees only tokens that were cached before its request: at most those that the prefill leg found,
+    and where that leg failed half-way, at most those of the decode engine's pool. The tokens that a
+    chat created in caches follow from that: the rest of the prompt, up to its last full block.
 
     Attributes:
         cached_max: Upper bound; None on the local path.

@@ -1,7 +1,7 @@
 """Cache salts: who does not know a tenant's can neither guess nor reach the tenant's blocks.
 
 The gateway keeps one secret and derives every tenant's salt from it and the tenant's name. Engines
-see salts, and none of them tells anything about another.
+see salts, and none of them reveals another.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class PromptMaker:
         """Text of each token of an answer, computed on another thread; see `pieces`.
 
         Raises:
-            NoDetokenizerError: It cannot be told exactly.
+            NoDetokenizerError: It cannot be determined exactly.
         """
         work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
         return await self.threads.run(tenant.name, work)

@@ -127,7 +127,7 @@ class TenantThreads:
         self._idle[thread] = None
         # Whoever has the fewest threads comes first, then whoever has waited longest.
         for tenant in sorted(self._waiting, key=lambda name: self._num_busy.get(name, 0)):
-            # Who was cancelled leaves by itself, a moment later.
+            # A cancelled waiter leaves by itself, a moment later.
             turn = next((turn for turn in self._waiting[tenant] if not turn.done()), None)
             if turn is not None and (found := self._free(tenant)):
                 self._leave(tenant, turn)
