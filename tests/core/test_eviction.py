@@ -79,3 +79,21 @@ def test_copies_go_first_once_nobody_waits_for_them_and_stay_copies() -> None:
     leased.removed("copy")
     leased.added("copy")
     assert list(leased.order()) == ["own", "other", "copy"]
+
+
+def test_bytes_of_leased_copies_are_known_and_end_with_their_leases() -> None:
+    leased = LeasedLast(LeastRecentlyUsed[str]())
+    for key in ("own", "copy", "later"):
+        leased.added(key)
+    leased.lease("own", 100, 1)
+    leased.lease("copy", 100, 2, is_copy=True)
+    leased.lease("later", 100, 4)
+    leased.lease("later", 200, 4, is_copy=True)
+    assert (leased.num_bytes, leased.copy_bytes) == (7, 6)
+    leased.used("copy")
+    leased.lease("copy", 300, 2)
+    assert leased.copy_bytes == 6, "a copy remains one"
+    leased.expire(200)
+    assert leased.copy_bytes == 2
+    leased.removed("copy")
+    assert (leased.num_bytes, leased.copy_bytes) == (0, 0)

@@ -120,14 +120,17 @@ async def test_a_hit_on_any_host_is_a_hit_on_every_host(
 MIB = 1 << 20
 LARGE_PLAN = DENSE_PLAN.replace('"64B"', '"64KiB"')
 """A block of 16 tokens has a MiB."""
-PROMPTS = [[n, *range(100, 180)] for n in range(30)]
-"""5 MiB each: what is pulled fits into what a pool node keeps free to receive, an eighth."""
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.parametrize("mib", [5, 10])
 async def test_three_pools_of_64_mib_hold_150_mib_and_every_engine_hits_all_of_it(
-    checkpoint: Path, identities: Path, tmp_path: Path
+    checkpoint: Path, identities: Path, tmp_path: Path, mib: int
 ) -> None:
+    """A prompt of 5 MiB fits into the eighth that a pool node keeps free to receive, one of 10 MiB
+    does not."""
+    num_tokens = 16 * mib
+    prompts = [[n, *range(100, 100 + num_tokens)] for n in range(150 // mib)]
     async with site_of(
         tmp_path,
         checkpoint,
@@ -138,7 +141,7 @@ async def test_three_pools_of_64_mib_hold_150_mib_and_every_engine_hits_all_of_i
         host_memory=40 * MIB,
     ) as world:
         texts = {}
-        for n, prompt in enumerate(PROMPTS):
+        for n, prompt in enumerate(prompts):
             only(world, f"e{n % 3}")
             texts[n] = await world.text(prompt)
         await settled(world)
@@ -147,16 +150,20 @@ async def test_three_pools_of_64_mib_hold_150_mib_and_every_engine_hits_all_of_i
         num_pulled = 0
         for engine in ("e0", "e1", "e2"):
             only(world, engine)
-            for n, prompt in enumerate(PROMPTS):
+            for n, prompt in enumerate(prompts):
                 world.forget()
                 reply = await world.complete(prompt)
                 record = await world.record()
                 assert (record["decode_engine"], record["fallback"]) == (engine, None)
-                assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 80, (engine, n)
+                assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == num_tokens, (
+                    engine,
+                    n,
+                )
                 assert reply["choices"][0]["text"] == texts[n]
                 num_pulled += record["pulled_tokens"] or 0
                 await settled(world)
-        # Twenty of the thirty prompts lie on other hosts, for every engine.
-        assert num_pulled == 3 * 20 * 80
-        assert sum(world.instance(f"e{n}").counts.external_hit_tokens for n in range(3)) == 90 * 80
+        # Two thirds of the prompts lie on other hosts, for every engine.
+        assert num_pulled == 2 * len(prompts) * num_tokens
+        hits = sum(world.instance(f"e{n}").counts.external_hit_tokens for n in range(3))
+        assert hits == 3 * len(prompts) * num_tokens
         check_nothing_is_held(world)

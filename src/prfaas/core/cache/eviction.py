@@ -46,6 +46,8 @@ class LeasedLast(EvictionPolicy[K]):
         """End and bytes of each lease, in order of creation."""
         self.num_bytes = 0
         """Bytes of leased blocks."""
+        self.copy_bytes = 0
+        """Bytes of leased copies: what is evicted first once its lease ends."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -82,9 +84,11 @@ class LeasedLast(EvictionPolicy[K]):
         if key not in self._leases:
             self._unleased(key).removed(key)
             self.num_bytes += num_bytes
-        if is_copy:
-            self._are_copies.add(key)
+            self.copy_bytes += num_bytes * (key in self._are_copies)
         known_until_ns, num_bytes = self._leases.get(key, (0, num_bytes))
+        if is_copy and key not in self._are_copies:
+            self._are_copies.add(key)
+            self.copy_bytes += num_bytes
         self._leases[key] = max(until_ns, known_until_ns), num_bytes
 
     def release(self, key: K) -> None:
@@ -105,6 +109,7 @@ class LeasedLast(EvictionPolicy[K]):
         """End a lease, if there is one."""
         _, num_bytes = self._leases.pop(key, (0, None))
         self.num_bytes -= num_bytes or 0
+        self.copy_bytes -= (num_bytes or 0) * (key in self._are_copies)
         return num_bytes is not None
 
 

@@ -434,10 +434,13 @@ class BlockStore:
     def keep_room(self) -> None:
         """Evict blocks until others can be received without a wait for memory, if one had none.
 
-        Leased blocks stay: a few blocks can be received outside the memory of the store.
+        Leased blocks stay: a few blocks can be received outside the memory of the store. Leased
+        copies count as free memory: they go first once they are loaded, and the blocks of this host
+        that would be evicted in their place are nowhere else.
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
+        room -= min(room, self._policy.copy_bytes)
         while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
