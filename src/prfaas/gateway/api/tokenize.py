@@ -40,12 +40,7 @@ class TokenApi:
             wants_words = body.get("return_token_strs") is True
             words = (await self.prompts.words(ids, tenant))[1] if wants_words else None
         return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": max_model_len,
-                "tokens": ids,
-                "token_strs": words,
-            }
+            {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": words}
         )
 
     async def _ids(self, body: JsonObject, tenant: Tenant) -> tuple[list[int], int]:

@@ -12,11 +12,7 @@ from aiohttp import web
 
 PAGE = "index.html"
 PAGE_PATHS = frozenset({"/console/", "/console/console.js", "/console/console.css"})
-_TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
