@@ -321,7 +321,8 @@ class EngineRequests:
         coming = message.transfer_id is not None and self._is_on_its_way(
             message.transfer_id, message.source
         )
-        if self._store.needs_probe and not coming and not is_probed:
+        is_done = coming or is_probed
+        if not is_done and self._store.needs_probe(layout_id, keys_of(message.keys)):
             self._start(engine, self._probe(engine, message))
             return
         absent = ON_ITS_WAY if coming else MISS

@@ -392,7 +392,7 @@ class PoolNode:
         self._engines[session.name] = session
         self._known_layouts.learn(session.layout)
         if self.shared is not None:
-            self.shared.learn(session.layout.layout_id)
+            self.shared.learn(session.layout)
         self.feed.state_changed(self._state())
 
     def _engine_went(self, session: EngineSession) -> None:

@@ -9,13 +9,8 @@ from prfaas.core.kv.blocks import BlockName
 from prfaas.log_throttle import SaidOnce
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
-from prfaas.pool.shared.packs import (
-    AlteredError,
-    PackedBlock,
-    PackName,
-    UnknownKeyError,
-    read_front,
-)
+from prfaas.pool.shared.packs import PackedBlock, PackName, read_front
+from prfaas.pool.shared.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.shared.settings import S3Timing
 from prfaas.pool.shared.site_keys import KeyRing
 from prfaas.units import NS_PER_S

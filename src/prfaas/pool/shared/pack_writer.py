@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from secrets import token_bytes
-from typing import NamedTuple
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.core.resilience.circuit_breaker import Breaker
 from prfaas.errors import TransferError
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
 from prfaas.pool.shared.settings import S3Settings
-from prfaas.pool.shared.site_keys import SALT_BYTES, KeyRing
+from prfaas.pool.shared.site_keys import KeyRing
+from prfaas.pool.shared.write_queue import Offer, WriteQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 
@@ -35,12 +32,6 @@ LAYOUTS_MAX = 16
 """Layouts with a pack that is being filled."""
 
 Written = Callable[[PackName, dict[BlockName, PackedBlock], int], None]
-
-
-class _Offer(NamedTuple):
-    name: BlockName
-    block: StoredBlock
-    done: Callable[[], None]
 
 
 class PackWriter:
@@ -69,20 +60,18 @@ class PackWriter:
         self._bucket, self._keys, self._writer = bucket, keys, writer
         self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
         self._metrics, self._on_written = metrics, on_written
-        self._clock_ns = clock_ns
-        self._breaker = Breaker()
-        self._queue: deque[_Offer] = deque()
-        self._waiting: set[BlockName] = set()
-        """Blocks that are queued, sealed or being uploaded."""
+        self._queue = WriteQueue(self.held_bytes_max, metrics, clock_ns)
         self._open: dict[bytes, PackBuilder] = {}
         """Packs that are being filled, by layout."""
-        self._work = asyncio.Event()
         self._turn = asyncio.Lock()
         """Held while blocks are sealed."""
         self._uploads: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, "prfaas-shared-writer")
-        self.held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
         """Bytes that wait for the bucket."""
+        return self._queue.held_bytes
 
     @property
     def held_bytes_max(self) -> int:
@@ -90,7 +79,7 @@ class PackWriter:
         return PACKS_HELD * self._pack_bytes
 
     def __contains__(self, name: BlockName) -> bool:
-        return name in self._waiting
+        return name in self._queue
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block; `done` is called once it is sealed, or dropped.
@@ -98,22 +87,12 @@ class PackWriter:
         Returns:
             False if it is dropped at once: too much waits, or the bucket takes nothing.
         """
-        size = len(block.data)
-        if not self._breaker.allows(self._clock_ns()):
-            return self._dropped("shared_down")
-        if self.held_bytes and self.held_bytes + size > self.held_bytes_max:
-            return self._dropped("shared_full")
-        self._queue.append(_Offer(name, block, done))
-        self._waiting.add(name)
-        self.held_bytes += size
-        self._work.set()
-        return True
+        return self._queue.offer(name, block, done)
 
     async def run(self) -> None:
         """Write offered blocks until cancelled."""
         while True:
-            await self._work.wait()
-            self._work.clear()
+            await self._queue.wait()
             await self._seal_queued()
 
     async def flush(self) -> None:
@@ -126,33 +105,28 @@ class PackWriter:
 
     async def drop(self, matches: Matches) -> None:
         """Drop what waits with a matching origin; return once nothing else is under way."""
-        for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
-            self._queue.remove(offer)
-            self._forget([offer.name], len(offer.block.data))
-            offer.done()
+        self._queue.drop(matches)
         await self.flush()
 
     def close(self) -> None:
         """End the thread and all uploads."""
         for task in self._uploads:
             task.cancel()
-        for offer in self._queue:
-            offer.done()
-        self._queue.clear()
+        self._queue.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _seal_queued(self) -> None:
         async with self._turn:
-            while self._queue:
-                await self._seal(self._queue.popleft())
+            while (offer := self._queue.take()) is not None:
+                await self._seal(offer)
 
-    async def _seal(self, offer: _Offer) -> None:
+    async def _seal(self, offer: Offer) -> None:
         layout_id, key = offer.name
         pack = self._open.get(layout_id)
         if pack is None:
             if len(self._open) >= LAYOUTS_MAX:
                 self._finish(next(iter(self._open.values())))
-            pack = PackBuilder(self._keys.sealing, layout_id, token_bytes(SALT_BYTES))
+            pack = PackBuilder(self._keys.sealing, layout_id)
             self._open[layout_id] = pack
             asyncio.get_running_loop().call_later(self._timing.flush_s, self._finish, pack)
         block = offer.block
@@ -163,7 +137,7 @@ class PackWriter:
         except asyncio.CancelledError:
             if lent:
                 lent.clear()
-                self._queue.appendleft(offer)  # For the last flush.
+                self._queue.take_back(offer)  # For the last flush.
             raise
         offer.done()
         if pack.num_bytes >= self._pack_bytes or len(pack.names) >= BLOCKS_MAX:
@@ -183,29 +157,17 @@ class PackWriter:
             name, data = await asyncio.get_running_loop().run_in_executor(
                 self._thread, pack.finish, self._writer, time.time_ns() // 10**6
             )
-            self._breaker.began(self._clock_ns())
+            self._queue.began()
             await self._bucket.write(name.path, data, self._timing.write_s)
         except TransferError as error:
-            self._breaker.failed(self._clock_ns())
-            self._metrics.count_shared("write", "failed")
-            self._metrics.blocks_dropped.labels(reason="shared_write").inc(len(pack.names))
+            self._queue.failed(len(pack.names))
             log.error("shared tier: %d blocks were not written: %s", len(pack.names), error)
         else:
-            self._breaker.succeeded(self._clock_ns())
-            self._metrics.count_shared("write", "ok")
-            self._metrics.shared_bytes.labels(direction="written").inc(len(data))
+            self._queue.wrote(len(data))
             front = data[: name.front_bytes]
             self._on_written(name, read_front(name, front, self._keys, self._writer), len(data))
         finally:
-            self._forget(pack.names, pack.num_bytes)
-
-    def _forget(self, names: Sequence[BlockName], num_bytes: int) -> None:
-        self._waiting.difference_update(names)
-        self.held_bytes -= num_bytes
-
-    def _dropped(self, reason: str) -> bool:
-        self._metrics.blocks_dropped.labels(reason=reason).inc()
-        return False
+            self._queue.forget(pack.names, pack.num_bytes)
 
 
 def _add_lent(lent: list[tuple[PackBuilder, BlockKey, StoredBlock]]) -> None:

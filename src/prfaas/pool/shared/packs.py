@@ -2,13 +2,13 @@
 
 A pack holds blocks of one layout:
 
-    magic "PFSP" | version u8 | key id 8 | salt 32      the head, in the clear
+    head (`sealing`), magic "PFSP"                      in the clear
     index, sealed as part 0                             with the head: the front of the pack
     blocks, sealed as parts 1, 2, ...                   each as long as its block and a tag of 16
 
 and is named `LAYOUT/TIME_WRITER_RANDOM_FRONT`: layout id, creation in ms, name of the pool node,
-random bytes, and length of the front, the numbers in hexadecimal. The nonce of a part is its
-number; the index is bound to the name, so that a renamed pack is unreadable.
+random bytes, and length of the front, the numbers in hexadecimal. The index is bound to the name: a
+renamed pack is unreadable.
 """
 
 from __future__ import annotations
@@ -20,32 +20,30 @@ from secrets import token_hex
 from typing import Annotated, NamedTuple
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.errors import PrfaasError
-from prfaas.pool.shared.site_keys import ID_BYTES, SALT_BYTES, KeyRing, SiteKey
-from prfaas.pool.store.origins import Origin, joined, origin_bytes, origin_in
+from prfaas.pool.shared.sealing import (
+    HEAD_BYTES,
+    TAG_BYTES,
+    AlteredError,
+    Buffer,
+    Seal,
+    UnknownKeyError,
+    new_seal,
+    read_by,
+    seal_of,
+)
+from prfaas.pool.shared.site_keys import KeyRing, SiteKey
+from prfaas.pool.store.origins import Origin, origin_bytes, origin_in
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
-MAGIC, VERSION = b"PFSP", b"\x01"
-HEAD_BYTES = len(MAGIC) + len(VERSION) + ID_BYTES + SALT_BYTES
-TAG_BYTES, NONCE_BYTES = 16, 12
+KIND = b"PFSP\x01"
+"""Magic and version."""
 BLOCKS_MAX = 1 << 16
 FRONT_BYTES_MAX = 16 << 20
 _NAME = re.compile(
     r"([0-9a-f]{64})/([0-9a-f]{12})_([a-z][a-z0-9-]{0,62})_([0-9a-f]{16})_([0-9a-f]{1,7})"
 )
-Buffer = bytes | bytearray | memoryview
-
-
-class AlteredError(PrfaasError):
-    """Bytes of a pack are not those that were written."""
-
-
-class UnknownKeyError(PrfaasError):
-    """A pack was sealed with a key that this node does not have."""
 
 
 class PackName(NamedTuple):
@@ -90,13 +88,11 @@ class Pack:
 
     Attributes:
         name: Its name.
-        head: Its first HEAD_BYTES.
-        cipher: Opens its parts.
+        seal: Opens its parts.
     """
 
     name: PackName
-    head: bytes
-    cipher: AESGCM
+    seal: Seal
 
 
 class PackedBlock(NamedTuple):
@@ -147,23 +143,21 @@ class PackBuilder:
     Args:
         key: Seals it.
         layout_id: Layout of its blocks.
-        salt: SALT_BYTES random bytes, never used before.
     """
 
-    def __init__(self, key: SiteKey, layout_id: bytes, salt: bytes) -> None:
+    def __init__(self, key: SiteKey, layout_id: bytes) -> None:
         self.layout_id = layout_id
         self.names: list[BlockName] = []
         self.num_bytes = 0
         """Bytes of its blocks."""
-        self._head = MAGIC + VERSION + key.id + salt
-        self._cipher = key.cipher(salt)
+        self._seal = new_seal(KIND, key)
         self._parts: list[bytes] = []
         self._entries: list[_Entry] = []
         self._origins: dict[bytes, int] = {}
 
     def add(self, key: BlockKey, data: Buffer, digest: bytes, origin: Origin) -> None:
         """Seal a block."""
-        part = self._cipher.encrypt(_nonce(len(self._parts) + 1), data, self._head)
+        part = self._seal.close(len(self._parts) + 1, data)
         number = self._origins.setdefault(origin_bytes(origin), len(self._origins))
         self._entries.append(_Entry(key.group, key.block_hash, len(data), digest, number))
         self._parts.append(part)
@@ -175,8 +169,8 @@ class PackBuilder:
         index = _encoder.encode(_Index(list(self._origins), self._entries))
         front_bytes = HEAD_BYTES + len(index) + TAG_BYTES
         name = PackName(self.layout_id, at_ms, writer, token_hex(8), front_bytes)
-        sealed = self._cipher.encrypt(_nonce(0), index, self._head + name.path.encode())
-        data = b"".join([self._head, sealed, *self._parts])
+        sealed = self._seal.close(0, index, name.path.encode())
+        data = b"".join([self._seal.head, sealed, *self._parts])
         self._parts.clear()
         return name, data
 
@@ -196,19 +190,13 @@ def read_front(
         UnknownKeyError: It was sealed with a key that is not in `keys`.
         AlteredError: It is not what a pool node of the site wrote.
     """
-    head = bytes(front[:HEAD_BYTES])
-    if len(front) != name.front_bytes or head[:5] != MAGIC + VERSION:
-        raise AlteredError(f"{name.path} does not begin like a pack of version {VERSION[0]}")
-    key = keys.keys.get(head[5 : 5 + ID_BYTES])
-    if key is None:
-        raise UnknownKeyError(f"{name.path} is sealed with key {head[5 : 5 + ID_BYTES].hex()}")
-    pack = Pack(name, head, key.cipher(head[5 + ID_BYTES :]))
+    if len(front) != name.front_bytes:
+        raise AlteredError(f"{name.path} ends after {len(front)} bytes of its front")
     try:
-        plain = pack.cipher.decrypt(_nonce(0), front[HEAD_BYTES:], head + name.path.encode())
+        pack = Pack(name, seal_of(KIND, front, keys))
+        plain = pack.seal.open(0, front[HEAD_BYTES:], name.path.encode())
         index = _decoder.decode(plain)
-        origins = [origin_in(data) for data in index.origins]
-        if name.writer != reader:
-            origins = [_received(origin, name.writer) for origin in origins]
+        origins = [read_by(reader, name.writer, origin_in(data)) for data in index.origins]
         sizes = (entry.num_bytes + TAG_BYTES for entry in index.blocks)
         offsets = accumulate(sizes, initial=name.front_bytes)
         return {
@@ -217,8 +205,10 @@ def read_front(
             )
             for part, (entry, offset) in enumerate(zip(index.blocks, offsets, strict=False), 1)
         }
-    except (InvalidTag, msgspec.DecodeError, IndexError) as error:
-        raise AlteredError(f"the index of {name.path} is broken: {type(error).__name__}") from None
+    except UnknownKeyError as error:
+        raise UnknownKeyError(f"{name.path}: {error}") from None
+    except (AlteredError, msgspec.DecodeError, IndexError) as error:
+        raise AlteredError(f"the index of {name.path} is broken: {error}") from None
 
 
 def open_block(name: BlockName, block: PackedBlock, part: Buffer, into: memoryview) -> None:
@@ -237,17 +227,9 @@ def open_block(name: BlockName, block: PackedBlock, part: Buffer, into: memoryvi
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
     pack = block.pack
     try:
-        pack.cipher.decrypt_into(_nonce(block.part), part, pack.head, into)
-    except InvalidTag:
-        raise AlteredError(f"part {block.part} of {pack.name.path} is altered") from None
+        pack.seal.open_into(block.part, part, into)
+    except AlteredError as error:
+        raise AlteredError(f"{pack.name.path}: {error}") from None
     layout_id, key = name
     if block_digest(layout_id, key, into) != block.digest:
         raise AlteredError(f"part {block.part} of {pack.name.path} has another digest")
-
-
-def _received(origin: Origin, writer: str) -> Origin:
-    return Origin(joined({*origin.sources, writer}), writer, origin.transfer_id)
-
-
-def _nonce(part: int) -> bytes:
-    return part.to_bytes(NONCE_BYTES, "big")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 
-from prfaas.core.kv.blocks import BlockName
+from prfaas.core.kv.blocks import BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import SaidOnce
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -26,7 +26,8 @@ from prfaas.pool.shared.pack_fronts import ATTEMPTS, PackFronts
 from prfaas.pool.shared.pack_index import PackIndex, all_sources
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.pack_writer import PackWriter
-from prfaas.pool.shared.packs import TAG_BYTES, AlteredError, PackedBlock, PackName, open_block
+from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
+from prfaas.pool.shared.sealing import TAG_BYTES, AlteredError
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.site_keys import KeyRing
 from prfaas.pool.store.origins import Origin, sliced
@@ -135,9 +136,9 @@ class S3Tier:
         """Origin of a block."""
         return self._index[name].origin
 
-    def learn(self, layout_id: bytes) -> None:
+    def learn(self, layout: Layout) -> None:
         """Read packs of a layout, from now on: an engine of this node uses it."""
-        self._follower.learn(layout_id)
+        self._follower.learn(layout.layout_id)
 
     @property
     def needs_probe(self) -> bool:

@@ -137,14 +137,23 @@ class BlockStore:
         return None if tier is None else tier.label
 
     async def probe(self, layout_id: bytes, keys: Collection[BlockKey]) -> None:
-        """Have the shared tier look for blocks that are not found; a fraction of a second."""
+        """Have the shared tier look for blocks that this node does not hold; a fraction of a
+        second."""
         if self._shared is not None:
-            await self._shared.probe([(layout_id, key) for key in keys])
+            await self._shared.probe(list(self._not_held(layout_id, keys)))
 
-    @property
-    def needs_probe(self) -> bool:
+    def needs_probe(self, layout_id: bytes, keys: Collection[BlockKey]) -> bool:
         """Return True if `probe` may find blocks."""
-        return self._shared is not None and self._shared.needs_probe
+        if self._shared is None or not self._shared.needs_probe:
+            return False
+        return next(self._not_held(layout_id, keys), None) is not None
+
+    def _not_held(self, layout_id: bytes, keys: Collection[BlockKey]) -> Iterator[BlockName]:
+        """Blocks that are neither in memory nor on disk."""
+        for key in keys:
+            name = layout_id, key
+            if name not in self._blocks and self._below(name) in (None, self._shared):
+                yield name
 
     async def fetch(
         self, layout_id: bytes, key: BlockKey, budget: ReadBudget | None = None
@@ -164,7 +173,7 @@ class BlockStore:
         tier = self._below(name)
         if block is not None or tier is None:
             return block
-        origin, num_bytes = tier.origin(name), tier.num_bytes(name)
+        num_bytes = tier.num_bytes(name)
         while self._would_lose(num_bytes) and await self._has_written():
             pass
         if name not in tier:
@@ -175,7 +184,7 @@ class BlockStore:
             digest = await tier.read(name, buffer, budget or ReadBudget())
         if buffer is None or digest is None:
             return self.get(layout_id, key)
-        return self.keep(layout_id, key, buffer, digest, origin)
+        return self.keep(layout_id, key, buffer, digest, tier.origin(name))
 
     @property
     def num_leased(self) -> int:

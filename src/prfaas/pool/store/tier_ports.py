@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.pool.store.origins import LOCAL, Origin
 
 
@@ -82,7 +82,7 @@ class LowerTier(Protocol):
         ...
 
     def origin(self, name: BlockName) -> Origin:
-        """Origin of one of its blocks."""
+        """Origin of a block that was read just now."""
         ...
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
@@ -144,7 +144,7 @@ class SharedTier(LowerTier, Protocol):
         """Number of blocks that can be read, of all nodes."""
         ...
 
-    def learn(self, layout_id: bytes) -> None:
+    def learn(self, layout: Layout) -> None:
         """An engine of this node uses a layout from now on."""
 
     async def run(self) -> None:

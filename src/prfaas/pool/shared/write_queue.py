@@ -1,0 +1,129 @@
+"""Blocks that wait to be written to a shared tier, within one limit of bytes.
+
+A block counts from when it is offered until it is written or dropped. What comes beyond the limit,
+or while the tier takes nothing, is dropped and counted, so a slow tier costs no engine anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from prfaas.core.kv.blocks import BlockName
+from prfaas.core.resilience.circuit_breaker import Breaker
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.origins import Matches
+from prfaas.pool.store.tier_ports import StoredBlock
+
+
+class Offer(NamedTuple):
+    """A block to write.
+
+    Attributes:
+        name: Its name.
+        block: Its bytes; pinned in memory.
+        done: Ends the pin. Called once, when the bytes are sealed or dropped.
+    """
+
+    name: BlockName
+    block: StoredBlock
+    done: Callable[[], None]
+
+
+class WriteQueue:
+    """The queue, and the breaker of writing.
+
+    Args:
+        limit_bytes: Limit of `held_bytes`.
+        metrics: Count what is dropped and what was written.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        metrics: PoolMetrics,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._limit_bytes, self._metrics, self._clock_ns = limit_bytes, metrics, clock_ns
+        self._breaker = Breaker()
+        self._offers: deque[Offer] = deque()
+        self._waiting: set[BlockName] = set()
+        """Blocks that are queued or on their way."""
+        self._work = asyncio.Event()
+        self.held_bytes = 0
+        """Bytes of blocks that are queued or on their way."""
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._waiting
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block.
+
+        Returns:
+            False if it is dropped at once: too much waits, or the tier takes nothing.
+        """
+        size = len(block.data)
+        if not self._breaker.allows(self._clock_ns()):
+            return self._dropped("shared_down")
+        if self.held_bytes and self.held_bytes + size > self._limit_bytes:
+            return self._dropped("shared_full")
+        self._offers.append(Offer(name, block, done))
+        self._waiting.add(name)
+        self.held_bytes += size
+        self._work.set()
+        return True
+
+    async def wait(self) -> None:
+        """Wait until blocks were offered since the last call."""
+        await self._work.wait()
+        self._work.clear()
+
+    def take(self) -> Offer | None:
+        """The block that waits longest; None if none waits."""
+        return self._offers.popleft() if self._offers else None
+
+    def take_back(self, offer: Offer) -> None:
+        """Queue a block that was taken and not sealed, before the others."""
+        self._offers.appendleft(offer)
+
+    def forget(self, names: Sequence[BlockName], num_bytes: int) -> None:
+        """Blocks were written or dropped."""
+        self._waiting.difference_update(names)
+        self.held_bytes -= num_bytes
+
+    def drop(self, matches: Matches) -> None:
+        """Drop what is queued with a matching origin."""
+        for offer in [offer for offer in self._offers if matches(offer.block.origin)]:
+            self._offers.remove(offer)
+            self.forget([offer.name], len(offer.block.data))
+            offer.done()
+
+    def close(self) -> None:
+        """Drop what is queued."""
+        self.drop(lambda _: True)
+
+    # --- writing ---
+
+    def began(self) -> None:
+        """Something is being written."""
+        self._breaker.began(self._clock_ns())
+
+    def wrote(self, num_bytes: int) -> None:
+        """It was written: so many sealed bytes."""
+        self._breaker.succeeded(self._clock_ns())
+        self._metrics.count_shared("write", "ok")
+        self._metrics.shared_bytes.labels(direction="written").inc(num_bytes)
+
+    def failed(self, num_blocks: int) -> None:
+        """It was not: blocks are dropped."""
+        self._breaker.failed(self._clock_ns())
+        self._metrics.count_shared("write", "failed")
+        self._metrics.blocks_dropped.labels(reason="shared_write").inc(num_blocks)
+
+    def _dropped(self, reason: str) -> bool:
+        self._metrics.blocks_dropped.labels(reason=reason).inc()
+        return False
