@@ -11,9 +11,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from prfaas.wire.identity import make_authority, make_identity
+from tests.mooncake.fixtures import mooncake
 from tests.s3.fixtures import bucket, s3_port
 
-__all__ = ["bucket", "s3_port"]
+__all__ = ["bucket", "mooncake", "s3_port"]
 
 # A slow example on a busy machine is no finding; the timeout of every test stands.
 settings.register_profile("prfaas", deadline=None)

@@ -16,6 +16,7 @@ from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import ModelTable
 from prfaas.config.load import load_deployment
 from prfaas.engines import launch
+from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import NAME
 
 from .charts import (
@@ -63,7 +64,7 @@ def test_pool_nodes_get_the_settings_of_the_bucket(role: str, certificates: str,
                 options = [arg for arg in each["args"] if arg.startswith("--s3-")]
                 names = dict(arg.removeprefix("--").split("=", 1) for arg in options)
                 found = shared_tier({n.replace("-", "_"): v for n, v in names.items()}, None)
-                assert found is not None
+                assert isinstance(found, S3Settings)
                 assert (found.bucket, found.limit_bytes) == ("kv-blocks", 2 << 40)
                 assert found.prefix == {"pd": "pd", "prfaas": "prefill"}[role]
                 assert each["envFrom"] == [{"secretRef": {"name": "s3-user"}}]

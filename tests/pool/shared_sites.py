@@ -7,7 +7,7 @@ from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.shared.s3_tier import S3Tier
-from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import make_identity
 from prfaas.wire.messages.gateway import Evicted, Stored
 
@@ -22,7 +22,9 @@ def tier_of(site: Site) -> S3Tier:
     return site.node.shared
 
 
-async def start(world: World, settings: S3Settings, name: str = "pd-pool", **further: Any) -> Site:
+async def start(
+    world: World, settings: SharedSettings, name: str = "pd-pool", **further: Any
+) -> Site:
     make_identity(world.identities, name)
     return await world.start(name, shared=settings, **further)
 

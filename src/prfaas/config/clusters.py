@@ -28,6 +28,7 @@ from prfaas.config.quantities import (
 )
 from prfaas.config.table import Table
 from prfaas.config.tenants import is_loopback
+from prfaas.config.tiers.mooncake import MooncakeTable
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
@@ -293,11 +294,20 @@ class ClusterTable(Table):
     s3: S3Table | None = None
     """A tier below the memory and disks of its pool nodes, for blocks that they share. Needs the
     package: `pip install 'prfaas[s3]'`."""
+    mooncake: MooncakeTable | None = None
+    """Mooncake Store that the pool nodes share, in place of a bucket. Needs a package:
+    `pip install 'prfaas[mooncake]'`."""
     timing: TimingTable | None = None
     """Makes the engines that are started here timing engines, which compute nothing."""
     has_roles: bool = False
     """Engines of this PD cluster that join by `[membership]` have the roles "prefill" and "decode";
     true if engines in the file have them."""
+
+    @model_validator(mode="after")
+    def _has_one_shared_tier(self) -> ClusterTable:
+        if self.s3 is not None and self.mooncake is not None:
+            raise ValueError("it has both `s3` and `mooncake`; a cluster has one shared tier")
+        return self
 
     @model_validator(mode="after")
     def _pools_exist(self) -> ClusterTable:

@@ -18,6 +18,10 @@ HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 PREFIX = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}){0,4}$"
 REGION = r"^[a-z0-9-]{1,63}$"
+PEER_TO_PEER = "P2PHANDSHAKE"
+"""Metadata of a Mooncake Store without a server: clients exchange it themselves."""
+METADATA = rf"^({PEER_TO_PEER}|(https?|etcd|redis)://[A-Za-z0-9._:/\[\]-]{{1,200}})$"
+DEVICES = r"^([A-Za-z0-9_.-]{1,63}(,[A-Za-z0-9_.-]{1,63}){0,15})?$"
 URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
@@ -27,6 +31,8 @@ PATTERNS = {
     BUCKET: "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",
     PREFIX: 'parts of letters, digits, dots, dashes and underscores, as in "kv/pd"',
     REGION: 'a region, as in "eu-central-1"',
+    METADATA: f'"{PEER_TO_PEER}", or http://, etcd:// or redis:// with an address',
+    DEVICES: 'names of devices, separated by commas, as in "mlx5_0,mlx5_1"',
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
     KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
     URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',

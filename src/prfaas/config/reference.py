@@ -25,6 +25,7 @@ from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
 from prfaas.config.supervision import SupervisionTable
 from prfaas.config.tenants import OperatorTable, TenantTable
+from prfaas.config.tiers.mooncake import MooncakeTable
 from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
@@ -56,6 +57,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
     ("[clusters.CLUSTER.s3]", S3Table, ()),
+    ("[clusters.CLUSTER.mooncake]", MooncakeTable, ()),
     ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from prfaas.config.deployment import Deployment
 from prfaas.lab.faults import FaultProxy
-from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import make_identity
 from tests.pool.sites import LOOPBACK, until
 
@@ -44,7 +44,7 @@ async def site_of(
     memory_bytes: int = MEMORY_BYTES,
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
-    shared: S3Settings | None = None,
+    shared: SharedSettings | None = None,
     away: Mapping[str, Sequence[str]] = MappingProxyType({}),
     **changes: Any,
 ) -> AsyncIterator[SiteWorld]:

@@ -11,7 +11,7 @@ from prfaas.config.clusters import PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.pool.receive.receive_limits import ReceiveLimits
-from prfaas.pool.shared.settings import s3_settings
+from prfaas.pool.shared.settings import shared_settings
 from prfaas.wire.identity import identity_in
 
 ADMIN = ("127.0.0.1", 7180)
@@ -40,7 +40,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "memory_bytes": table.memory,
         "disk": table.disk,
         "disk_bytes": table.disk_limit or 0,
-        "shared": s3_settings(cluster.s3, cluster_name) if cluster.s3 else None,
+        "shared": shared_settings(cluster, cluster_name),
         "socket_path": deployment.pool_socket(name),
         "admin": split_address(table.admin) if table.admin else ADMIN,
         "identity": identity_in(deployment.security.identities, name),

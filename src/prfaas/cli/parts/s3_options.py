@@ -11,7 +11,9 @@ import click
 
 from prfaas.config.clusters import S3Table
 from prfaas.config.names import PATTERNS
-from prfaas.pool.shared.settings import PREFIX, S3Settings, s3_settings
+from prfaas.errors import ConfigError
+from prfaas.pool.shared.mooncake.settings import MooncakeSettings
+from prfaas.pool.shared.settings import PREFIX, S3Settings, SharedSettings, s3_settings
 from prfaas.toml_tables import validated
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -35,7 +37,7 @@ def s3_options(command: Command) -> Command:
     return command
 
 
-def shared_tier(options: Mapping[str, str], below: S3Settings | None) -> S3Settings | None:
+def shared_tier(options: Mapping[str, str], below: SharedSettings | None) -> SharedSettings | None:
     """The tier that options name.
 
     Args:
@@ -47,6 +49,8 @@ def shared_tier(options: Mapping[str, str], below: S3Settings | None) -> S3Setti
     """
     if not options:
         return below
+    if isinstance(below, MooncakeSettings):
+        raise ConfigError("--s3-...: the cluster has `mooncake`; a cluster has one shared tier")
     table = {} if below is None else _written(below)
     table |= {name.removeprefix(START): value for name, value in options.items()}
     made = validated(S3Table, table, Path("options --s3-..."), words=PATTERNS)

@@ -118,6 +118,11 @@ class PoolMetrics:
             ["direction"],
             registry=self.registry,
         )
+        self.shared_client_starts = Counter(
+            "prfaas_pool_shared_client_starts",
+            "Starts of the process of the Mooncake client; all but the first follow its end.",
+            registry=self.registry,
+        )
         self.shared_unreadable = Counter(
             "prfaas_pool_shared_unreadable",
             "Objects of the shared tier that were skipped: sealed with an unknown key, or altered.",

@@ -97,7 +97,7 @@ class PoolNode:
         self.shared: SharedTier | None = None
         read_limit_s: float | None = None
         if settings.shared is not None:
-            read_limit_s = settings.shared.deadline_s
+            read_limit_s = settings.shared.read_limit_s
             self.shared = open_shared(
                 settings.shared, settings.name, hosts, self.metrics, self.store
             )

@@ -14,7 +14,7 @@ from prfaas.pool.receive import receive_limits
 from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.pool.send import send_limits
 from prfaas.pool.send.send_limits import SendLimits
-from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.pool.store import disk_tier, event_feed
 from prfaas.pool.store.disk_tier import DiskLimits
 from prfaas.pool.store.event_feed import FeedLimits
@@ -45,7 +45,7 @@ class PoolSettings:
         gateways: Names of gateways that may subscribe, and whose tickets are valid.
         disk: Folder of the disk tier; None without a disk tier.
         disk_bytes: Limit on its files.
-        shared: Bucket that pool nodes of the site share; None without one.
+        shared: Tier that pool nodes of the site share; None without one.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -76,7 +76,7 @@ class PoolSettings:
     gateways: frozenset[str]
     disk: Path | None = None
     disk_bytes: int = 0
-    shared: S3Settings | None = None
+    shared: SharedSettings | None = None
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.AUTO

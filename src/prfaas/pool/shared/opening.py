@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
+from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import S3Bucket
+from prfaas.pool.shared.mooncake.client import check_package
+from prfaas.pool.shared.mooncake.mooncake_tier import MooncakeTier
 from prfaas.pool.shared.s3_tier import S3Tier
-from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.settings import S3Settings, SharedSettings
 from prfaas.pool.shared.site_keys import load_keys
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import SharedTier
 
 
 def open_shared(
-    settings: S3Settings, pool: str, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
+    settings: SharedSettings, pool: str, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
 ) -> SharedTier:
     """Open a shared tier and put it below a store.
 
@@ -28,15 +31,17 @@ def open_shared(
     Raises:
         ConfigError: A package is missing, or a setting or the file of keys is wrong.
     """
-    tier = S3Tier(
-        settings,
-        S3Bucket(settings),
-        load_keys(settings.keys),
-        pool,
-        hosts,
-        metrics,
-        lambda names: store.found_below(tier, names),
-        store.gone_below,
-    )
+    keys = load_keys(settings.keys)
+
+    def found(names: Iterable[BlockName]) -> None:
+        store.found_below(tier, names)
+
+    tier: SharedTier
+    if isinstance(settings, S3Settings):
+        bucket = S3Bucket(settings)
+        tier = S3Tier(settings, bucket, keys, pool, hosts, metrics, found, store.gone_below)
+    else:
+        check_package()
+        tier = MooncakeTier(settings, keys, pool, hosts, metrics, found, store.gone_below)
     store.share_with(tier)
     return tier

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config.clusters import S3Table
+from prfaas.config.clusters import ClusterTable, S3Table
+from prfaas.pool.shared.mooncake.settings import MooncakeSettings, mooncake_settings
 from prfaas.units import NS_PER_S
 
 PACK_BYTES = 16 << 20
@@ -72,6 +73,15 @@ class S3Settings:
         """The deadline, seconds."""
         return self.deadline_ns / NS_PER_S
 
+    @property
+    def read_limit_s(self) -> float:
+        """Time limit of all reads of a request, seconds."""
+        return self.deadline_s
+
+
+SharedSettings = S3Settings | MooncakeSettings
+"""Settings of a shared tier of any kind."""
+
 
 def s3_settings(table: S3Table, cluster: str) -> S3Settings:
     """Settings from a table of the deployment file.
@@ -90,3 +100,15 @@ def s3_settings(table: S3Table, cluster: str) -> S3Settings:
         table.deadline,
         table.object_size,
     )
+
+
+def shared_settings(cluster: ClusterTable, name: str) -> SharedSettings | None:
+    """Settings of the shared tier of a cluster; None without one.
+
+    Args:
+        cluster: Its table.
+        name: Its name.
+    """
+    if cluster.mooncake is not None:
+        return mooncake_settings(cluster.mooncake, name)
+    return s3_settings(cluster.s3, name) if cluster.s3 is not None else None

@@ -1,0 +1,1 @@
+"""Tables of tiers that the pool nodes of a cluster share."""

@@ -1,0 +1,396 @@
+"""The tier of a site in a Mooncake Store: sealed blocks in the memory of several hosts.
+
+The store cannot be listed, so a look-up asks it for the blocks that this node does not have. That
+the store has a block is a hint: for seconds it says so of blocks on a provider that is gone. A read
+that fails, is late or brings other bytes is a miss. While the store fails, the tier has no blocks,
+until a question and some reads in the background succeed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+
+from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
+from prfaas.errors import TransferError
+from prfaas.log_throttle import SaidOnce
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.shared.health import TierHealth
+from prfaas.pool.shared.mooncake.block_writer import BlockWriter
+from prfaas.pool.shared.mooncake.client import MooncakeClient
+from prfaas.pool.shared.mooncake.codes import GONE, check
+from prfaas.pool.shared.mooncake.known_blocks import Known, KnownBlocks
+from prfaas.pool.shared.mooncake.memory import ClientMemory
+from prfaas.pool.shared.mooncake.orders import NAMES_MAX, Operation
+from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
+from prfaas.pool.shared.mooncake.settings import MooncakeSettings
+from prfaas.pool.shared.sealing import AlteredError, UnknownKeyError
+from prfaas.pool.shared.site_keys import KeyRing
+from prfaas.pool.store.origins import Origin, sliced
+from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
+
+log = logging.getLogger(__name__)
+
+SWEEP_S, SWEEP_MIN = 600.0, 32
+"""All known blocks are checked in this time. A question renews the lease of a block, which defers
+its eviction, so it is not asked often."""
+READ_RATIO = 0.5
+"""A single read may take this share of the time of all; a longer one is a failure of the store."""
+READS = 16
+"""Blocks that are read at a time."""
+SAMPLES = 4
+"""Blocks that are read before the tier shows its blocks again."""
+
+Names = Iterable[BlockName]
+
+
+class MooncakeTier:
+    """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
+
+    Args:
+        settings: Of the store.
+        keys: Keys of the site.
+        pool: Name of this pool node.
+        hosts: Other pool nodes of the site: they write what they send themselves.
+        metrics: Count what happens.
+        on_found: Called with blocks that can be read from now on.
+        on_gone: Called with blocks that cannot be read any more.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    label = "shared"
+    capacity_bytes = 0
+
+    def __init__(
+        self,
+        settings: MooncakeSettings,
+        keys: KeyRing,
+        pool: str,
+        hosts: Set[str],
+        metrics: PoolMetrics,
+        on_found: Callable[[Names], None],
+        on_gone: Callable[[Names], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._settings, self._keys, self._pool, self._hosts = settings, keys, pool, hosts
+        self._metrics, self._on_found, self._on_gone = metrics, on_found, on_gone
+        self._limits = settings.limits
+        self._memory = ClientMemory(settings.buffer_bytes)
+        self.client = MooncakeClient(settings, self._memory, metrics)
+        self._known = KnownBlocks()
+        self._sizes: dict[tuple[bytes, int], int] = {}
+        """Bytes of a block, by layout and group."""
+        self._writer = BlockWriter(
+            self.client,
+            self._memory,
+            settings.prefix,
+            keys.sealing,
+            pool,
+            metrics,
+            self._written,
+            clock_ns,
+        )
+        self._health = TierHealth(metrics, clock_ns, self._went_down, self._came_up)
+        self._read_s = settings.read_limit_s * READ_RATIO
+        self._slots = asyncio.Semaphore(READS)
+        self._threads = ThreadPoolExecutor(2, "prfaas-mooncake-reader")
+        self._said = SaidOnce(clock_ns)
+        self._serving: asyncio.Task[None] | None = None
+
+    # --- contents ---
+
+    def __len__(self) -> int:
+        return len(self._known) if self._health.is_up else 0
+
+    def __contains__(self, name: BlockName) -> bool:
+        return self._health.is_up and name in self._known
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in the store that this node has written, as far as it knows."""
+        return self._known.own_bytes
+
+    def names(self) -> Iterator[BlockName]:
+        """Known blocks that can be read."""
+        return iter(self._known if self._health.is_up else ())
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a known block."""
+        return self._known[name].num_bytes
+
+    def origin(self, name: BlockName) -> Origin:
+        """Origin of a block that was read."""
+        return self._known[name].origin
+
+    def learn(self, layout: Layout) -> None:
+        """Ask for blocks of a layout, from now on: an engine of this node uses it."""
+        for group in layout.groups:
+            if sealed_bytes_max(group.block_bytes) <= self._memory.reads.capacity_bytes:
+                self._sizes[layout.layout_id, group.index] = group.block_bytes
+
+    @property
+    def needs_probe(self) -> bool:
+        """Return True while the store can be asked."""
+        return self._health.is_up and self.client.is_ready
+
+    async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
+        """Ask the store for blocks, and remember the answer. Its leases protect what it has."""
+        asked = [name for name in names if _kind(name) in self._sizes]
+        if not (self.needs_probe and asked):
+            return {name for name in names if name in self}
+        try:
+            return await self._ask(asked, self._settings.probe_limit_s)
+        except TransferError as error:
+            self._metrics.count_shared("probe", "failed")
+            self._health.failed(str(error))
+            return {name for name in asked if name in self}
+
+    async def _ask(self, names: Sequence[BlockName], limit_s: float) -> set[BlockName]:
+        """Ask for blocks.
+
+        Returns:
+            Those that are there.
+
+        Raises:
+            TransferError: No answer, or an error.
+        """
+        orders = [
+            self.client.ask(
+                Operation.EXIST,
+                [key_of(self._settings.prefix, n) for n in names[start : start + NAMES_MAX]],
+            )
+            for start in range(0, len(names), NAMES_MAX)
+        ]
+        _, late = await asyncio.wait(orders, timeout=limit_s)
+        if late:
+            raise TransferError(f"no answer in {limit_s:.2f} s")
+        codes = [check(code) for order in orders for code in order.result()]
+        found = {name for name, code in zip(names, codes, strict=True) if code == 1}
+        self._gone([name for name in names if name not in found])
+        new = [name for name in found if name not in self._known]
+        for name in found:
+            if name in self._known:
+                self._known.checked(name)
+            else:
+                self._gone(self._known.set(name, Known(self._sizes[_kind(name)])))
+        self._metrics.count_shared("probe", "ok")
+        if self._health.is_up:
+            self._on_found(new)
+        return found
+
+    # --- blocks ---
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block to be written.
+
+        Returns:
+            False if it is not written: it is there, another node of the site writes it, or the
+            queue is full (counted).
+        """
+        if name in self._known or name in self._writer or block.origin.via in self._hosts:
+            return False
+        return self._writer.offer(name, block, done)
+
+    async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
+        """Read, open and check a block.
+
+        Returns:
+            Its digest; None if it could not be had in time, or at all.
+        """
+        if name not in self:
+            return None
+        try:
+            async with asyncio.timeout(budget.left_s), self._slots:
+                digest = await self._read(name, into, self._read_s)
+        except TimeoutError:
+            self._metrics.count_shared("read", "late")
+            return None
+        except TransferError as error:
+            self._metrics.count_shared("read", "failed")
+            self._health.failed(str(error))
+            return None
+        self._health.read()
+        return digest
+
+    async def _read(self, name: BlockName, into: memoryview, limit_s: float) -> bytes | None:
+        """Return the digest of a block; None if the store does not have it as it was written.
+
+        Raises:
+            TransferError: No answer, or an error.
+        """
+        size = sealed_bytes_max(len(into))
+        buffers = self._memory.reads
+        offset = await buffers.taken(size)
+        order: asyncio.Future[list[int]] | None = None
+        try:
+            path = key_of(self._settings.prefix, name)
+            order = self.client.ask(Operation.GET, [path], offset, size)
+            await asyncio.wait([order], timeout=limit_s)
+            if not order.done():
+                raise TransferError(f"no answer in {limit_s:.2f} s")
+            code = check(order.result()[0])
+            if code in GONE:
+                self._metrics.count_shared("read", "gone")
+                self._gone([name])
+                return None
+            return await self._opened(name, self._memory.view(offset, max(code, 0)), into)
+        finally:
+            if order is None or order.done():
+                buffers.give_back(offset, size)
+            else:  # The library may still write to it.
+                order.add_done_callback(lambda _: buffers.give_back(offset, size))
+
+    async def _opened(self, name: BlockName, sealed: memoryview, into: memoryview) -> bytes | None:
+        loop, lent = asyncio.get_running_loop(), [into]
+        try:
+            digest, origin = await loop.run_in_executor(
+                self._threads, self._open_lent, name, sealed, lent
+            )
+        except UnknownKeyError as error:
+            self._unreadable(name, "unknown_key", f"{error}, which is not in the file of keys")
+            return None
+        except AlteredError as error:
+            self._unreadable(name, "altered", str(error))
+            return None
+        known = self._known.get(name)
+        if known is None:
+            return None  # It was purged meanwhile.
+        self._known.set(name, known._replace(origin=origin))
+        self._metrics.count_shared("read", "ok")
+        self._metrics.shared_bytes.labels(direction="read").inc(len(sealed))
+        return digest
+
+    def _open_lent(
+        self, name: BlockName, sealed: memoryview, lent: list[memoryview]
+    ) -> tuple[bytes, Origin]:
+        return open_block(name, sealed, self._keys, self._pool, lent.pop())
+
+    def _unreadable(self, name: BlockName, reason: str, why: str) -> None:
+        if self._said.is_new(reason):
+            log.error("shared tier: a block is skipped: %s", why)
+        self._metrics.shared_unreadable.labels(reason=reason).inc()
+        self._metrics.count_shared("read", "altered")
+        self._gone([name])
+
+    def _written(self, name: BlockName, num_bytes: int, origin: Origin) -> None:
+        is_new = name not in self._known
+        self._gone(self._known.set(name, Known(num_bytes, origin, is_own=True)))
+        if self._health.is_up and is_new:
+            self._on_found([name])
+
+    def _gone(self, names: Iterable[BlockName]) -> None:
+        """Blocks are not in the store any more."""
+        gone = self._known.remove(names)
+        if self._health.is_up and gone:
+            self._on_gone(gone)
+
+    # --- faults ---
+
+    def _went_down(self) -> None:
+        self._on_gone(list(self._known))
+
+    def _came_up(self) -> None:
+        self._on_found(list(self._known))
+
+    async def run(self) -> None:
+        """Follow the store and write offered blocks, until cancelled."""
+        self._serving = asyncio.create_task(self.client.run())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._writer.run())
+            tasks.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Write what waits, for a few seconds, and end."""
+        if self.client.is_ready:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.flush_s):
+                    await self._writer.flush()
+        self._writer.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+        self._memory.close()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.check_s)
+            if not self._health.may_ask or not self._sizes or self.client.is_starting:
+                continue
+            try:
+                await self._check()
+            except TransferError as error:
+                self._health.failed(str(error))
+
+    async def _check(self) -> None:
+        """Ask for some known blocks; while the tier is down for all, and read some.
+
+        Raises:
+            TransferError: The store fails.
+        """
+        limit_s = self._limits.request_s
+        if self._health.is_up:
+            number = max(SWEEP_MIN, int(len(self._known) * self._limits.check_s / SWEEP_S))
+            await self._ask(self._known.first(number) or [self._nothing()], limit_s)
+            return
+        self._health.began()
+        await self._ask([self._nothing()], limit_s)
+        for names in sliced(list(self._known)):
+            await self._ask(names, limit_s)
+        for name in self._known.spread(SAMPLES):
+            known = self._known.get(name)
+            if known is not None:
+                await self._read(name, memoryview(bytearray(known.num_bytes)), limit_s)
+        self._health.succeeded()
+
+    def _nothing(self) -> BlockName:
+        """A name that no block has."""
+        layout_id, group = next(iter(self._sizes))
+        return layout_id, BlockKey(group, bytes(32))
+
+    # --- purges ---
+
+    async def count(self, source: str) -> tuple[set[BlockName], int]:
+        """Known blocks that a pool wrote, or whose origin it is, and their bytes."""
+        found, num_bytes = set[BlockName](), 0
+        for part in sliced(list(self._known)):
+            for name in part:
+                known = self._known.get(name)
+                if known is not None and self._is_of(known, source):
+                    found.add(name)
+                    num_bytes += known.num_bytes
+            await asyncio.sleep(0)
+        return found, num_bytes
+
+    async def drop(self, source: str) -> None:
+        """Delete every block of the site, of whatever source.
+
+        The origin of a block is sealed in it, and other nodes wrote blocks that this one does not
+        know of.
+
+        Raises:
+            TransferError: The store failed.
+        """
+        self._gone(list(self._known))
+        await self._writer.drop(lambda origin: source == self._pool or origin.is_of(source))
+        self._gone(list(self._known))
+        pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
+        order = self.client.ask(Operation.REMOVE, [pattern])
+        await asyncio.wait([order], timeout=self._limits.request_s)
+        if not order.done():
+            raise TransferError(f"no answer in {self._limits.request_s:.2f} s")
+        check(order.result()[0])
+        self._metrics.count_shared("delete", "ok")
+        log.info("shared tier: all blocks below %s/ deleted", self._settings.prefix)
+
+    def _is_of(self, known: Known, source: str) -> bool:
+        return (known.is_own and source == self._pool) or known.origin.is_of(source)
+
+
+def _kind(name: BlockName) -> tuple[bytes, int]:
+    layout_id, key = name
+    return layout_id, key.group

@@ -1,0 +1,84 @@
+"""Messages between a pool node and the process of its Mooncake client.
+
+A message is its length, 4 bytes, and MessagePack.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+LENGTH_BYTES = 4
+NO_LIBRARY = -10_000
+"""Code of a client that cannot load the library."""
+NAMES_MAX = 4096
+"""Keys of one order."""
+
+
+class Operation(StrEnum):
+    """Operation of the store."""
+
+    PUT = "put"
+    GET = "get"
+    EXIST = "exist"
+    REMOVE = "remove"
+    """All keys that match a regular expression, the only name of the order."""
+
+
+class Order(msgspec.Struct, array_like=True):
+    """An order to the client.
+
+    Attributes:
+        number: Of the order; 0 is none.
+        operation: What to do.
+        names: Keys of the store.
+        offset: Of the buffer in the shared memory.
+        num_bytes: Size of that buffer.
+    """
+
+    number: int
+    operation: Operation
+    names: list[str]
+    offset: int = 0
+    num_bytes: int = 0
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """The answer to an order; number 0 once, when the client is connected, or cannot be.
+
+    Attributes:
+        number: Of the order.
+        codes: Of the library, one for each name: negative for an error; the length for a read.
+    """
+
+    number: int
+    codes: list[int]
+
+
+class Setup(msgspec.Struct):
+    """Settings of the client.
+
+    Attributes:
+        address: Of this host, as others reach it.
+        metadata: Metadata server.
+        protocol: Transport.
+        devices: RDMA devices.
+        master: HOST:PORT of the master.
+        replicas: Copies of each block.
+        memory_bytes: Size of the shared memory.
+    """
+
+    address: str
+    metadata: str
+    protocol: str
+    devices: str
+    master: str
+    replicas: int
+    memory_bytes: int
+
+
+def framed(message: Order | Answer) -> bytes:
+    """A message with its length."""
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
