@@ -119,13 +119,9 @@ class DispatcherBooks(ABC):
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
-        self.dispatcher.requests.prefill_answered(number, now_ns)
-        self._end_prefill(number, now_ns)
-
-    def _end_prefill(self, number: int, now_ns: int) -> None:
-        """The prefill of a request is over: the next one begins."""
-        following = self.dispatcher.requests.prefilled(number, now_ns)
-        if following is not None:
+        requests = self.dispatcher.requests
+        requests.prefill_answered(number, now_ns)
+        if (following := requests.prefilled(number, now_ns)) is not None:
             self._look_up((following,), now_ns)
 
     def handed_over(self, number: int, now_ns: int) -> None:
@@ -137,7 +133,8 @@ class DispatcherBooks(ABC):
         """The engine that decodes has begun to answer: the blocks of a request are not needed in
         its pool any more."""
         requests = self.dispatcher.requests
-        self._end_prefill(number, now_ns)
+        if (following := requests.prefilled(number, now_ns)) is not None:
+            self._look_up((following,), now_ns)
         requests.loaded(number)
         if is_streamed:
             if not self.has_roles:
