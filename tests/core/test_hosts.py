@@ -171,3 +171,12 @@ def test_an_instance_of_another_host_stands_in_for_a_decode_instance_that_is_gon
     made.set_ready("d-a", ready=False, now_ns=NOW)
     assert made.requests.choose_decode(0) == "d-b"
     assert sent(made.arrive(arrival(1), NOW)).destination == "b"
+
+
+def test_of_many_links_those_that_carry_something_are_shown() -> None:
+    links = site().links
+    everyone = links.busiest(100, {})
+    assert len(everyone) == 6
+    carried = {("a", "b"): 5, ("b", "c"): 9, ("c", "a"): 0, ("gone", "a"): 99}
+    assert [link.source for link in links.busiest(5, carried)] == ["b", "a"]
+    assert [link.source for link in links.busiest(1, carried)] == ["b"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from prfaas.cli.deploy.demo_command import link_line
+from prfaas.gateway.engines.engine import Engine
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 from .conftest import World, until
@@ -168,3 +169,21 @@ async def test_an_engine_that_is_slow_to_say_it_is_well_stays_ready(
     await until(lambda: not engine.is_ready)
     assert ready == [True] * 3
     assert engine.num_missed == 3
+
+
+async def test_an_engine_that_is_ready_lists_its_adapters_at_every_fourth_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, probes = world.gateway.engines.by_name["decode"], world.gateway.engines.probes
+    await probes.close()
+    asked: list[str] = []
+    get = probes._get
+
+    async def counted(looked_at: Engine, path: str) -> bytes:
+        asked.append(path)
+        return await get(looked_at, path)
+
+    monkeypatch.setattr(probes, "_get", counted)
+    for _ in range(8):
+        await probes.look(engine)
+    assert [asked.count(path) for path in ("/health", "/metrics", "/v1/models")] == [8, 8, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from heapq import nlargest
 from types import MappingProxyType
 
 from prfaas.core.control.threshold_evidence import Balance
@@ -175,3 +176,17 @@ class Links:
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._links.values())
+
+    def busiest(self, num_max: int, carried: Mapping[tuple[str, str], int]) -> list[Link]:
+        """All links between two pools, or of more than `num_max` those that have carried most.
+
+        Args:
+            num_max: Links of the answer.
+            carried: Bytes by the ends of a link; those that have carried nothing are left out where
+                there are too many.
+        """
+        known = self._links
+        if len(known) > num_max:
+            ends = (each for each, num_bytes in carried.items() if num_bytes and each in known)
+            return [known[each] for each in nlargest(num_max, ends, key=carried.__getitem__)]
+        return [link for link in self if link.source]

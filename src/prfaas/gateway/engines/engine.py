@@ -50,6 +50,7 @@ class Engine:
         num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
         num_broken: Legs that it failed at since it last completed one, or became ready.
+        num_looks: Looks that it answered.
         num_missed: Looks in a row that it did not answer in time.
         load: Its load at the last poll.
         legs: One for each of the legs, to end it by.
@@ -66,6 +67,7 @@ class Engine:
     num_lost: int = 0
     num_in_flight: int = 0
     num_broken: int = 0
+    num_looks: int = 0
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
     legs: set[asyncio.Timeout] = field(default_factory=set)

@@ -25,6 +25,13 @@ MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to answer a health check; a dead one refuses the connection
 immediately."""
 
+LOOKS_PER_S = 1000
+"""At all engines together: with more of them each is asked less often."""
+POLL_MAX_S = 2.0
+"""Longest pause from that: reports count as unknown after 3 s."""
+LOOKS_A_LIST = 4
+"""Looks for each time that an engine lists its adapters."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,15 +95,18 @@ class EngineProbes:
             self._probed[engine.name].set()
             # One that has not answered in time is asked again at once, while others wait for it.
             if not engine.is_ready or not engine.num_missed:
-                await asyncio.sleep(self._poll_s)
+                round_s = min(len(self._engines) / LOOKS_PER_S, POLL_MAX_S)
+                await asyncio.sleep(max(self._poll_s, round_s))
 
     async def look(self, engine: Engine) -> None:
         """Probe an engine once, within the connect timeout."""
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._get(engine, "/health")
-                await self._look_at_models(engine)
+                if not engine.is_ready or not engine.num_looks % LOOKS_A_LIST:
+                    await self._look_at_models(engine)
                 await self._look_at_queue(engine)
+            engine.num_looks += 1
             engine.num_missed = 0
         except (aiohttp.ClientError, ValueError, EngineError) as error:
             self.mark_down(engine, f"{type(error).__name__}: {error}")

@@ -198,12 +198,10 @@ class Control:
         return [link for link in self._live.driver.dispatcher.links if link.source]
 
     def _link(self, source: str, destination: str) -> Link:
-        links = self.links()
-        for link in links:
-            if (link.source, link.destination) == (source, destination):
-                return link
-        known = [f"{link.source}:{link.destination}" for link in links]
-        raise _unknown("link", f"{source}:{destination}", known)
+        links = {f"{link.source}:{link.destination}": link for link in self.links()}
+        if (name := f"{source}:{destination}") in links:
+            return links[name]
+        raise _unknown("link", name, list(links))
 
     def _is_anybody_left(self) -> bool:
         """Return True if the operator lets any PD engine take requests."""
