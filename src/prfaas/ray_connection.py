@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 
 from prfaas.errors import ConfigError
@@ -33,6 +35,7 @@ def ray_cluster(address: str, namespace: str | None = None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
+    on_end = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises ValueError, ConnectionError, RuntimeError and its own
@@ -41,6 +44,8 @@ def ray_cluster(address: str, namespace: str | None = None) -> Iterator[None]:
             f"no Ray cluster can be joined at {address!r}: {text[:400]}; start one with `ray start "
             "--head`, or name another address"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_end)  # Ray has put its own there
     try:
         yield
     finally:

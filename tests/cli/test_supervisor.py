@@ -168,3 +168,20 @@ signal.pause()
                 await asyncio.sleep(0.001)
         assert living_members(part.process.pid) == []
         assert not segment.exists()
+
+
+async def test_a_part_can_be_added_and_removed_while_the_others_run(make: Make) -> None:
+    first, second = make("first"), make("second")
+    supervisor = Supervisor([[first]], times=QUICK)
+    async with stopped(supervisor):
+        await supervisor.start()
+        supervisor.add(second)
+        while {change.phase for change in supervisor.changes()} != {Phase.READY}:
+            await asyncio.sleep(0.01)
+        kept = first.pid
+        await supervisor.remove("second")
+        assert [part.name for part in supervisor.parts] == ["first"]
+        assert second.exit_code is not None
+        assert (first.pid, first.exit_code) == (kept, None)
+        with pytest.raises(KeyError):
+            supervisor.ask_restart("second")

@@ -36,10 +36,12 @@ class RayNodes:
 
     Attributes:
         address: HOST:PORT of its head.
+        ids: Ids of its nodes, the head first.
         env: Environment of processes that connect to it.
     """
 
     address: str
+    ids: list[str]
     env: dict[str, str]
     process: subprocess.Popen[str]
 
@@ -76,7 +78,8 @@ def ray_nodes(*cpus: int) -> Iterator[RayNodes]:
     try:
         line = process.stdout.readline()
         assert line, (folder / "errors").read_text()
-        yield RayNodes(json.loads(line)["address"], env, process)
+        found = json.loads(line)
+        yield RayNodes(found["address"], found["ids"], env, process)
     finally:
         process.stdin.close()
         try:

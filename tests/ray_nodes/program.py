@@ -2,8 +2,9 @@
 
     python -m tests.ray_nodes.program FOLDER CPUS_OF_NODE...
 
-Prints a JSON line with its address once it runs. Each line of standard input is the number of a
-node to kill with everything on it; the end of standard input ends the cluster.
+Prints a JSON line with its address and the ids of its nodes once it runs. Each line of standard
+input is the number of a node to kill with everything on it; the end of standard input ends the
+cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def main() -> None:
             **({} if nodes else {"temp_dir": folder}),
         )
         nodes.append(node)
-    print(json.dumps({"address": cluster.address}), flush=True)
+    ids = [node.node_id for node in nodes]
+    print(json.dumps({"address": cluster.address, "ids": ids}), flush=True)
     for line in sys.stdin:
         node = nodes[int(line)]
         cluster.remove_node(node, allow_graceful=False)

@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "plan.plan_command",
     "pool": "parts.pool_command",
     "profile": "plan.plan_command",
+    "ray": "ray_site.command",
     "simulate": "plan.simulate_command",
     "tenant": "parts.tenant_command",
     "top": "operate.top_command",

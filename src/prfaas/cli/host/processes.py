@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class Part:
         stop_s: How long it may take to stop before it is killed.
         start_timeout_ns: How long it may take to become ready.
         warm_up: Request that makes a ready engine do its first, slow work; None for none.
+        probe: Returns True if the part is ready, within a time limit in seconds; None asks
+            `health_url`.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Part:
     places: dict[str, str] = field(default_factory=dict)
     whole_url: str = ""
     warm_up: tuple[str, dict[str, object]] | None = None
+    probe: Callable[[float], Awaitable[bool]] | None = None
     stop_s: float = STOP_S
     start_timeout_ns: int = START_TIMEOUT_NS
     process: subprocess.Popen[bytes] | None = None
@@ -75,6 +78,16 @@ class Part:
     _is_clean: bool = False
     _log_start: int = 0
     """Offset of this start's output in the log, bytes."""
+
+    @property
+    def is_started(self) -> bool:
+        """Return True once it was started."""
+        return self.process is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None before it was started."""
+        return self.process.pid if self.process else None
 
     @property
     def exit_code(self) -> int | None:

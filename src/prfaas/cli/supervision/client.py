@@ -13,6 +13,8 @@ from prfaas.cli.supervision.control import SOCKET_NAME
 from prfaas.errors import ConfigError
 
 TIMEOUT = aiohttp.ClientTimeout(total=10)
+SCALE_TIMEOUT = aiohttp.ClientTimeout(total=40 * 60)
+"""An engine may take half an hour to start, or its drain time to stop."""
 STATES = (".state", ".state/*")
 """State directories that are tried where none is named."""
 
@@ -39,6 +41,17 @@ def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
+def scale_engines(state: Path, cluster: str, count: int) -> list[str]:
+    """Change the number of engines of a cluster; returns their names once that is done.
+
+    Raises:
+        ConfigError: No deployment with that state directory runs or it cannot have that number.
+    """
+    path = f"/engines/{quote(cluster, safe='')}/{count}"
+    found: list[str] = _ask(state, "POST", path, SCALE_TIMEOUT)["engines"]
+    return found
+
+
 def running_state() -> Path:
     """State directory of the only deployment that runs from the working directory.
 
@@ -55,18 +68,22 @@ def running_state() -> Path:
     )
 
 
-def _ask(state: Path, method: str, path: str) -> dict[str, Any]:
-    status, answer = asyncio.run(_exchange(state / SOCKET_NAME, method, path))
+def _ask(
+    state: Path, method: str, path: str, limit: aiohttp.ClientTimeout = TIMEOUT
+) -> dict[str, Any]:
+    status, answer = asyncio.run(_exchange(state / SOCKET_NAME, method, path, limit))
     if status >= 400:
         raise ConfigError(str(answer.get("error", {}).get("message", status)))
     return answer
 
 
-async def _exchange(place: Path, method: str, path: str) -> tuple[int, dict[str, Any]]:
+async def _exchange(
+    place: Path, method: str, path: str, limit: aiohttp.ClientTimeout
+) -> tuple[int, dict[str, Any]]:
     try:
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(place)), timeout=TIMEOUT
+                connector=aiohttp.UnixConnector(str(place)), timeout=limit
             ) as session,
             session.request(method, f"http://up{path}") as reply,
         ):

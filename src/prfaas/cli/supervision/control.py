@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,21 @@ from prfaas.audit.up_audit import UpAudit, user_of
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.errors import ConfigError
 
+Scale = Callable[[str, int], Awaitable[list[str]]]
+"""Takes a cluster and a number of engines; returns their names once all are ready or gone.
+
+Raises `ConfigError` if that number cannot be.
+"""
 SOCKET_NAME = "up.sock"
 BODY_BYTES_MAX = 4096
 
 
 @contextlib.asynccontextmanager
 async def control_channel(
-    supervisor: Supervisor, state: Path, settings: AuditSettings | None = None
+    supervisor: Supervisor,
+    state: Path,
+    settings: AuditSettings | None = None,
+    scale: Scale | None = None,
 ) -> AsyncIterator[None]:
     """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
 
@@ -31,6 +40,7 @@ async def control_channel(
         supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
         settings: Audit log of restarts; None without.
+        scale: Changes the number of engines of a cluster; None where that is fixed.
 
     Raises:
         ConfigError: The socket cannot be made, or the log cannot be written.
@@ -40,6 +50,8 @@ async def control_channel(
     pages = _Parts(supervisor, audit)
     app.router.add_get("/parts", pages.show)
     app.router.add_post("/parts/{name}/restart", pages.restart)
+    if scale is not None:
+        app.router.add_post("/engines/{cluster}/{count}", partial(_scale, scale))
     path = state / SOCKET_NAME
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -69,6 +81,17 @@ def _listener(path: Path) -> socket.socket:
     finally:
         os.umask(umask)
     return listener
+
+
+async def _scale(scale: Scale, request: web.Request) -> web.Response:
+    count = request.match_info["count"]
+    try:
+        if not count.isdecimal() or len(count) > 6:
+            raise ConfigError(f"{count!r} is no number of engines")
+        engines = await scale(request.match_info["cluster"], int(count))
+    except ConfigError as error:
+        return _error(str(error), 409)
+    return web.json_response({"engines": engines})
 
 
 class _Parts:
@@ -107,7 +130,7 @@ def _error(message: str, status: int) -> web.Response:
 
 def _as_json(change: PartChange) -> dict[str, Any]:
     part = change.part
-    running = part.process is not None and part.exit_code is None
+    running = part.is_started and part.exit_code is None
     return {
         "name": part.name,
         "kind": part.kind,
@@ -115,7 +138,7 @@ def _as_json(change: PartChange) -> dict[str, Any]:
         "reason": change.reason,
         "due_in_s": change.due_in_s,
         "failures": change.failures,
-        "pid": part.process.pid if part.process and running else None,
+        "pid": part.pid if running else None,
         "log": str(part.log),
         "places": part.places,
     }

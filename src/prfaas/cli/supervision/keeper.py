@@ -160,7 +160,12 @@ class Keeper:
         Raises:
             EngineError: It is well, and did not answer its first request.
         """
-        if not await answers(self._http, self.part.health_url, self._times.probe_timeout_s):
+        timeout_s = self._times.probe_timeout_s
+        if not await (
+            self.part.probe(timeout_s)
+            if self.part.probe is not None
+            else answers(self._http, self.part.health_url, timeout_s)
+        ):
             return False
         if is_starting:
             await warm_up(self._http, self.part)

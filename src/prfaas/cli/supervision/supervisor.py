@@ -63,7 +63,7 @@ class Supervisor:
         self._on_change, self._restart = on_change, restart
         self._table = table or SupervisionTable()
         self._keepers: dict[str, Keeper] = {}
-        self._keeping: list[asyncio.Task[None]] = []
+        self._keeping: dict[str, asyncio.Task[None]] = {}
         self._http: aiohttp.ClientSession | None = None
 
     @property
@@ -99,6 +99,26 @@ class Supervisor:
                     return
                 await asyncio.sleep(self._times.poll_s)
 
+    def add(self, part: Part) -> None:
+        """Start one more part; only after `start`."""
+        if self._http is None:
+            raise ValueError("nothing is started yet")
+        self.stages[-1].append(part)
+        self._keep(part, self._http)
+
+    async def remove(self, name: str) -> None:
+        """Stop a part in its own time and forget it.
+
+        Raises:
+            KeyError: There is no such part.
+        """
+        part = self.part(name)
+        await cancel_all([self._keeping.pop(name)])
+        del self._keepers[name]
+        for stage in self.stages:
+            stage[:] = [each for each in stage if each is not part]
+        await _end([part] if part.is_started else [])
+
     def ask_restart(self, name: str) -> None:
         """Restart one part by its keeper.
 
@@ -122,17 +142,11 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop everything, the last started first; what does not stop in time is killed."""
-        await cancel_all(self._keeping)
+        await cancel_all(list(self._keeping.values()))
         if self._http is not None:
             await self._http.close()
         for stage in reversed(self.stages):
-            started = [part for part in stage if part.process]
-            for part in started:
-                part.terminate()
-            longest_s = max((part.stop_s for part in started), default=0.0)
-            await within(longest_s, started, Part.has_ended)
-            await within(GRACE_S, started, Part.is_gone)
-            await asyncio.gather(*(part.clean_up() for part in started))
+            await _end([part for part in stage if part.is_started])
 
     def _keep(self, part: Part, http: aiohttp.ClientSession) -> None:
         policy = RestartPolicy(
@@ -146,7 +160,7 @@ class Supervisor:
             part, policy, http, lambda each: self._on_change(_change(each)), self._times
         )
         self._keepers[part.name] = keeper
-        self._keeping.append(asyncio.create_task(keeper.run()))
+        self._keeping[part.name] = asyncio.create_task(keeper.run())
 
     async def _answers(self, http: aiohttp.ClientSession, url: str) -> bool:
         return await answers(http, url, self._times.probe_timeout_s)
@@ -166,7 +180,7 @@ class Supervisor:
 
     def _check_start(self) -> None:
         """Raise what ends a first start: an operator's mistake, or any failure, unrestarted."""
-        for task in self._keeping:
+        for task in self._keeping.values():
             if task.done():
                 task.result()
         for keeper in self._keepers.values():
@@ -175,6 +189,16 @@ class Supervisor:
             is_given_up = restarts.phase is Phase.FAILED and not self._restart
             if restarts.failures and (is_mistake or is_given_up):
                 raise _start_failure(part, restarts.reason)
+
+
+async def _end(parts: list[Part]) -> None:
+    """Stop parts together; what does not stop in time is killed."""
+    for part in parts:
+        part.terminate()
+    longest_s = max((part.stop_s for part in parts), default=0.0)
+    await within(longest_s, parts, Part.has_ended)
+    await within(GRACE_S, parts, Part.is_gone)
+    await asyncio.gather(*(part.clean_up() for part in parts))
 
 
 def _change(keeper: Keeper) -> PartChange:

@@ -1,0 +1,162 @@
+"""A part of a site on one host: its settings there, and its process.
+
+Every host reads the deployment file itself: only paths and addresses travel through Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.host.processes import Part, open_private
+from prfaas.config.addresses import join_address
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import Deployment
+from prfaas.config.load import load_deployment
+from prfaas.membership.entries import engine_member
+from prfaas.toml_tables import read_toml
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Addresses of the parts of a site.
+
+    Attributes:
+        pools: Where each pool node listens.
+        engines: Where each engine listens.
+        gateway: Where the gateway listens.
+        admins: Where the pool nodes serve health and metrics.
+    """
+
+    pools: dict[str, Address]
+    engines: dict[str, Address]
+    gateway: Address
+    admins: dict[str, Address]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """A part to start.
+
+    Attributes:
+        file: The deployment file, at the same path on every host.
+        name: Name of the part in it.
+        run: Identifier of this start of the site.
+    """
+
+    file: Path
+    name: str
+    run: str
+    places: Places
+
+    def part(self) -> Part:
+        """The part, with its command on this host; writes the file that it reads."""
+        file = _write_own_file(load_deployment(self.file), self.file, self.name)
+        deployment, places = load_deployment(file), self.places
+        urls = {
+            name: f"http://{join_address(address)}"
+            for name, address in places.engines.items()
+            if name == self.name
+        }
+        topology = Topology(
+            deployment, file, None, self.run, places.pools, urls, places.gateway, places.admins
+        )
+        if self.name == deployment.gateway.name:
+            topology = replace(topology, pools={}, engines={})
+        found = next(part for stage in parts(topology) for part in stage if part.name == self.name)
+        found.whole_url = ""  # the members of a gateway join it as they become ready
+        return found
+
+
+def engines_of(deployment: Deployment) -> dict[str, EngineTable]:
+    """Engines of all clusters by name."""
+    return {n: e for table in deployment.clusters.values() for n, e in table.engines.items()}
+
+
+def members_folder(deployment: Deployment) -> Path:
+    """Directory of the member files on every host."""
+    return deployment.state / "ray" / "members"
+
+
+def member_files(deployment: Deployment, places: Places, engines: set[str]) -> dict[str, str]:
+    """Text of the member files by name: all pool nodes of the site, and some of its engines."""
+    found: dict[str, dict[str, Any]] = {}
+    for cluster, table in deployment.clusters.items():
+        for name in table.pools:
+            if name in places.pools:
+                address = join_address(places.pools[name])
+                found[name] = {"kind": "pool", "cluster": cluster, "address": address}
+        for name, engine in table.engines.items():
+            if name not in places.engines or name not in engines:
+                continue
+            url = f"http://{join_address(places.engines[name])}"
+            member = engine_member(name, cluster, url, engine)
+            settings: dict[str, Any] = dict(member.settings)
+            if "sequences_max" in settings:
+                settings["sequences_max"] = int(settings["sequences_max"])
+            found[name] = {
+                "kind": "engine", "cluster": cluster, "url": url, "pool": engine.pool,
+                "role": engine.role.value, **settings,
+            }  # fmt: skip
+    return {f"{name}.toml": toml_text(table) for name, table in found.items()}
+
+
+def write_members(folder: Path, files: Mapping[str, str]) -> None:
+    """Replace the member files in a directory, each at once."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            _replace(path, text)
+    for path in folder.glob("*.toml"):
+        if path.name not in files:
+            path.unlink(missing_ok=True)
+
+
+def _write_own_file(deployment: Deployment, file: Path, name: str) -> Path:
+    """The deployment file of one part; all others come from member files."""
+    engine = engines_of(deployment).get(name)
+    kept = {name} if engine is None else {name, engine.pool}
+    tables = read_toml(file)
+    for cluster, table in deployment.clusters.items():
+        raw = tables["clusters"][cluster]
+        raw["engines"] = {
+            n: t for n, t in raw.get("engines", {}).items() if "url" in t or n in kept
+        }
+        raw["pools"] = {
+            n: t for n, t in raw.get("pools", {}).items() if "address" in t or n in kept
+        }
+        if any(engine.role.value != "both" for engine in table.engines.values()):
+            raw["has_roles"] = True
+    tables.setdefault("membership", {})["folder"] = str(members_folder(deployment))
+    path = deployment.state / "ray" / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _replace(path, toml_text(tables))
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(new, "w", opener=open_private, encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def toml_text(tables: Mapping[str, Any]) -> str:
+    """TOML of nested tables, all but the outermost inline."""
+    return "".join(f"{json.dumps(key)} = {_value(each)}\n" for key, each in tables.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(each) for each in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,78 @@
+"""Files that each host of a site under Ray writes for its own parts."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli.ray_site.parts import (
+    PartSpec,
+    Places,
+    member_files,
+    members_folder,
+    toml_text,
+    write_members,
+)
+from prfaas.cli.ray_site.site import check_site
+from prfaas.config.load import load_deployment
+from prfaas.errors import ConfigError
+from prfaas.membership.folder import MemberFile
+from tests.ray_site.site import deployment_file
+
+PLACES = Places(
+    {"pool-a": ("10.0.0.1", 7100), "pool-b": ("10.0.0.2", 7100)},
+    {name: (f"10.0.0.{1 + (name[0] == 'b')}", 8100) for name in ("a1", "b1", "a2", "b2")},
+    ("0.0.0.0", 8000),  # noqa: S104
+    {"pool-a": ("127.0.0.1", 7101), "pool-b": ("127.0.0.1", 7101)},
+)
+
+
+def test_a_table_is_the_same_after_writing_and_reading() -> None:
+    tables = {"a": {"b c": [1, 2.5, True, 'x"\n\\'], "d": {"é": "ü"}}, "empty": {}}
+    assert tomllib.loads(toml_text(tables)) == tables
+
+
+def test_each_part_knows_only_itself_and_finds_the_others_as_members(tmp_path: Path) -> None:
+    file = deployment_file(tmp_path, 8000)
+    made = {n: PartSpec(file, n, "run", PLACES).part() for n in ("pool-a", "b2", "gateway")}
+    folder = members_folder(load_deployment(file))
+    for name, pools, engines in (
+        ("pool-a", {"pool-a"}, set()),
+        ("b2", {"pool-b"}, {"b2"}),
+        ("gateway", set(), set()),
+    ):
+        path = load_deployment(file).state / "ray" / f"{name}.toml"
+        own = load_deployment(path).clusters["pd"]
+        assert (own.pools.keys(), own.engines.keys()) == (pools, engines)
+        assert load_deployment(path).membership.folder == folder
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert "--peer" not in made["pool-a"].command.args
+    assert "--engine" not in made["gateway"].command.args
+    assert made["b2"].places == {"b2": "http://10.0.0.2:8100"}
+
+
+def test_members_are_all_pools_and_the_engines_that_run(tmp_path: Path) -> None:
+    deployment = load_deployment(deployment_file(tmp_path, 8000))
+    files = member_files(deployment, PLACES, {"a1", "b1"})
+    assert sorted(files) == ["a1.toml", "b1.toml", "pool-a.toml", "pool-b.toml"]
+    engine = MemberFile.model_validate(tomllib.loads(files["b1.toml"]))
+    assert (engine.url, engine.pool) == ("http://10.0.0.2:8100", "pool-b")
+    folder = tmp_path / "members"
+    write_members(folder, files)
+    write_members(folder, {"a1.toml": files["a1.toml"]})
+    assert [path.name for path in folder.iterdir()] == ["a1.toml"]
+
+
+def test_a_file_that_ray_cannot_run_is_refused(tmp_path: Path) -> None:
+    file = deployment_file(tmp_path, 8000)
+    text = file.read_text()
+    for change, message in (
+        (("block_tokens = 256", "block_tokens = 256\none_process = true"), "one_process"),
+        (("[routing]", '[gateway.replicas]\ng2 = "127.0.0.1:1"\n[routing]'), "gateway.replicas"),
+        (("[routing]", '[membership]\nfolder = "m"\n[routing]'), "membership.folder"),
+    ):
+        file.write_text(text.replace(*change))
+        with pytest.raises(ConfigError, match=message):
+            check_site(load_deployment(file))
