@@ -176,7 +176,7 @@ async def test_a_part_can_be_added_and_removed_while_the_others_run(make: Make) 
     async with stopped(supervisor):
         await supervisor.start()
         supervisor.add(second)
-        while {change.phase for change in supervisor.changes()} != {Phase.READY}:
+        while {change.phase for change in supervisor.changes()} != {Phase.READY}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         kept = first.pid
         await supervisor.remove("second")
