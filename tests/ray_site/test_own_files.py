@@ -1,4 +1,4 @@
-"""Files that each host of a site under Ray writes for its own parts."""
+"""Files that each host of a site under Ray writes for its own parts, and refused settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from prfaas.cli.ray_site.command import ray
 from prfaas.cli.ray_site.parts import (
     PartSpec,
     Places,
@@ -19,6 +21,7 @@ from prfaas.cli.ray_site.site import check_site
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 from prfaas.membership.folder import MemberFile
+from tests.ray_nodes.cluster import NEEDS_RAY
 from tests.ray_site.site import deployment_file
 
 PLACES = Places(
@@ -45,7 +48,7 @@ def test_each_part_knows_only_itself_and_finds_the_others_as_members(tmp_path: P
     ):
         path = load_deployment(file).state / "ray" / f"{name}.toml"
         own = load_deployment(path).clusters["pd"]
-        assert (own.pools.keys(), own.engines.keys()) == (pools, engines)
+        assert (set(own.pools), set(own.engines)) == (pools, engines)
         assert load_deployment(path).membership.folder == folder
         assert path.stat().st_mode & 0o777 == 0o600
     assert "--peer" not in made["pool-a"].command.args
@@ -76,3 +79,21 @@ def test_a_file_that_ray_cannot_run_is_refused(tmp_path: Path) -> None:
         file.write_text(text.replace(*change))
         with pytest.raises(ConfigError, match=message):
             check_site(load_deployment(file))
+
+
+@NEEDS_RAY
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--need", "engines=GPU:8"], "expected KIND=RESOURCE:AMOUNT"),
+        (["--engines", "pd=5"], "5 engines of pd are asked for"),
+        (["--engines", "pd=many"], "expected CLUSTER=COUNT"),
+        ([], "no Ray cluster answers at 127.0.0.1:1"),
+        (["--engines", "dp=2"], "there is no cluster 'dp'"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_words(tmp_path: Path, words: list[str], message: str) -> None:
+    file = deployment_file(tmp_path, 8000)
+    refused = CliRunner().invoke(ray, ["up", str(file), "--address", "127.0.0.1:1", *words])
+    assert isinstance(refused.exception, ConfigError)
+    assert message in str(refused.exception)

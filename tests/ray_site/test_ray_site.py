@@ -106,20 +106,3 @@ def test_a_host_that_fits_on_no_node_is_refused_in_words(nodes: RayNodes, tmp_pa
     ):
         pass
     assert "no node of the Ray cluster has 1.5 CPU, 16 GPU for pool-a" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--need", "engines=GPU:8"], "expected KIND=RESOURCE:AMOUNT"),
-        (["--engines", "pd=5"], "5 engines of pd are asked for"),
-        (["--engines", "pd=many"], "expected CLUSTER=COUNT"),
-        (["--engines", "dp=2"], "there is no cluster 'dp'"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_words(
-    nodes: RayNodes, tmp_path: Path, words: list[str], message: str
-) -> None:
-    with pytest.raises(AssertionError) as refused, running_site(tmp_path, nodes, *words):
-        pass
-    assert message in str(refused.value)

@@ -84,10 +84,10 @@ def up(file: Path, address: str, needs: tuple[str, ...], engines: tuple[str, ...
     site = RaySite(deployment, file.absolute(), wanted, counts, _show)
 
     async def run(stop: asyncio.Event) -> None:
-        prepare_identities(deployment)
-        await prepare_model(deployment)
         namespace = f"prfaas:{deployment.state.absolute()}"
         with state_lock(deployment), ray_cluster(address, namespace), _reserved(site):
+            prepare_identities(deployment)
+            await prepare_model(deployment)
             await placed(site.hosts)
             await _serve(deployment, site, stop)
 
