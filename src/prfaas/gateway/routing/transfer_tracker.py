@@ -87,11 +87,7 @@ class Transfers:
         self._views: OrderedDict[bytes, TransferView] = OrderedDict()
 
     def open(
-        self,
-        transfer_id: bytes,
-        source: str,
-        destination: str,
-        report: Report = lambda *_: None,
+        self, transfer_id: bytes, source: str, destination: str, report: Report = lambda *_: None
     ) -> TransferView:
         """Begin to follow a transfer."""
         view = TransferView(transfer_id, source, destination, report)

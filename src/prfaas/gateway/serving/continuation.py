@@ -141,11 +141,7 @@ class Answer:
         if found is not None:
             start, stop = found
             self.stop_end = sum(map(len, self._sent)) + start + len(stop)
-            choice |= {
-                "text": self._waiting[:start],
-                "finish_reason": "stop",
-                "stop_reason": stop,
-            }
+            choice |= {"text": self._waiting[:start], "finish_reason": "stop", "stop_reason": stop}
         elif choice.get("finish_reason") or len(self._waiting) >= self._old_chars + self._longest:
             choice["text"] = self._waiting
         else:

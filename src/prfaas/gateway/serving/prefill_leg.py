@@ -83,10 +83,7 @@ class PrefillLeg:
         """Instructions for the engine's tier and the pools."""
         if plan.layout is None:
             raise PrefillGivenUpError(_Why.NO_LAYOUT, "no engine has announced a layout")
-        span = {
-            "have_tokens": plan.routed.present_tokens,
-            "final_tokens": plan.route.final_tokens,
-        }
+        span = {"have_tokens": plan.routed.present_tokens, "final_tokens": plan.route.final_tokens}
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
         if awaited is not None:
             order["wait"] = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)

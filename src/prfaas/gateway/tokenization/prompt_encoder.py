@@ -160,12 +160,7 @@ class PromptMaker:
         return await self.threads.run(tenant.name, work, charge)
 
     async def texts(
-        self,
-        prompt_ids: Sequence[int],
-        token_ids: list[int],
-        tenant: Tenant,
-        *,
-        skip_special: bool,
+        self, prompt_ids: Sequence[int], token_ids: list[int], tenant: Tenant, *, skip_special: bool
     ) -> list[str]:
         """Text of each token of an answer, computed on another thread; see `pieces`.
 
