@@ -18,9 +18,9 @@ from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.shipping import shipped_bytes
-from prfaas.core.routing.predictions import CostModel
+from prfaas.core.routing.predictions import CostModel, LinkState
 from prfaas.core.routing.pull_choice import PullSettings, choose_pull
-from prfaas.units import BITS_PER_BYTE, NS_PER_S
+from prfaas.units import NS_PER_S
 
 HOLDERS_MAX = 4
 """Pools with the longest prefixes that are considered as the source of a pull."""
@@ -237,5 +237,5 @@ class FetchTo:
         if not longer:
             return None
         num_bytes = hosts.num_bytes(arrival, here, longer[-1])
-        soonest_ns = int(num_bytes * BITS_PER_BYTE * NS_PER_S / hosts.links.fastest_bits_per_s)
-        return Fetched(longest, max(0, soonest_ns - 1), needs_wait=True)
+        fastest = LinkState(hosts.links.fastest_bits_per_s)
+        return Fetched(longest, round(fastest.drain_ns(num_bytes)), needs_wait=True)
