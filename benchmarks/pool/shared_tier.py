@@ -19,13 +19,13 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, S3Bucket
 from prfaas.pool.shared.packs import PackBuilder
 from prfaas.pool.shared.s3_tier import S3Tier
 from prfaas.pool.shared.settings import S3Settings
-from prfaas.pool.shared.site_keys import SALT_BYTES, SiteKey, load_keys
+from prfaas.pool.shared.site_keys import SiteKey, load_keys
 from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -33,7 +33,8 @@ from tests.s3.faulty import Fault, FaultyS3
 from tests.s3.memory_bucket import MemoryBucket
 from tests.s3.server import running_server
 
-LAYOUT = b"L" * 32
+GROUP = CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1 << 20)
+LAYOUT = Layout(b"L" * 32, 16, "0", (GROUP,))
 BLOCK_BYTES, NUM_BLOCKS = 1 << 20, 96
 ROUNDS = 3
 NUM_PACKS, BLOCKS_A_PACK = 100_000, 10
@@ -116,7 +117,7 @@ async def _tier(settings: S3Settings) -> tuple[float, float]:
     """Seconds of the same through the tier: sealing and digests included."""
     writer, reader = (tier_over(settings, S3Bucket(settings)) for _ in range(2))
     tasks = [asyncio.create_task(tier.run()) for tier in (writer, reader)]
-    names = [(LAYOUT, BlockKey(0, n.to_bytes(32, "big"))) for n in range(NUM_BLOCKS)]
+    names = [(LAYOUT.layout_id, BlockKey(0, n.to_bytes(32, "big"))) for n in range(NUM_BLOCKS)]
     data = bytearray(os.urandom(BLOCK_BYTES))
     blocks = {name: StoredBlock(data, block_digest(*name, data), LOCAL) for name in names}
     began = time.perf_counter()
@@ -164,7 +165,7 @@ async def _fault(s3: FaultyS3, fault: Fault, settings: S3Settings) -> None:
     metrics = PoolMetrics()
     tier = tier_over(settings, S3Bucket(settings), metrics)
     task = asyncio.create_task(tier.run())
-    names = [(LAYOUT, BlockKey(0, n.to_bytes(32, "big"))) for n in range(NUM_BLOCKS)]
+    names = [(LAYOUT.layout_id, BlockKey(0, n.to_bytes(32, "big"))) for n in range(NUM_BLOCKS)]
     data = bytearray(os.urandom(1 << 16))
     for name in names:
         block = StoredBlock(data, block_digest(*name, data), LOCAL)
@@ -223,7 +224,7 @@ async def index() -> None:
 
 def _front(key: SiteKey, number: int) -> tuple[str, bytes]:
     """A pack of tiny blocks."""
-    builder = PackBuilder(key, LAYOUT, secrets.token_bytes(SALT_BYTES))
+    builder = PackBuilder(key, LAYOUT.layout_id)
     for n in range(BLOCKS_A_PACK):
         block_hash = (number * BLOCKS_A_PACK + n).to_bytes(32, "big")
         builder.add(BlockKey(0, block_hash), b"x", bytes(32), LOCAL)
