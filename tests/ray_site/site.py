@@ -60,7 +60,7 @@ host_memory = "32MiB"
 pool = "pool-b"
 host_memory = "32MiB"
 """
-NEEDS = ("engine=CPU:0.5", "pool=CPU:0.5", "gateway=CPU:0.25")
+NEEDS = ("engine=CPU:0.5", "pool=CPU:0.5", "gateway=host0:1")
 
 
 @dataclass
