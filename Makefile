@@ -6,7 +6,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 WORKERS ?= 2
 # Files go to workers whole, in the order in which tests/conftest.py puts them: long ones first.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
+PARALLEL := -m pytest -n $(WORKERS) --no-loadscope-reorder
+PYTEST := $(BIN)/python $(PARALLEL)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
@@ -33,8 +34,14 @@ demo: install  ## the main job: two clusters, twelve requests, one table
 case-study: install  ## the paper's case study, live with timing engines; root, ten minutes
 	@$(BIN)/python -m benchmarks.case_study
 
-test: check  ## everything CI runs: checks, then all tests, real engines included
-	$(PYTEST)
+# Coverage costs about a tenth of the CPU time. test_steps.py counts instructions, so it runs without.
+STEPS := tests/sim/test_steps.py
+COVERED := $(BIN)/python -m slipcover --source src/prfaas --omit "*/codec/kernels.py" --json --out .coverage.json
+
+test: check  ## everything CI runs: checks, then all tests, real engines included; prints the coverage of src
+	$(COVERED) $(PARALLEL) --deselect $(STEPS)
+	$(BIN)/python -m pytest $(STEPS)
+	@$(BIN)/python -m tests.coverage_figure .coverage.json
 
 test-fast: install  ## tests that start no engine
 	$(PYTEST) -m "not engine"
