@@ -471,8 +471,7 @@ class PoolNode:
             self.link_port.expire()
             self._purging.expire()
             self._audit.sweep(self._is_moving)
-            for link in self.links.values():
-                link.expire()
+            self.peers.expire()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
 

@@ -99,6 +99,11 @@ class Peers:
         self._port.dismiss(name)
         self._forget(name)
 
+    def expire(self) -> None:
+        """End transfers whose time is over. No variable that lives on keeps a removed link."""
+        for link in self.links.values():
+            link.expire()
+
     @property
     def may_exist(self) -> bool:
         """Return True if there are peers, or may be later."""
