@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission.deadline_admission import admit
-from prfaas.core.dispatch.scoring import Candidate, Weights, pick, score, stopped_at
+from prfaas.core.dispatch.scoring import Candidate, Weights, pick, score, scores, stopped_at
 from prfaas.core.routing.decision import Reason
 from prfaas.units import NS_PER_S
 
@@ -72,6 +72,17 @@ def test_looking_no_further_than_needed_finds_the_best_of_all(
         assert score(chosen, num_tokens, weights) == max(
             score(c, num_tokens, weights) for c in passing
         )
+
+
+@given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000))
+def test_the_parts_that_are_shown_add_up_to_the_score_that_decides(
+    candidates: list[Candidate], num_tokens: int
+) -> None:
+    weights = Weights(*(1.0 + place for place in range(len(Weights._fields))))
+    for candidate in candidates:
+        _, parts = scores(candidate, num_tokens, weights)
+        assert set(parts) == set(Weights._fields)
+        assert sum(parts.values()) == pytest.approx(score(candidate, num_tokens, weights))
 
 
 def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
