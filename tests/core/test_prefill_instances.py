@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +12,14 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instances import PrefillInstances
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
+from prfaas.core.dispatch.scoring import (
+    MIXED_WEIGHTS,
+    PREFILL_WEIGHTS,
+    Best,
+    Candidate,
+    Weights,
+    pick,
+)
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
@@ -141,15 +151,21 @@ def after(events: list[tuple[str, int, int]], weights: Weights) -> PrefillInstan
     return stage
 
 
-def fetched(arrival: Arrival, *, plan: bool, cut: set[str]) -> FetchTo | None:
-    """Prefixes that hosts fetch from each other; no link leads to the pools that are cut off."""
+def fetched(
+    arrival: Arrival, *, plan: bool, cut: set[str], bits_per_s: float = 1e7, spread: bool = False
+) -> FetchTo | None:
+    """Prefixes that hosts fetch from each other; no link leads to the pools that are cut off.
+
+    Rates differ by source, with `spread` by destination as well.
+    """
     members = tuple(Member(f"p{pool}", pool) for pool in POOLS)
     home = HomeCluster("pd", members, costs=costs() if plan else None)
     made = Dispatcher(home, [], DispatchSettings(PolicyName.LOCAL, 1000))
     for rate, source in enumerate(POOLS, 1):
-        for destination in POOLS:
+        for factor, destination in enumerate(POOLS, 1):
             made.set_link(source, destination, up=destination not in cut)
-            report = LinkReport(NOW - MS, rate * 1e7, 0, 0, rate * MS)
+            speed = bits_per_s * rate * (factor if spread else 1)
+            report = LinkReport(NOW - MS, speed, 0, 0, rate * MS)
             made.report_link(source, destination, report)
     return made._routes.hosts.fetch(arrival, NOW)
 
@@ -160,6 +176,8 @@ def fetched(arrival: Arrival, *, plan: bool, cut: set[str]) -> FetchTo | None:
     hints=PREFIXES,
     pulls=st.sampled_from(["no", "by plan", "without plan"]),
     cut=st.sets(st.sampled_from(POOLS)),
+    bits_per_s=st.sampled_from([1e7, 1e6, 1e5]),
+    spread=st.booleans(),
     weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
 )
 def test_a_search_of_many_instances_chooses_as_a_scan_does(
@@ -168,12 +186,70 @@ def test_a_search_of_many_instances_chooses_as_a_scan_does(
     hints: dict[str, int],
     pulls: str,
     cut: set[str],
+    bits_per_s: float,
+    spread: bool,
     weights: Weights,
 ) -> None:
     stage = after(events, weights)
     arrival = Arrival(1, 1000, 1000, hits, hints=hints, avoid="i03", shippable_tokens=999)
-    fetch = None if pulls == "no" else fetched(arrival, plan=pulls == "by plan", cut=cut)
+    fetch = None
+    if pulls != "no":
+        plan = pulls == "by plan"
+        fetch = fetched(arrival, plan=plan, cut=cut, bits_per_s=bits_per_s, spread=spread)
     reach = None if fetch else (lambda i: (i.layout_id != b"b", i.pool not in cut, True))
     wanted = stage.pick(arrival, NOW, reach, fetch)
     found = stage.search(arrival, NOW, reach, fetch)
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)
+
+
+@pytest.mark.parametrize("plan", [True, False])
+@pytest.mark.parametrize(
+    ("bits_per_s", "spread", "cut"),
+    [(1e7, False, ""), (1e7, True, ""), (1e5, False, ""), (1e7, False, POOLS), (1e7, True, "cde")],
+)
+def test_a_search_looks_at_few_pools_where_the_holder_of_the_prefix_is_busy(
+    plan: bool, bits_per_s: float, spread: bool, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(60)}
+    stage = PrefillInstances([Member(*each) for each in pools.items()], 2 * NS_PER_S)
+    for name, pool in pools.items():
+        stage.book.report(name, NOW, 0)
+        if pool == "f":
+            stage.book.dispatch(name, 1, NOW, 3 * NS_PER_S)
+    arrival = Arrival(1, 1000, 1000, {"f": 900}, shippable_tokens=999)
+    fetch = fetched(arrival, plan=plan, cut={*cut}, bits_per_s=bits_per_s, spread=spread)
+    looked_at, look = list[Candidate](), Best.look
+
+    def counted(best: Best, candidate: Candidate, place: tuple[int, str]) -> None:
+        looked_at.append(candidate)
+        look(best, candidate, place)
+
+    monkeypatch.setattr(Best, "look", counted)
+    found = stage.search(arrival, NOW, None, fetch)
+    monkeypatch.setattr("prfaas.core.dispatch.instances.SCANNED_MAX", len(pools))
+    assert found.candidate == stage.pick(arrival, NOW, None, fetch).candidate
+    assert len({pools[candidate.name] for candidate in looked_at}) <= 3
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_search_chooses_as_a_scan_does_where_prefixes_are_fetched_over_unequal_links(
+    plan: bool,
+) -> None:
+    draw = Random(1)
+    for _ in range(400):
+        held = draw.sample(POOLS, draw.randint(1, 3))
+        hits = {pool: draw.choice([100, 100, 500, 900]) for pool in held}
+        stage = PrefillInstances([Member(f"i{n:02}", POOLS[n % 6]) for n in range(24)], NS_PER_S)
+        for number, (name, instance) in enumerate(stage.instances.items()):
+            stage.book.report(name, NOW if draw.random() < 0.9 else 1, 0)
+            wait_ns = draw.choice([0, 0, MS, 50 * MS, 200 * MS, NS_PER_S])
+            wait_ns = 3 * NS_PER_S if instance.pool in hits and draw.random() < 0.8 else wait_ns
+            if wait_ns:
+                stage.book.dispatch(name, number, NOW, wait_ns)
+        arrival = Arrival(1, 1000, 1000, hits, shippable_tokens=999)
+        cut = {*draw.sample(POOLS, draw.randint(0, 4))}
+        bits_per_s = draw.choice([1e8, 1e7, 3e6, 1e6, 1e5])
+        spread = draw.random() < 0.5
+        fetch = fetched(arrival, plan=plan, cut=cut, bits_per_s=bits_per_s, spread=spread)
+        wanted = stage.pick(arrival, NOW, None, fetch)
+        assert stage.search(arrival, NOW, None, fetch).candidate == wanted.candidate

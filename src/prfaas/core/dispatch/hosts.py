@@ -10,7 +10,7 @@ cluster, PD or PrfaaS; B is of the PD cluster. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.dispatch.destination_room import Rooms
@@ -19,13 +19,18 @@ from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, scor
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.predictions import CostModel, LinkState
-from prfaas.core.routing.pull_choice import PullSettings, choose_pull
+from prfaas.core.routing.pull_choice import PullSettings, choose_pull, gain_ns_max
 from prfaas.units import NS_PER_S
 
 HOLDERS_MAX = 4
 """Pools with the longest prefixes that are considered as the source of a pull."""
 PULLS = PullSettings(margin_ratio=0.05, margin_ns=NS_PER_S // 1000)
 """Gain from which a prefix is fetched from another host: no price and a short way."""
+
+
+_Lengths = tuple[int, int]
+"""A longer and a shorter prefix, tokens."""
+Gain = tuple[int | None, int]
 
 
 class Fetch(NamedTuple):
@@ -239,3 +244,36 @@ class FetchTo:
         num_bytes = hosts.num_bytes(arrival, here, longer[-1])
         fastest = LinkState(hosts.links.fastest_bits_per_s)
         return Fetched(longest, round(fastest.drain_ns(num_bytes)), needs_wait=True)
+
+    def to(self, pools: Iterable[str]) -> dict[str, Fetched]:
+        """What each of some pools can fetch by the state of its link; those that cannot are left
+        out."""
+        arrival, hosts, now_ns = self._arrival, self._hosts, self._now_ns
+        find, hits, gains, found = hosts.links.find, arrival.hits, dict[_Lengths, Gain](), {}
+        for pool in pools:
+            here = hits.get(pool, 0)
+            for there, source in self._holders:
+                if there <= here:
+                    break
+                if source == pool or (link := find(source, pool)) is None or not link.up:
+                    continue
+                if (state := link.book.latest(now_ns)) is None:
+                    break
+                if (lengths := (there, here)) not in gains:
+                    gains[lengths] = self._gain(there, here)
+                gain_ns, num_bytes = gains[lengths]
+                arrival_ns = round(state.drain_ns(num_bytes)) + state.rtt_ns
+                if gain_ns is None or gain_ns > 0:
+                    found[pool] = Fetched(there, arrival_ns, needs_wait=gain_ns is not None)
+                break
+        return found
+
+    def _gain(self, there: int, here: int) -> Gain:
+        """Time that a longer prefix saves at most, None if it is not known, and its bytes."""
+        arrival, hosts, now_ns = self._arrival, self._hosts, self._now_ns
+        num_tokens, num_bytes = arrival.num_prompt_tokens, hosts.num_bytes(arrival, here, there)
+        if hosts.local_ns(there, now_ns) is None:
+            return None, num_bytes
+        whole_ns = hosts.local_ns(num_tokens - here, now_ns) or 0
+        rest_ns = hosts.local_ns(num_tokens - there, now_ns) or 0
+        return gain_ns_max(whole_ns, rest_ns, PULLS), num_bytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import zip_longest
 
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
@@ -14,8 +16,10 @@ from prfaas.core.dispatch.scoring import (
     Best,
     Bound,
     Candidate,
+    Fetched,
     Pick,
     Weights,
+    any_of,
     is_ideal,
     pick,
 )
@@ -50,6 +54,17 @@ _Kind = tuple[str, bytes | None, int, int, frozenset[str]]
 Reach = Callable[[Instance], tuple[bool, bool, bool]]
 """Function of an instance: do the layouts agree, does a link connect the pools, and does it have
 cores that the local instance lacks?"""
+
+
+def _first(fetches: dict[str, Fetched], rated: Callable[[Fetched], float]) -> list[str]:
+    """Up to `HOLDERS_MAX` pools, the best first, of which each is better than the next one."""
+    scores, found = {each: rated(each) for each in set(fetches.values())}, list[str]()
+    best = nlargest(HOLDERS_MAX + 1, fetches, key=lambda pool: scores[fetches[pool]])
+    for pool, following in zip_longest(best[:HOLDERS_MAX], best[1:]):
+        if following is not None and scores[fetches[pool]] == scores[fetches[following]]:
+            break
+        found.append(pool)
+    return found
 
 
 class PrefillInstances:
@@ -181,8 +196,21 @@ class PrefillInstances:
         pools, rest = self._holders(arrival)
         for place in self.book.places(name for pool in pools for name in self.by_pool[pool]):
             look(place, self.book.wait_ns(place[1], now_ns))
-        bound = Bound(num_tokens, weights, rest, None if fetch is None else fetch.beyond(rest))
+        bound, fetches = Bound(num_tokens, weights, rest), dict[str, Fetched]()
         fewest = min(num_open.values()) if weights.few_open else 0
+        most = None if fetch is None else fetch.beyond(rest)
+        if fetch and most and self.book.order and best.score <= bound(0, fewest, most):
+            # Pools with the best links come first.
+            fetches = fetch.to(pool for pool in self.by_pool if pool not in pools)
+            least_ns = max(self.book.order[0][0] - now_ns, 0)
+            for pool in _first(fetches, lambda each: bound(least_ns, fewest, each)):
+                if bound(least_ns, fewest, fetches[pool]) <= best.score:
+                    break
+                pools.add(pool)
+                del fetches[pool]
+                for place in self.book.places(self.by_pool[pool]):
+                    look(place, self.book.wait_ns(place[1], now_ns))
+            most = any_of(fetches.values())
         until_ns, most_open, score = -1, 0, 0.0
         for place in self.book.order:
             free_at_ns, name = place
@@ -190,13 +218,13 @@ class PrefillInstances:
                 until_ns, score = max(free_at_ns, now_ns), best.score
                 least_ns = until_ns - now_ns
                 # Those behind wait longer.
-                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest), place):
+                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest, most), place):
                     break
-                most_open = bound.num_open_max(least_ns, score)
-                most_open -= best.beats(bound(least_ns, most_open), place)
-            if num_open[name] <= most_open and self.instances[name].pool not in pools:
+                most_open = bound.num_open_max(least_ns, score, most)
+                most_open -= best.beats(bound(least_ns, most_open, most), place)
+            if num_open[name] <= most_open and (pool := self.instances[name].pool) not in pools:
                 wait_ns = self.book.wait_ns(name, now_ns)
-                if not best.beats(bound(wait_ns, num_open[name]), place):
+                if not best.beats(bound(wait_ns, num_open[name], fetches.get(pool)), place):
                     look(place, wait_ns)
         return best.picked
 

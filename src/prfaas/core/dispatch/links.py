@@ -135,6 +135,10 @@ class Links:
             self._links[source, destination] = link
             return link
 
+    def find(self, source: str, destination: str) -> Link | None:
+        """The link; None if it was never named, so it is down."""
+        return self._links.get((source, destination))
+
     def cluster_of(self, pool: str) -> str | None:
         """Name of the PrfaaS cluster that a pool belongs to; None if it is of none."""
         cluster = self._clusters.get(pool)

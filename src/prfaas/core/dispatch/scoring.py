@@ -6,7 +6,7 @@ worse candidate changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.routing.decision import Reason
@@ -277,6 +277,14 @@ class Fetched(NamedTuple):
     needs_wait: bool
 
 
+def any_of(fetched: Collection[Fetched]) -> Fetched | None:
+    """What an instance can fetch at most of which nothing else is known; None if nothing."""
+    if not fetched:
+        return None
+    longest, soonest_ns, needs_wait = zip(*fetched, strict=True)
+    return Fetched(max(longest), min(soonest_ns), all(needs_wait))
+
+
 class Bound:
     """Highest score of instances of which only wait and open requests are known.
 
@@ -284,35 +292,34 @@ class Bound:
         num_tokens: Length of the prompt, tokens.
         weights: Of the scores.
         hit_tokens: None has a longer cached prefix, tokens.
-        fetched: Longer prefix that they can fetch; None if they cannot.
     """
 
-    def __init__(
-        self, num_tokens: int, weights: Weights, hit_tokens: int, fetched: Fetched | None = None
-    ) -> None:
-        self._weights, self._fetched = weights, fetched
+    def __init__(self, num_tokens: int, weights: Weights, hit_tokens: int) -> None:
+        self._num_tokens, self._weights = num_tokens, weights
         self._cached = weights.cached_prefix * cached_prefix(hit_tokens, 0, num_tokens)
         self._device = weights.on_device * on_device(hit_tokens, num_tokens)
-        if fetched is not None:
-            self._longer = weights.cached_prefix * cached_prefix(fetched.num_tokens, 0, num_tokens)
 
-    def __call__(self, wait_ns: int | None, num_open: int) -> float:
-        """The bound; terms are added in the order of `score`, so it is never rounded below it."""
-        weights, fetched = self._weights, self._fetched
-        few = weights.few_open * few_open(num_open)
+    def __call__(self, wait_ns: int | None, num_open: int, fetched: Fetched | None = None) -> float:
+        """The bound; terms are added in the order of `score`, so it is never rounded below it.
+
+        `fetched` is the longer prefix that they can fetch; None if they cannot.
+        """
+        weights, few = self._weights, self._weights.few_open * few_open(num_open)
         most = weights.short_wait * short_wait(wait_ns) + self._cached + few + self._device
-        if fetched is None or (wait_ns is None and fetched.needs_wait):
+        if fetched is None:
             return most
-        later_ns = fetched.soonest_ns
-        if wait_ns is not None and wait_ns > later_ns and fetched.needs_wait:
-            later_ns = wait_ns
-        longer = weights.short_wait * short_wait(later_ns) + self._longer + few + self._device
-        return max(most, longer)
+        longest, later_ns, needs_wait = fetched
+        if needs_wait:
+            if wait_ns is None:
+                return most
+            later_ns = max(later_ns, wait_ns)
+        longer = weights.cached_prefix * cached_prefix(longest, 0, self._num_tokens)
+        return max(most, weights.short_wait * short_wait(later_ns) + longer + few + self._device)
 
-    def num_open_max(self, wait_ns: int, score_min: float) -> int:
+    def num_open_max(self, wait_ns: int, score_min: float, fetched: Fetched | None) -> int:
         """Open requests with which an instance may reach a score; surely not with more."""
         few = self._weights.few_open
-        spare = score_min - (self(wait_ns, 0) - few)
+        spare = score_min - (self(wait_ns, 0, fetched) - few)
         return (
             int(min(OPEN_HALF * few / spare, OPEN_MAX)) - OPEN_HALF + 1 if spare > 0 else OPEN_MAX
         )

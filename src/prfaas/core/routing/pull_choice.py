@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from prfaas.core.routing.decision import RoutingFacts
 from prfaas.core.routing.predictions import (
@@ -88,6 +89,17 @@ def choose_pull(
     if pulled + num_bytes * ns_per_byte + margin >= recomputed:
         return None
     return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
+
+
+def gain_ns_max(whole_ns: int, rest_ns: int, settings: PullSettings) -> int:
+    """Time that a pull may take beyond the wait, at most; 0 or less if it never pays.
+
+    Args:
+        whole_ns: Prefill without the pull.
+        rest_ns: Prefill after it.
+        settings: How much gain it takes.
+    """
+    return ceil(whole_ns - rest_ns - max(settings.margin_ns, settings.margin_ratio * whole_ns))
 
 
 def with_pull(
