@@ -6,8 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 WORKERS ?= 2
 # Files go to workers whole, in the order in which tests/conftest.py puts them: long ones first.
-PARALLEL := -m pytest -n $(WORKERS) --no-loadscope-reorder
-PYTEST := $(BIN)/python $(PARALLEL)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
@@ -34,14 +33,8 @@ demo: install  ## the main job: two clusters, twelve requests, one table
 case-study: install  ## the paper's case study, live with timing engines; root, ten minutes
 	@$(BIN)/python -m benchmarks.case_study
 
-# Coverage costs about a tenth of the CPU time. test_steps.py counts instructions, so it runs without.
-STEPS := tests/sim/test_steps.py
-COVERED := $(BIN)/python -m slipcover --source src/prfaas --omit "*/codec/kernels.py" --json --out .coverage.json
-
-test: check  ## everything CI runs: checks, then all tests, real engines included; prints the coverage of src
-	$(COVERED) $(PARALLEL) --deselect $(STEPS)
-	$(BIN)/python -m pytest $(STEPS)
-	@$(BIN)/python -m tests.coverage_figure .coverage.json
+test: check  ## everything CI runs: checks, then all tests, real engines included
+	$(PYTEST)
 
 test-fast: install  ## tests that start no engine
 	$(PYTEST) -m "not engine"

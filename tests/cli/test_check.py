@@ -185,9 +185,7 @@ def test_timing_engines_that_can_not_start_are_one_line(
 
 
 @pytest.mark.parametrize("place", ["laptop.toml", "laptop.toml/state", "/proc/state"])
-def test_a_state_that_can_not_be_written_is_one_line(
-    prfaas: Prfaas, laptop: Path, place: str
-) -> None:
+def test_no_state_is_one_line(prfaas: Prfaas, laptop: Path, place: str) -> None:
     edit(laptop, 'state = ".state/laptop"', f'state = "{laptop.parent / place}"')
     code, _, errors = prfaas("up", laptop)
     assert code == 2
