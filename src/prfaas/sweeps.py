@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any, Generic, TypeVar
 
 from prfaas import __version__
@@ -114,8 +115,10 @@ def run_jobs(jobs: Sequence[Job[Made]], place: Place | None = None) -> Iterator[
 def _without_ctrl_c() -> Iterator[None]:
     """Block SIGINT; processes and threads that start meanwhile keep it blocked.
 
-    Ctrl-C goes to all processes of a terminal. This one ends the workers.
+    Ctrl-C goes to all processes of a terminal. This one ends the workers. The resource tracker is
+    started before: Python 3.11 unblocks SIGINT when it starts, for the workers after it as well.
     """
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

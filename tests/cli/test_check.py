@@ -184,7 +184,9 @@ def test_timing_engines_that_can_not_start_are_one_line(
     assert said in one_line(prfaas(command, laptop))
 
 
-@pytest.mark.parametrize("place", ["laptop.toml", "laptop.toml/state", "/proc/state"])
+@pytest.mark.parametrize(
+    "place", ["laptop.toml", "laptop.toml/s", "/proc/state"], ids=["file", "below", "proc"]
+)
 def test_no_state_is_one_line(prfaas: Prfaas, laptop: Path, place: str) -> None:
     edit(laptop, 'state = ".state/laptop"', f'state = "{laptop.parent / place}"')
     code, _, errors = prfaas("up", laptop)

@@ -211,7 +211,8 @@ def test_a_search_looks_at_few_pools_where_the_holder_of_the_prefix_is_busy(
     plan: bool, bits_per_s: float, spread: bool, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(60)}
-    stage = PrefillInstances([Member(*each) for each in pools.items()], 2 * NS_PER_S)
+    members = [Member(*each) for each in pools.items()]
+    stage = PrefillInstances(members, 2 * NS_PER_S, scanned_max=len(pools))
     for name, pool in pools.items():
         stage.book.report(name, NOW, 0)
         if pool == "f":
@@ -226,7 +227,6 @@ def test_a_search_looks_at_few_pools_where_the_holder_of_the_prefix_is_busy(
 
     monkeypatch.setattr(Best, "look", counted)
     found = stage.search(arrival, NOW, None, fetch)
-    monkeypatch.setattr("prfaas.core.dispatch.instances.SCANNED_MAX", len(pools))
     assert found.candidate == stage.pick(arrival, NOW, None, fetch).candidate
     assert len({pools[candidate.name] for candidate in looked_at}) <= 3
 

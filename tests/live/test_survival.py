@@ -53,6 +53,7 @@ def kill(live: Live, name: str) -> None:
 
 async def survives(live: Live, tag: str, harm: Any) -> dict[str, Any]:
     """Send a long prompt, do harm once its blocks are moving, compare the answer."""
+    await live.remote_again(f"before {tag}")
     text = f"[{tag}] " + document(LONG)
     counted, stored = await fallbacks(live), await blocks_stored(live)
     asking = asyncio.create_task(ask(live, text))

@@ -74,6 +74,7 @@ class PrefillInstances:
         members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
         weights: Of the scores of its instances.
+        scanned_max: Up to so many instances, `pick` looks at each; beyond, it searches.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PrefillInstances:
         members: Sequence[Member],
         stale_after_ns: int,
         weights: Weights = PREFILL_WEIGHTS,
+        scanned_max: int = SCANNED_MAX,
     ) -> None:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
@@ -88,7 +90,7 @@ class PrefillInstances:
         """Names of the instances of each pool."""
         for member in members:
             self.by_pool.setdefault(member.pool, []).append(member.name)
-        self.weights = weights
+        self.weights, self._scanned_max = weights, scanned_max
         self._num_open = dict.fromkeys(self.instances, 0)
 
     def add(self, member: Member) -> None:
@@ -145,7 +147,7 @@ class PrefillInstances:
             reach: From an instance to where its blocks are wanted; None when they stay.
             fetch: What an instance's host can fetch from another one; None if nothing.
         """
-        if len(self.book.order) > SCANNED_MAX:
+        if len(self.book.order) > self._scanned_max:
             return self.search(arrival, now_ns, reach, fetch)
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for source in hits:
