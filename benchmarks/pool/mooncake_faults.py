@@ -1,4 +1,4 @@
-"""What clients see while a part of a Mooncake Store fails under load."""
+"""Errors, wrong answers and delays of clients while a part of a Mooncake Store fails under load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEN_S = 0.01
 
 @dataclass
 class Outcome:
-    """What clients saw.
+    """Requests of clients around one fault.
 
     Attributes:
         times_s: Of each request: when it began, after the fault, and how long it took.

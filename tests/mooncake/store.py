@@ -26,7 +26,7 @@ LEASE_MS = 500
 
 @cache
 def missing() -> str:
-    """What a store needs and this machine lacks, in words; empty if nothing."""
+    """Parts of a store that this machine lacks, in words; empty if none."""
     try:
         check_library()
     except ConfigError as error:

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 4.0
 """Long enough for a read on a busy machine."""
 BUSY_S = 20.0
-"""What a machine with other work may add; a call of the library to a process that is stopped takes
-for ever."""
+"""Time that a machine with other work may add; a call of the library to a process that is stopped
+takes for ever."""
 LIMITS = MooncakeLimits(check_s=0.05, request_s=2, stuck_s=2, start_s=20)
 
 

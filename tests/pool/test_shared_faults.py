@@ -24,7 +24,7 @@ KEYS = [BlockKey(0, block_hash) for block_hash in HASHES[256:288]]
 DEADLINE_S = 4.0
 """Long enough for a read on a busy machine."""
 BUSY_S = 20.0
-"""What a machine with other work may add; faults that are not bounded last a minute."""
+"""Time that a machine with other work may add; faults that are not bounded last a minute."""
 UNTIL_OPEN = [Fault.ERRORS, Fault.BUSY, Fault.SLOW, Fault.BLACKHOLE, Fault.RESET, Fault.CUT]
 BROKEN = [Fault.TRUNCATED, Fault.ALTERED]
 

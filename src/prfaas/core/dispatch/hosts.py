@@ -195,7 +195,7 @@ class Hosts:
 
 
 class FetchTo:
-    """What the hosts of a site can fetch of one prompt.
+    """Prefixes of one prompt that the hosts of a site can fetch.
 
     Args:
         hosts: They.
@@ -229,7 +229,7 @@ class FetchTo:
         return None
 
     def beyond(self, here: int) -> Fetched | None:
-        """What pools with a prefix of at most `here` tokens can fetch; None if nothing is longer.
+        """Prefix for pools that have at most `here` tokens; None if nothing is longer.
 
         The fastest link carries it without queue.
         """
@@ -246,8 +246,7 @@ class FetchTo:
         return Fetched(longest, round(fastest.drain_ns(num_bytes)), needs_wait=True)
 
     def to(self, pools: Iterable[str]) -> dict[str, Fetched]:
-        """What each of some pools can fetch by the state of its link; those that cannot are left
-        out."""
+        """Prefix for each pool, by the state of its link; pools that cannot fetch are left out."""
         arrival, hosts, now_ns = self._arrival, self._hosts, self._now_ns
         find, hits, gains, found = hosts.links.find, arrival.hits, dict[_Lengths, Gain](), {}
         for pool in pools:

@@ -270,7 +270,7 @@ class PrefillInstances:
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
     def _kind(self, name: str, arrival: Arrival) -> _Kind:
-        """What instances have in common that differ by wait and open requests alone."""
+        """Facts that instances share which differ by wait and open requests alone."""
         instance, device = self.instances[name], arrival.hits.get(name, 0)
         longest = instance.num_tokens_max
         return instance.pool, instance.layout_id, longest, device, instance.within

@@ -278,7 +278,7 @@ class Fetched(NamedTuple):
 
 
 def any_of(fetched: Collection[Fetched]) -> Fetched | None:
-    """What an instance can fetch at most of which nothing else is known; None if nothing."""
+    """Upper bound of all these for one unknown instance; None if there are none."""
     if not fetched:
         return None
     longest, soonest_ns, needs_wait = zip(*fetched, strict=True)

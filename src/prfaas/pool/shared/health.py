@@ -14,7 +14,7 @@ BREAKER = BreakerSettings(failures_max=3)
 
 
 class TierHealth:
-    """Whether the blocks of a shared tier are shown.
+    """State of a shared tier: its blocks are shown, or not.
 
     The tier goes down when its breaker opens, and comes up when a request succeeds after that.
 

@@ -45,7 +45,7 @@ class PackFronts:
         self._bucket, self._keys, self._pool = bucket, keys, pool
         self._timing, self._metrics, self._clock_ns = timing, metrics, clock_ns
         self._skipped: dict[PackName, int | None] = {}
-        """When an unreadable pack is read again; None for one with an unknown key."""
+        """Time at which an unreadable pack is read again; None for one with an unknown key."""
         self._said = SaidOnce(clock_ns)
 
     @property
