@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import TransferError
@@ -20,8 +19,7 @@ from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.site_keys import KeyRing
-from prfaas.pool.shared.write_queue import Offer, WriteQueue
-from prfaas.pool.store.origins import Matches
+from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
@@ -34,7 +32,7 @@ LAYOUTS_MAX = 16
 Written = Callable[[PackName, dict[BlockName, PackedBlock], int], None]
 
 
-class PackWriter:
+class PackWriter(SealingWriter):
     """Fills and uploads packs.
 
     Args:
@@ -57,68 +55,17 @@ class PackWriter:
         on_written: Written,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._bucket, self._keys, self._writer = bucket, keys, writer
         self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
-        self._metrics, self._on_written = metrics, on_written
-        self._queue = WriteQueue(self.held_bytes_max, metrics, clock_ns)
+        super().__init__(WriteQueue(self.held_bytes_max, metrics, clock_ns), "prfaas-shared-writer")
+        self._bucket, self._keys, self._writer = bucket, keys, writer
+        self._on_written = on_written
         self._open: dict[bytes, PackBuilder] = {}
         """Packs that are being filled, by layout."""
-        self._turn = asyncio.Lock()
-        """Held while blocks are sealed."""
-        self._uploads: set[asyncio.Task[None]] = set()
-        self._thread = ThreadPoolExecutor(1, "prfaas-shared-writer")
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that wait for the bucket."""
-        return self._queue.held_bytes
 
     @property
     def held_bytes_max(self) -> int:
         """Limit of `held_bytes`."""
         return PACKS_HELD * self._pack_bytes
-
-    def __contains__(self, name: BlockName) -> bool:
-        return name in self._queue
-
-    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block; `done` is called once it is sealed, or dropped.
-
-        Returns:
-            False if it is dropped at once: too much waits, or the bucket takes nothing.
-        """
-        return self._queue.offer(name, block, done)
-
-    async def run(self) -> None:
-        """Write offered blocks until cancelled."""
-        while True:
-            await self._queue.wait()
-            await self._seal_queued()
-
-    async def flush(self) -> None:
-        """Write everything that waits."""
-        await self._seal_queued()
-        for pack in list(self._open.values()):
-            self._finish(pack)
-        if self._uploads:
-            await asyncio.wait(self._uploads)
-
-    async def drop(self, matches: Matches) -> None:
-        """Drop what waits with a matching origin; return once nothing else is under way."""
-        self._queue.drop(matches)
-        await self.flush()
-
-    def close(self) -> None:
-        """End the thread and all uploads."""
-        for task in self._uploads:
-            task.cancel()
-        self._queue.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def _seal_queued(self) -> None:
-        async with self._turn:
-            while (offer := self._queue.take()) is not None:
-                await self._seal(offer)
 
     async def _seal(self, offer: Offer) -> None:
         layout_id, key = offer.name
@@ -143,14 +90,16 @@ class PackWriter:
         if pack.num_bytes >= self._pack_bytes or len(pack.names) >= BLOCKS_MAX:
             self._finish(pack)
 
+    def _finish_all(self) -> None:
+        for pack in list(self._open.values()):
+            self._finish(pack)
+
     def _finish(self, pack: PackBuilder) -> None:
         """Upload a pack, unless that has begun."""
         if self._open.get(pack.layout_id) is not pack:
             return
         del self._open[pack.layout_id]
-        task = asyncio.create_task(self._write(pack))
-        self._uploads.add(task)
-        task.add_done_callback(self._uploads.discard)
+        self._begin(self._write(pack))
 
     async def _write(self, pack: PackBuilder) -> None:
         try:

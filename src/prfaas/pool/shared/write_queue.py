@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from prfaas.core.kv.blocks import BlockName
@@ -127,3 +129,78 @@ class WriteQueue:
     def _dropped(self, reason: str) -> bool:
         self._metrics.blocks_dropped.labels(reason=reason).inc()
         return False
+
+
+class SealingWriter(ABC):
+    """Seals queued blocks on a thread, one at a time, and writes them in the background.
+
+    Args:
+        queue: Blocks to write.
+        thread: Name of the thread.
+    """
+
+    def __init__(self, queue: WriteQueue, thread: str) -> None:
+        self._queue = queue
+        self._turn = asyncio.Lock()
+        """Held while blocks are sealed."""
+        self._writes: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(1, thread)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._queue
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait to be written."""
+        return self._queue.held_bytes
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block; `done` is called once it is sealed, or dropped.
+
+        Returns:
+            False if it is dropped at once: too much waits, or the tier takes nothing.
+        """
+        return self._queue.offer(name, block, done)
+
+    async def run(self) -> None:
+        """Write offered blocks until cancelled."""
+        while True:
+            await self._queue.wait()
+            await self._seal_queued()
+
+    async def flush(self) -> None:
+        """Write everything that waits."""
+        await self._seal_queued()
+        self._finish_all()
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    async def drop(self, matches: Matches) -> None:
+        """Drop what waits with a matching origin; return once nothing else is under way."""
+        self._queue.drop(matches)
+        await self.flush()
+
+    def close(self) -> None:
+        """End the thread and all writes, and drop what waits."""
+        for task in self._writes:
+            task.cancel()
+        self._queue.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, write: Coroutine[None, None, None]) -> None:
+        """Write in the background."""
+        task = asyncio.create_task(write)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _seal_queued(self) -> None:
+        async with self._turn:
+            while (offer := self._queue.take()) is not None:
+                await self._seal(offer)
+
+    @abstractmethod
+    async def _seal(self, offer: Offer) -> None:
+        """Seal a block and call its `done`; if cancelled before, take it back into the queue."""
+
+    def _finish_all(self) -> None:  # noqa: B027 - packs wait for more, single blocks do not
+        """Begin to write what is sealed and waits for more."""

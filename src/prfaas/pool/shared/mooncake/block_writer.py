@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
@@ -18,8 +17,8 @@ from prfaas.pool.shared.mooncake.memory import ClientMemory
 from prfaas.pool.shared.mooncake.orders import Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
 from prfaas.pool.shared.site_keys import SiteKey
-from prfaas.pool.shared.write_queue import Offer, WriteQueue
-from prfaas.pool.store.origins import Matches, Origin
+from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
+from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 Written = Callable[[BlockName, int, Origin], None]
 
 
-class BlockWriter:
+class BlockWriter(SealingWriter):
     """Seals and writes blocks.
 
     Args:
@@ -52,22 +51,13 @@ class BlockWriter:
         on_written: Written,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        super().__init__(
+            WriteQueue(memory.writes.capacity_bytes, metrics, clock_ns), "prfaas-mooncake-writer"
+        )
         self._client, self._memory, self._prefix = client, memory, prefix
         self._key, self._writer, self._metrics = key, writer, metrics
         self._on_written = on_written
-        self._queue = WriteQueue(memory.writes.capacity_bytes, metrics, clock_ns)
-        self._turn = asyncio.Lock()
-        self._puts: set[asyncio.Task[None]] = set()
-        self._thread = ThreadPoolExecutor(1, "prfaas-mooncake-writer")
         self._said = SaidOnce(clock_ns)
-
-    def __contains__(self, name: BlockName) -> bool:
-        return name in self._queue
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that wait for the store."""
-        return self._queue.held_bytes
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block; `done` is called once it is sealed, or dropped.
@@ -79,36 +69,7 @@ class BlockWriter:
         if sealed_bytes_max(len(block.data)) > self._memory.writes.capacity_bytes:
             self._metrics.blocks_dropped.labels(reason="shared_large").inc()
             return False
-        return self._queue.offer(name, block, done)
-
-    async def run(self) -> None:
-        """Write offered blocks until cancelled."""
-        while True:
-            await self._queue.wait()
-            await self._seal_queued()
-
-    async def flush(self) -> None:
-        """Write everything that waits."""
-        await self._seal_queued()
-        if self._puts:
-            await asyncio.wait(self._puts)
-
-    async def drop(self, matches: Matches) -> None:
-        """Drop what waits with a matching origin; return once nothing else is under way."""
-        self._queue.drop(matches)
-        await self.flush()
-
-    def close(self) -> None:
-        """End the thread, and drop what waits."""
-        for task in self._puts:
-            task.cancel()
-        self._queue.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def _seal_queued(self) -> None:
-        async with self._turn:
-            while (offer := self._queue.take()) is not None:
-                await self._seal(offer)
+        return super().offer(name, block, done)
 
     async def _seal(self, offer: Offer) -> None:
         num_bytes = len(offer.block.data)
@@ -131,11 +92,7 @@ class BlockWriter:
                 self._queue.take_back(offer)
             raise
         offer.done()
-        task = asyncio.create_task(
-            self._put(offer.name, num_bytes, offer.block.origin, offset, length)
-        )
-        self._puts.add(task)
-        task.add_done_callback(self._puts.discard)
+        self._begin(self._put(offer.name, num_bytes, offer.block.origin, offset, length))
 
     def _seal_lent(self, lent: list[tuple[Offer, memoryview]]) -> int:
         offer, into = lent.pop()
