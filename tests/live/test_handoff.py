@@ -191,6 +191,5 @@ async def test_several_at_once_are_all_answered(live: Live) -> None:
     answers = await asyncio.gather(*(live.chat(text) for text in texts))
     records = [await live.record(headers["X-Request-Id"]) for _, headers in answers]
     assert [record["path"] for record in records].count("remote") == 6
-    left = [record["fallback"] for record in records if record["fallback"]]
-    assert all(fallback["reason"] == "late" for fallback in left), "a busy machine is late"
+    assert all(record["fallback"] is None for record in records)
     assert all(answer["usage"]["completion_tokens"] == 24 for answer, _ in answers)
