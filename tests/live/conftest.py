@@ -75,12 +75,20 @@ class Live:
             return str(answer["choices"][0]["message"]["content"])
 
     async def look(self, text: str) -> dict[str, dict[str, Any]]:
-        """Hits of a chat in the gateway's index, by pool node and engine."""
+        """Hits of a chat in the gateway's index, by pool node and engine.
+
+        Waits for an engine that can take the chat: one that was restarted is found ready by the
+        gateway's next probe only.
+        """
         body = {"messages": self.chat_body(text)["messages"]}
-        async with self.http.post(f"{self.url}/kv/lookup", json=body) as reply:
-            found = await reply.json()
-            assert reply.status == 200, found
-        clusters = found["clusters"]
+
+        async def answer() -> dict[str, Any] | None:
+            async with self.http.post(f"{self.url}/kv/lookup", json=body) as reply:
+                found: dict[str, Any] = await reply.json()
+                assert reply.status in (200, 503), found
+                return found if reply.status == 200 else None
+
+        clusters = (await until(answer))["clusters"]
         return {each["name"]: each for c in clusters for each in (*c["pools"], *c["engines"])}
 
     async def record(self, request_id: str) -> dict[str, Any]:
