@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockName, Layout
@@ -29,9 +29,10 @@ from prfaas.pool.shared.pack_writer import PackWriter
 from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
 from prfaas.pool.shared.sealing import TAG_BYTES, AlteredError
 from prfaas.pool.shared.settings import S3Settings
+from prfaas.pool.shared.shown_blocks import ShownBlocks
 from prfaas.pool.shared.site_keys import KeyRing
-from prfaas.pool.store.origins import Origin, sliced
-from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
+from prfaas.pool.store.origins import Origin
+from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.units import NS_PER_S
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ READ_RATIO = 0.5
 """A single read may take this share of the deadline; a longer one is a failure of the bucket."""
 
 
-class S3Tier:
+class S3Tier(ShownBlocks[PackedBlock]):
     """Blocks below memory in a bucket. Lives on one event loop.
 
     Args:
@@ -57,6 +58,7 @@ class S3Tier:
         clock_ns: Monotonic clock, nanoseconds.
     """
 
+    _blocks: PackIndex
     label = "shared"
 
     def __init__(
@@ -75,7 +77,7 @@ class S3Tier:
         self._hosts, self._metrics, self._clock_ns = hosts, metrics, clock_ns
         self._on_found, self._on_gone = on_found, on_gone
         self.capacity_bytes = settings.limit_bytes
-        self._index = PackIndex()
+        self._blocks = PackIndex()
         self._writer = PackWriter(bucket, keys, pool, settings, metrics, self._written, clock_ns)
         self._packs = PackList(bucket, pool, settings.limit_bytes)
         self._fronts = PackFronts(bucket, keys, pool, settings.timing, metrics, clock_ns)
@@ -84,7 +86,7 @@ class S3Tier:
             bucket,
             self._packs,
             self._fronts,
-            self._index,
+            self._blocks,
             self._health,
             settings.timing,
             metrics,
@@ -114,27 +116,9 @@ class S3Tier:
         """Bytes that wait for the bucket."""
         return self._writer.held_bytes
 
-    def __len__(self) -> int:
-        return len(self._index) if self._health.is_up else 0
-
-    def __contains__(self, name: BlockName) -> bool:
-        return self._health.is_up and name in self._index
-
-    def names(self) -> Iterator[BlockName]:
-        """Blocks that can be read."""
-        return iter(self._index if self._health.is_up else ())
-
     def place_of(self, name: BlockName) -> PackedBlock | None:
         """The place of a block in the bucket; None if it is unknown."""
-        return self._index.get(name)
-
-    def num_bytes(self, name: BlockName) -> int:
-        """Size of a block."""
-        return self._index[name].num_bytes
-
-    def origin(self, name: BlockName) -> Origin:
-        """Origin of a block."""
-        return self._index[name].origin
+        return self._blocks.get(name)
 
     def learn(self, layout: Layout) -> None:
         """Read packs of a layout, from now on: an engine of this node uses it."""
@@ -153,24 +137,13 @@ class S3Tier:
 
     # --- blocks ---
 
-    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block to be written.
-
-        Returns:
-            False if it is not written: it is there, another node of the site writes it, or the
-            queue is full (counted).
-        """
-        if name in self._index or name in self._writer or block.origin.via in self._hosts:
-            return False
-        return self._writer.offer(name, block, done)
-
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         """Read, open and check a block. One that is altered twice is set aside for a while.
 
         Returns:
             Its digest; None if it could not be had in time, or at all.
         """
-        place = self._index.get(name)
+        place = self._blocks.get(name)
         if place is None or not self._health.is_up:
             return None
         for _ in range(ATTEMPTS):
@@ -179,9 +152,9 @@ class S3Tier:
                 return None
             if await self._opened(name, place, part, into):
                 # It may have been purged meanwhile.
-                return place.digest if self._index.get(name) is place else None
+                return place.digest if self._blocks.get(name) is place else None
         until_ns = self._clock_ns() + int(self._settings.timing.reread_s * NS_PER_S)
-        if self._index.set_aside(name, place, until_ns):
+        if self._blocks.set_aside(name, place, until_ns):
             self._on_gone([name])
         return None
 
@@ -225,16 +198,13 @@ class S3Tier:
         self, pack: PackName, blocks: dict[BlockName, PackedBlock], num_bytes: int
     ) -> None:
         self._packs.add(pack, num_bytes)
-        new = self._index.add(pack, blocks)
+        new = self._blocks.add(pack, blocks)
         if self._health.is_up:
             self._on_found(new)
 
     def _went_down(self) -> None:
-        self._on_gone(list(self._index))
+        super()._went_down()
         self._follower.hurry()
-
-    def _came_up(self) -> None:
-        self._on_found(list(self._index))
 
     async def run(self) -> None:
         """Follow the bucket and write offered blocks, until cancelled."""
@@ -252,18 +222,6 @@ class S3Tier:
 
     # --- purges ---
 
-    async def count(self, source: str) -> tuple[set[BlockName], int]:
-        """Blocks in the index that a pool wrote, or whose origin it is, and their bytes."""
-        found, num_bytes = set[BlockName](), 0
-        for part in sliced(list(self._index)):
-            for name in part:
-                place = self._index.get(name)
-                if place and _is_of(place.pack.name, place.origin.sources, source):
-                    found.add(name)
-                    num_bytes += place.num_bytes
-            await asyncio.sleep(0)
-        return found, num_bytes
-
     async def drop(self, source: str) -> None:
         """Delete every pack of the site with a block that a pool wrote, or whose origin it is.
 
@@ -274,7 +232,7 @@ class S3Tier:
             TransferError: Not all could be read or deleted.
         """
         found, _ = await self.count(source)
-        self._index.drop(found)
+        self._blocks.drop(found)
         self._on_gone(found)
         await self._writer.drop(lambda origin: source == self._pool or origin.is_of(source))
         limit_s = self._settings.timing.request_s
@@ -293,9 +251,12 @@ class S3Tier:
                 "beyond the number that it follows, so their origin is not known"
             )
 
+    def _is_of(self, entry: PackedBlock, source: str) -> bool:
+        return _is_of(entry.pack.name, entry.origin.sources, source)
+
     async def _holds(self, pack: PackName, source: str) -> bool:
         """Return True if a pack has a block of a source."""
-        sources = self._index.sources_of(pack)
+        sources = self._blocks.sources_of(pack)
         if sources is None and pack.writer != source:
             blocks = await self._fronts.read(pack) or {}
             sources = all_sources(blocks.values())

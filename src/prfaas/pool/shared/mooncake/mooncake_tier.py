@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
@@ -29,9 +29,10 @@ from prfaas.pool.shared.mooncake.orders import NAMES_MAX, Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.sealing import AlteredError, UnknownKeyError
+from prfaas.pool.shared.shown_blocks import ShownBlocks
 from prfaas.pool.shared.site_keys import KeyRing
 from prfaas.pool.store.origins import Origin, sliced
-from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
+from prfaas.pool.store.tier_ports import ReadBudget
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ SAMPLES = 4
 Names = Iterable[BlockName]
 
 
-class MooncakeTier:
+class MooncakeTier(ShownBlocks[Known]):
     """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
 
     Args:
@@ -62,6 +63,7 @@ class MooncakeTier:
         clock_ns: Monotonic clock, nanoseconds.
     """
 
+    _blocks: KnownBlocks
     label = "shared"
     capacity_bytes = 0
 
@@ -81,7 +83,7 @@ class MooncakeTier:
         self._limits = settings.limits
         self._memory = ClientMemory(settings.buffer_bytes)
         self.client = MooncakeClient(settings, self._memory, metrics)
-        self._known = KnownBlocks()
+        self._blocks = KnownBlocks()
         self._sizes: dict[tuple[bytes, int], int] = {}
         """Bytes of a block, by layout and group."""
         self._writer = BlockWriter(
@@ -103,28 +105,10 @@ class MooncakeTier:
 
     # --- contents ---
 
-    def __len__(self) -> int:
-        return len(self._known) if self._health.is_up else 0
-
-    def __contains__(self, name: BlockName) -> bool:
-        return self._health.is_up and name in self._known
-
     @property
     def used_bytes(self) -> int:
         """Bytes in the store that this node has written, as far as it knows."""
-        return self._known.own_bytes
-
-    def names(self) -> Iterator[BlockName]:
-        """Known blocks that can be read."""
-        return iter(self._known if self._health.is_up else ())
-
-    def num_bytes(self, name: BlockName) -> int:
-        """Size of a known block."""
-        return self._known[name].num_bytes
-
-    def origin(self, name: BlockName) -> Origin:
-        """Origin of a block that was read."""
-        return self._known[name].origin
+        return self._blocks.own_bytes
 
     def learn(self, layout: Layout) -> None:
         """Ask for blocks of a layout, from now on: an engine of this node uses it."""
@@ -171,29 +155,18 @@ class MooncakeTier:
         codes = [check(code) for order in orders for code in order.result()]
         found = {name for name, code in zip(names, codes, strict=True) if code == 1}
         self._gone([name for name in names if name not in found])
-        new = [name for name in found if name not in self._known]
+        new = [name for name in found if name not in self._blocks]
         for name in found:
-            if name in self._known:
-                self._known.checked(name)
+            if name in self._blocks:
+                self._blocks.checked(name)
             else:
-                self._gone(self._known.set(name, Known(self._sizes[_kind(name)])))
+                self._gone(self._blocks.set(name, Known(self._sizes[_kind(name)])))
         self._metrics.count_shared("probe", "ok")
         if self._health.is_up:
             self._on_found(new)
         return found
 
     # --- blocks ---
-
-    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block to be written.
-
-        Returns:
-            False if it is not written: it is there, another node of the site writes it, or the
-            queue is full (counted).
-        """
-        if name in self._known or name in self._writer or block.origin.via in self._hosts:
-            return False
-        return self._writer.offer(name, block, done)
 
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         """Read, open and check a block.
@@ -256,10 +229,10 @@ class MooncakeTier:
         except AlteredError as error:
             self._unreadable(name, "altered", str(error))
             return None
-        known = self._known.get(name)
+        known = self._blocks.get(name)
         if known is None:
             return None  # It was purged meanwhile.
-        self._known.set(name, known._replace(origin=origin))
+        self._blocks.set(name, known._replace(origin=origin))
         self._metrics.count_shared("read", "ok")
         self._metrics.shared_bytes.labels(direction="read").inc(len(sealed))
         return digest
@@ -277,24 +250,16 @@ class MooncakeTier:
         self._gone([name])
 
     def _written(self, name: BlockName, num_bytes: int, origin: Origin) -> None:
-        is_new = name not in self._known
-        self._gone(self._known.set(name, Known(num_bytes, origin, is_own=True)))
+        is_new = name not in self._blocks
+        self._gone(self._blocks.set(name, Known(num_bytes, origin, is_own=True)))
         if self._health.is_up and is_new:
             self._on_found([name])
 
     def _gone(self, names: Iterable[BlockName]) -> None:
         """Blocks are not in the store any more."""
-        gone = self._known.remove(names)
+        gone = self._blocks.remove(names)
         if self._health.is_up and gone:
             self._on_gone(gone)
-
-    # --- faults ---
-
-    def _went_down(self) -> None:
-        self._on_gone(list(self._known))
-
-    def _came_up(self) -> None:
-        self._on_found(list(self._known))
 
     async def run(self) -> None:
         """Follow the store and write offered blocks, until cancelled."""
@@ -334,15 +299,15 @@ class MooncakeTier:
         """
         limit_s = self._limits.request_s
         if self._health.is_up:
-            number = max(SWEEP_MIN, int(len(self._known) * self._limits.check_s / SWEEP_S))
-            await self._ask(self._known.first(number) or [self._nothing()], limit_s)
+            number = max(SWEEP_MIN, int(len(self._blocks) * self._limits.check_s / SWEEP_S))
+            await self._ask(self._blocks.first(number) or [self._nothing()], limit_s)
             return
         self._health.began()
         await self._ask([self._nothing()], limit_s)
-        for names in sliced(list(self._known)):
+        for names in sliced(list(self._blocks)):
             await self._ask(names, limit_s)
-        for name in self._known.spread(SAMPLES):
-            known = self._known.get(name)
+        for name in self._blocks.spread(SAMPLES):
+            known = self._blocks.get(name)
             if known is not None:
                 await self._read(name, memoryview(bytearray(known.num_bytes)), limit_s)
         self._health.succeeded()
@@ -354,18 +319,6 @@ class MooncakeTier:
 
     # --- purges ---
 
-    async def count(self, source: str) -> tuple[set[BlockName], int]:
-        """Known blocks that a pool wrote, or whose origin it is, and their bytes."""
-        found, num_bytes = set[BlockName](), 0
-        for part in sliced(list(self._known)):
-            for name in part:
-                known = self._known.get(name)
-                if known is not None and self._is_of(known, source):
-                    found.add(name)
-                    num_bytes += known.num_bytes
-            await asyncio.sleep(0)
-        return found, num_bytes
-
     async def drop(self, source: str) -> None:
         """Delete every block of the site, of whatever source.
 
@@ -375,9 +328,9 @@ class MooncakeTier:
         Raises:
             TransferError: The store failed.
         """
-        self._gone(list(self._known))
+        self._gone(list(self._blocks))
         await self._writer.drop(lambda origin: source == self._pool or origin.is_of(source))
-        self._gone(list(self._known))
+        self._gone(list(self._blocks))
         pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
         order = self.client.ask(Operation.REMOVE, [pattern])
         await asyncio.wait([order], timeout=self._limits.request_s)
@@ -387,8 +340,8 @@ class MooncakeTier:
         self._metrics.count_shared("delete", "ok")
         log.info("shared tier: all blocks below %s/ deleted", self._settings.prefix)
 
-    def _is_of(self, known: Known, source: str) -> bool:
-        return (known.is_own and source == self._pool) or known.origin.is_of(source)
+    def _is_of(self, entry: Known, source: str) -> bool:
+        return (entry.is_own and source == self._pool) or entry.origin.is_of(source)
 
 
 def _kind(name: BlockName) -> tuple[bytes, int]:
