@@ -17,6 +17,7 @@ from prfaas.config.names import (
     FilePathText,
     HostPort,
     PartName,
+    RegionName,
     Url,
 )
 from prfaas.config.quantities import (
@@ -52,6 +53,10 @@ class PoolTable(Table):
     """Folder for blocks evicted from memory, on a disk of the host; none if absent."""
     disk_limit: SizeBytes | None = None
     """Limit of the files in that folder; required with `disk`."""
+    region: RegionName | None = None
+    """Region of its host, if it is not that of its cluster."""
+    disk_region: RegionName | None = None
+    """Region of the disk, if it is not that of the host."""
     listen: HostPort | None = None
     """Address for links. If absent, a free local port under `prfaas up`, and the port of `address`
     on every interface under `prfaas pool`."""
@@ -94,6 +99,8 @@ class PoolTable(Table):
     def _disk_has_a_limit(self) -> PoolTable:
         if (self.disk is None) != (self.disk_limit is None):
             raise ValueError("give `disk` and `disk_limit` together, or neither")
+        if self.disk is None and self.disk_region is not None:
+            raise ValueError("disk_region is given without `disk`")
         return self
 
 
@@ -229,7 +236,10 @@ class S3Table(Table):
     endpoint: Url | None = None
     """Address of the server, if it is not AWS; https unless it is on this machine."""
     region: Annotated[str, StringConstraints(pattern=REGION)] | None = None
-    """Region of the bucket; that of the environment if absent."""
+    """Region of the bucket for the S3 server; that of the environment if absent."""
+    data_region: RegionName | None = None
+    """Region of its data in the words of `clusters.CLUSTER.region`; required where clusters have
+    regions."""
     deadline: DurationNs = 10**9
     """Longest time that the reads of one request may take together; then it continues without these
     blocks."""
@@ -289,6 +299,9 @@ class ClusterTable(Table):
 
     role: Annotated[ClusterRole, Field(strict=False)]
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
+    region: RegionName | None = None
+    """Region of its hosts, in your own words, such as "eu". If one cluster has a region, all need
+    one; then tickets and certificates have to allow the region of a transfer."""
     pools: dict[PartName, PoolTable] = Field(default={})
     engines: dict[PartName, EngineTable] = Field(default={})
     s3: S3Table | None = None

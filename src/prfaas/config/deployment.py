@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
+from prfaas.config.governance.residency import check_regions, residency_of
 from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
@@ -31,6 +32,7 @@ from prfaas.config.tenants import (
     check_keys,
 )
 from prfaas.config.tracing import TracingTable
+from prfaas.core.transfer.residency import Regions, Residency
 
 OPERATORS_MAX = 100
 TIMING_MARK = "timing"
@@ -205,9 +207,24 @@ class Deployment(Table):
         return self
 
     @model_validator(mode="after")
+    def _regions_fit(self) -> Deployment:
+        check_regions(self.clusters, self.tenants)
+        return self
+
+    @model_validator(mode="after")
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def residency(self) -> Residency:
+        """Regions of clusters and tenants."""
+        return residency_of(self.clusters, self.tenants)
+
+    @property
+    def gateway_regions(self) -> Regions:
+        """Regions that the certificates of its gateways have to name."""
+        return self.residency.signed_by_gateways(self.tenants or [""])
 
     @property
     def has_roles(self) -> bool:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from prfaas.config.addresses import split_address
 from prfaas.config.tenants import KEY_HASH
 from prfaas.config.tracing import COLLECTOR
+from prfaas.core.transfer.residency import REGION as DATA_REGION
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
@@ -31,6 +32,7 @@ PATTERNS = {
     BUCKET: "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",
     PREFIX: 'parts of letters, digits, dots, dashes and underscores, as in "kv/pd"',
     REGION: 'a region, as in "eu-central-1"',
+    DATA_REGION: 'a region: lower-case letters, digits and dashes, 32 characters at most, as in "eu"',
     METADATA: f'"{PEER_TO_PEER}", or http://, etcd:// or redis:// with an address',
     DEVICES: 'names of devices, separated by commas, as in "mlx5_0,mlx5_1"',
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
@@ -40,6 +42,7 @@ PATTERNS = {
 """Description of each kind of fault for the operator."""
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
+RegionName = Annotated[str, StringConstraints(pattern=DATA_REGION)]
 _WITH_PORT = re.compile(r":[0-9]+$")
 
 

@@ -52,7 +52,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[membership.kubernetes]", KubernetesTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[operators.OPERATOR]", OperatorTable, ()),
-    ("[clusters.CLUSTER]", ClusterTable, ("role", "has_roles")),
+    ("[clusters.CLUSTER]", ClusterTable, ("role", "region", "has_roles")),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),

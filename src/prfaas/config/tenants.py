@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints
 from prfaas.config.addresses import split_address
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
+from prfaas.core.transfer.residency import REGION, REGIONS_MAX
 
 KEY_HASH = r"^sha256:[0-9a-f]{64}$"
 KEYS_MAX = 16
@@ -25,6 +26,9 @@ KeyHash = Annotated[str, StringConstraints(pattern=KEY_HASH)]
 KeyHashes = Annotated[list[KeyHash], Field(max_length=KEYS_MAX)]
 FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 RequestFields = Annotated[list[FieldName], Field(max_length=64)]
+RegionNames = Annotated[
+    list[Annotated[str, StringConstraints(pattern=REGION)]], Field(max_length=REGIONS_MAX)
+]
 PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
 
 
@@ -48,6 +52,9 @@ class TenantTable(Table):
     """Limit of its KV traffic on all links together, such as "1Gbps", for hand-offs and pulls;
     above it, prompts are prefilled locally without pulls. Copies of hot prefixes have a separate
     rate, `routing.replication`."""
+    regions: RegionNames | None = None
+    """Regions that its prompts and blocks may be in, such as ["eu"]; all if absent. They have to
+    include all regions of the PD clusters. PrfaaS clusters outside are not used for it."""
 
 
 class OperatorTable(Table):

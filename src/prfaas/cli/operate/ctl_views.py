@@ -17,6 +17,7 @@ _OBSTACLES = {
     "no_prefill_instance": "no engine there takes requests",
     "layout_mismatch": "its KV cache has another layout than ours",
     "shared_cores": "its engine computes on the cores of the PD engine",
+    "region": "the tenant may not be in a region of it",
     "link_limit": "the tenant has used its share of the links",
     "no_room": "its blocks do not fit into the PD pool with those in transit",
     "link_full": "the link has more to carry than it can in time",

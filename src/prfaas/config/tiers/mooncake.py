@@ -13,6 +13,7 @@ from prfaas.config.names import (
     PREFIX,
     FilePathText,
     HostPort,
+    RegionName,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.table import Table
@@ -41,6 +42,8 @@ class MooncakeTable(Table):
     """RDMA devices of the pool nodes, separated by commas."""
     replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
     """Copies of each block, on different providers."""
+    data_region: RegionName | None = None
+    """Region of the providers, if it is not that of the cluster."""
     deadline: DurationNs = DEADLINE_NS
     """Longest time that the store may add to a request; then it continues without these blocks."""
     buffer: SizeBytes = BUFFER_BYTES

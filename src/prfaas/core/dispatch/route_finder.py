@@ -15,6 +15,7 @@ from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate
 from prfaas.core.dispatch.types import (
+    NOTHING,
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -261,6 +262,9 @@ class RouteFinder:
         decode_wait: DecodeWait,
     ) -> RouteOption:
         stage = self.away[remote.name]
+        is_outside = self._settings.residency.bars(arrival.tenant, remote.name)
+        if is_outside:
+            arrival = _unseen(arrival, stage)
         at_home = self.home.instances[home.name] if home else None
         prefill_pool = at_home.pool if at_home else destination
         between, spares = self.links.between, self._spares_shared_cores
@@ -293,7 +297,7 @@ class RouteFinder:
         splits = arrival.offloadable and (shippable is None or shippable > held)
         home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
         signals = link.signals(home_ns, away_ns, now_ns)
-        obstacle = _obstacle(arrival, splits, barred)
+        obstacle = Reason.REGION if is_outside else _obstacle(arrival, splits, barred)
         if obstacle is None and not self.rooms.fits(
             destination, arrival.layout, present, shippable or 0
         ):
@@ -369,6 +373,16 @@ class RouteFinder:
             found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait, pull[1])
         away_factor = times.remote_calibrations[remote.name].factor
         return corrected(found, signals, times.local_calibration.factor, away_factor)
+
+
+def _unseen(arrival: Arrival, stage: PrefillInstances) -> Arrival:
+    """A request without what instances and pools of a cluster have cached of it."""
+    hits = {
+        name: tokens
+        for name, tokens in arrival.hits.items()
+        if name not in stage.instances and name not in stage.by_pool
+    }
+    return arrival._replace(hits=hits, hints=NOTHING)
 
 
 def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:

@@ -15,6 +15,7 @@ from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.routing.predictions import CostModel
+from prfaas.core.transfer.residency import EVERYWHERE, Residency
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
@@ -88,6 +89,7 @@ class DispatchSettings:
         calibration: How predictions are corrected by what is observed.
         second_price: What a second of a request's time is worth, in the currency of
             `price_per_tb`; None makes bytes free.
+        residency: Regions of clusters and tenants.
     """
 
     policy: PolicyName
@@ -101,6 +103,7 @@ class DispatchSettings:
     pulls: bool = False
     second_price: float | None = None
     calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
+    residency: Residency = EVERYWHERE
 
     def ns_per_byte(self, price_per_tb: float) -> float:
         """Worth of a byte as time of a request, ns."""

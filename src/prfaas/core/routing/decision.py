@@ -31,6 +31,8 @@ class Reason(StrEnum):
     """The PrfaaS engine has no cores that the PD engine lacks (`observed`)."""
     NOT_OFFLOADABLE = "not_offloadable"
     """The request needs a single engine, for instance for prompt logprobs."""
+    REGION = "region"
+    """Its tenant may not be in a region of the PrfaaS cluster."""
     LINK_LIMIT = "link_limit"
     """Its tenant has used its share of the links."""
     NO_ROOM = "no_room"
@@ -64,6 +66,7 @@ _WORDS = {
     "cores of the PD engine",
     Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
     "or a field that one engine alone can serve",
+    Reason.REGION: "long ({compared}), but its tenant may not be in a region of the PrfaaS cluster",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the PD pool with those "
     "in transit",

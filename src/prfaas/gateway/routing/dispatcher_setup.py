@@ -62,6 +62,7 @@ def make_dispatcher(
             pulls=routing.pull,
             second_price=routing.second_price,
             calibration=calibration or CalibrationSettings(),
+            residency=deployment.residency,
         ),
     )
 

@@ -209,4 +209,5 @@ def _settings(setup: Setup) -> DispatchSettings:
         placement.second_price,
         # Profiles are exact but where a scenario says otherwise: the gateway has proven them.
         CalibrationSettings(proven_first=all(_is_right(each) for each in setup.prfaas)),
+        routing.residency,
     )

@@ -57,6 +57,15 @@ class RoutingTable(_Table):
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
 
+class ResidencyTable(_Table):
+    """`[residency]`: the regions where blocks rest, and those where a tenant's may."""
+
+    clusters: dict[str, set[str]] = {}
+    """Regions of a cluster's hosts and storage, by its name in the plan."""
+    tenants: dict[str, set[str]] = {}
+    """Regions that a tenant of `workload.tenants` is limited to."""
+
+
 class LinkTable(_Table):
     """`[link]`: changes to the plan's links, to all of them."""
 
@@ -216,6 +225,8 @@ class ScenarioFile(_Table):
     """The workload."""
     routing: RoutingTable = RoutingTable()
     """Routing."""
+    residency: ResidencyTable = ResidencyTable()
+    """Regions of clusters and tenants."""
     link: LinkTable = LinkTable()
     """Changes to the plan's link."""
     cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)

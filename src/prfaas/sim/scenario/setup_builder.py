@@ -9,6 +9,7 @@ from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.transfer.residency import Residency, frozen
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question
@@ -76,7 +77,7 @@ def make_setup(
         else _costs(file, question, home, num_prompt_tokens_max),
         step_ns=step_time(pd.decode),
         decode=DecodeLimits(problem.decode_slots, capacity),
-        routing=_routing(file, found),
+        routing=_routing(file, found, [pd.name, *(cluster.name for cluster in clusters)]),
         cache=CacheSetup(
             file.cache.pd_blocks,
             file.cache.pd_disk_blocks,
@@ -149,8 +150,10 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
     return num_prefill
 
 
-def _routing(file: ScenarioFile, found: Operation) -> RoutingSetup:
-    table = file.routing
+def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingSetup:
+    table, regions = file.routing, file.residency
+    if unknown := regions.clusters.keys() - set(names):
+        raise ConfigError(f"residency.clusters: {sorted(unknown)} are not clusters: {names}")
     planned = round(found.offload_threshold or 0)
     return RoutingSetup(
         policy=table.policy,
@@ -159,6 +162,7 @@ def _routing(file: ScenarioFile, found: Operation) -> RoutingSetup:
         admission=file.slo.ttft is not None if table.admission is None else table.admission,
         weights=table.weights,
         bandwidth=table.bandwidth,
+        residency=Residency(frozen(regions.clusters), frozen(regions.tenants)),
         prefill_timeout_ns=_ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else _ns(table.transfer_timeout),
     )

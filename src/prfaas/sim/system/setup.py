@@ -12,6 +12,7 @@ from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.control.split import Plans
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.transfer.residency import EVERYWHERE, Residency
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.units import NS_PER_S
 
@@ -192,6 +193,7 @@ class RoutingSetup:
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
         admission: Refuse what is predicted to miss the TTFT target.
         weights: Share of each tenant under overload; 1 if absent.
+        residency: Regions of clusters and tenants.
         prefill_timeout_ns: From the start of a prefill leg to its answer, at most; None is no
             limit.
         transfer_timeout_ns: Longest that an engine waits for blocks in transit; None is no limit.
@@ -203,6 +205,7 @@ class RoutingSetup:
     moving_threshold: bool = False
     admission: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
+    residency: Residency = EVERYWHERE
     prefill_timeout_ns: int | None = None
     transfer_timeout_ns: int | None = None
 

@@ -1,0 +1,1 @@
+"""Governance: rules of the deployment file on who may compute where."""
