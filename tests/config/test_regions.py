@@ -97,7 +97,12 @@ def test_gateways_sign_for_no_region_that_all_tenants_exclude() -> None:
             ["eu", "mars"],
             "tenants.limited.regions: 'mars' is the region of no cluster; known are eu, us",
         ),
-        ({"region": "eu"}, {"region": "us"}, ["us"], "tenants.limited.regions allows us: it can be "),
+        (
+            {"region": "eu"},
+            {"region": "us"},
+            ["us"],
+            "tenants.limited.regions allows us: it can be ",
+        ),
         (
             {"region": "eu", "pool": {"disk_region": "us"}},
             {"region": "us"},

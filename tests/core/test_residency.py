@@ -89,5 +89,7 @@ def test_a_deployment_without_regions_decides_as_before() -> None:
         without.set_link(source, "home", up=True)
         without.report_link(source, "home", LinkReport(0, 1e10, 0, 0, MS))
     for number in range(20):
-        arrival = LONG._replace(request_id=number, tenant="free", num_prompt_tokens=500 * number + 1)
+        arrival = LONG._replace(
+            request_id=number, tenant="free", num_prompt_tokens=500 * number + 1
+        )
         assert with_regions.arrive(arrival, 0) == without.arrive(arrival, 0)

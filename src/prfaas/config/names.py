@@ -32,7 +32,7 @@ PATTERNS = {
     BUCKET: "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",
     PREFIX: 'parts of letters, digits, dots, dashes and underscores, as in "kv/pd"',
     REGION: 'a region, as in "eu-central-1"',
-    DATA_REGION: 'a region: lower-case letters, digits and dashes, 32 characters at most, as in "eu"',
+    DATA_REGION: 'lower-case letters, digits and dashes, 32 characters at most, as in "eu"',
     METADATA: f'"{PEER_TO_PEER}", or http://, etcd:// or redis:// with an address',
     DEVICES: 'names of devices, separated by commas, as in "mlx5_0,mlx5_1"',
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',

@@ -1,4 +1,4 @@
-"""Regions of a deployment file: footprints of clusters, and the rules that they and tenants obey."""
+"""Regions of a deployment file: footprints of clusters, and the rules for them and for tenants."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def residency_of(
     )
 
 
-def check_regions(
-    clusters: Mapping[str, ClusterTable], tenants: Mapping[str, TenantTable]
-) -> None:
+def check_regions(clusters: Mapping[str, ClusterTable], tenants: Mapping[str, TenantTable]) -> None:
     """See that all regions are given and known, and that every tenant can be served.
 
     Raises:

@@ -1,9 +1,9 @@
 """Residency: the regions that the blocks of a tenant may be in.
 
 A *footprint* is the set of regions where blocks of a pool or a cluster come to rest: those of its
-hosts, its disks and its shared tier. A tenant's blocks may be in a pool only if all of its footprint
-is allowed, so what lies in a pool may move to every tier below it. Gateway and simulator exclude
-PrfaaS clusters by `Residency.bars`; pools check tickets by `check_regions`. Pure.
+hosts, its disks and its shared tier. A tenant's blocks may be in a pool only if all of its
+footprint is allowed, so what lies in a pool may move to every tier below it. Gateway and simulator
+exclude PrfaaS clusters by `Residency.bars`; pools check tickets by `check_regions`. Pure.
 """
 
 from __future__ import annotations
