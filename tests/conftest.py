@@ -1,5 +1,6 @@
 """Fixtures and hooks of all tests."""
 
+import gc
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ MEMORY_MIB_MAX = 3072
 """Peak resident memory of a process that runs tests. Torch, transformers and vLLM's configuration
 take 1,000 MiB of the 2,100 that one of two workers reaches at the end of the whole suite."""
 
+GARBAGE_MIB_MAX = 256
+"""Growth of the resident memory after which a process that runs tests looks for garbage."""
+_after_collection_mib = [0]
+
 
 @pytest.fixture(scope="session")
 def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,6 +47,21 @@ def _closed_servers_are_freed() -> Iterator[None]:
     gateways of 13 MiB each."""
     yield
     web_app._cached_build_middleware.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_freed() -> Iterator[None]:
+    """Beside the million objects of Torch and vLLM, the interpreter collects old cycles so rarely
+    that simulations and deployments of a hundred tests pile up to gigabytes."""
+    yield
+    if _resident_mib() > _after_collection_mib[0] + GARBAGE_MIB_MAX:
+        gc.collect()
+        _after_collection_mib[0] = _resident_mib()
+
+
+def _resident_mib() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() >> 20
 
 
 @pytest.fixture(scope="session", autouse=True)

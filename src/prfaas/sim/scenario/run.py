@@ -113,13 +113,13 @@ def find_knee(
     """
     low, high, best = 0.0, 1.0, None
     while high <= 64:
-        found = _results_at(scenario, high)
+        found = results_of(scenario.with_rate_scaled(high))
         if found.slo_attainment < attainment_min:
             break
         low, best, high = high, Knee(high, found), high * 2
     while high > 1 / 64 and high - low > tolerance * high:
         middle = (low + high) / 2
-        found = _results_at(scenario, middle)
+        found = results_of(scenario.with_rate_scaled(middle))
         if found.slo_attainment >= attainment_min:
             low, best = middle, Knee(middle, found)
         else:
@@ -127,7 +127,7 @@ def find_knee(
     return best
 
 
-def _results_at(scenario: Scenario, scale: float) -> Results:
-    """Figures at another rate; the previous run is freed first."""
+def results_of(scenario: Scenario) -> Results:
+    """Figures of a run; what is left of the one before is freed first."""
     gc.collect()
-    return run(scenario.with_rate_scaled(scale)).results
+    return run(scenario).results

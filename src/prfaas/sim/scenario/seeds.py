@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from prfaas.sim.results.summary import Results
-from prfaas.sim.scenario.run import Knee, find_knee, run
+from prfaas.sim.scenario.run import Knee, find_knee, results_of
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sweeps import Job
 
@@ -39,7 +39,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 def results_job(scenario: Scenario) -> Job[Results]:
     """The job that runs a scenario."""
-    return Job(_name_of(scenario), partial(_results, scenario))
+    return Job(_name_of(scenario), partial(results_of, scenario))
 
 
 def knee_job(scenario: Scenario, attainment_min: float) -> Job[Knee | None]:
@@ -50,7 +50,3 @@ def knee_job(scenario: Scenario, attainment_min: float) -> Job[Knee | None]:
 def _name_of(scenario: Scenario) -> str:
     policy = scenario.setup.routing.policy.value
     return f"{scenario.title!r} with policy {policy} and seed {scenario.seed}"
-
-
-def _results(scenario: Scenario) -> Results:
-    return run(scenario).results
