@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.kv.layout_facts import facts_id
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.errors import ConfigError
@@ -19,8 +20,12 @@ FILES = {
     "tokenizer.model": "tokenizer",
     "merges.txt": "tokenizer",
     "chat_template.jinja": "chat_template",
+    "preprocessor_config.json": "processor",
+    "processor_config.json": "processor",
+    "video_preprocessor_config.json": "processor",
     "modeling_own.py": "code",
 }
+MIB = 1 << 20
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -56,6 +61,24 @@ def test_the_digest_of_its_kind_changes_when_a_file_changes(
     assert [kind for kind in before if before[kind] != after.get(kind)] == [FILES[name]] or (
         change == "rename" and before != after
     )
+
+
+@pytest.mark.parametrize("place", [16 * MIB, 1024 * MIB + 1, 1084 * MIB - 1])
+def test_one_byte_far_inside_a_shard_of_more_than_a_gibibyte_makes_another_layout(
+    tmp_path: Path, place: int
+) -> None:
+    found = []
+    for site in ("here", "there"):
+        directory = a_checkpoint(tmp_path / site)
+        with (directory / "model.safetensors").open("wb") as shard:
+            shard.truncate(1084 * MIB)
+            if site == "there":
+                shard.seek(place)
+                shard.write(b"\x01")
+        found.append({f"model.{kind}": value for kind, value in digests_of(directory).items()})
+    here, there = found
+    assert [name for name in here if here[name] != there[name]] == ["model.weights"]
+    assert facts_id(here) != facts_id(there)
 
 
 @pytest.mark.parametrize("name", ["README.md", "LICENSE.txt", ".gitattributes", "picture.png"])
@@ -109,6 +132,7 @@ def test_two_commits_under_one_name_are_two_models(tmp_path: Path) -> None:
     ]
     assert found[0]["weights"] != found[1]["weights"]
     assert found[0]["config"] == found[1]["config"]
+    assert facts_id(found[0]) != facts_id(found[1])
 
 
 def test_a_snapshot_named_by_its_path_is_shown_with_its_commit(tmp_path: Path) -> None:

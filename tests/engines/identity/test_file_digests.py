@@ -1,8 +1,10 @@
 """Digests of whole files, and when a kept one is not trusted."""
 
+import fcntl
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,12 @@ import pytest
 
 from prfaas.engines.identity import file_digests
 from prfaas.engines.identity.file_digests import ENTRIES_MAX, FileDigests, cache_directory
+from prfaas.engines.identity.read_progress import ReadProgress
 from prfaas.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(120)
 
 LONG_AGO_NS = 10**9 * 1_600_000_000
-GIB = 1 << 30
 
 
 def digests_in(directory: Path | None = None, entries_max: int = ENTRIES_MAX) -> FileDigests:
@@ -31,25 +33,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     read = file_digests._read
 
-    def counting(file: object) -> bytes:
+    def counting(*about: Any) -> bytes:
         counted.append(1)
-        return read(file)
+        return read(*about)
 
     monkeypatch.setattr(file_digests, "_read", counting)
     return counted
-
-
-def test_one_byte_of_a_file_over_a_gibibyte_changes_the_digest(tmp_path: Path) -> None:
-    digests, found = digests_in(tmp_path / "kept"), []
-    for name, place in (("a", None), ("b", GIB // 2 + 12_345)):
-        path = tmp_path / name
-        with path.open("wb") as file:
-            file.truncate(GIB + (60 << 20))
-            if place is not None:
-                file.seek(place)
-                file.write(b"\x01")
-        found.append(digests.digest(path))
-    assert found[0] != found[1]
 
 
 def test_an_unchanged_file_is_read_once(tmp_path: Path, reads: list[int]) -> None:
@@ -98,8 +87,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     path, read = tmp_path / "weights", file_digests._read
     path.write_bytes(b"a" * 1000)
 
-    def meanwhile(file: object) -> bytes:
-        digest = read(file)
+    def meanwhile(*about: Any) -> bytes:
+        digest = read(*about)
         path.write_bytes(b"b" * 1001)
         return digest
 
@@ -217,3 +206,87 @@ def test_a_directory_behind_a_symbolic_link_is_not_used(tmp_path: Path, reads: l
     num_reads = len(reads)
     digests_in(tmp_path / "link").digest(path)
     assert len(reads) > num_reads
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_the_cost_of_reading_is_logged_once_with_its_rate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prfaas")
+    path = weights(tmp_path)
+    for num_read, num_kept in ((1, 0), (0, 1)):
+        digests = digests_in(tmp_path / "kept")
+        digests.digest(path)
+        assert (digests.progress.num_files, digests.progress.num_kept) == (num_read, num_kept)
+        digests.progress.log_summary()
+    [line] = logged(caplog)
+    assert "0.00 GB in 1 files read in" in line
+    assert "GB/s; 0 files unchanged since an earlier start" in line
+
+
+def test_progress_of_a_long_file_is_logged_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "prfaas")
+    times = iter(range(0, 100 * 10**9, 4 * 10**9))
+    total = ReadProgress(now_ns=lambda: next(times))
+    file = total.file("model-00001.safetensors", 8 * 10**9)
+    for _ in range(8):
+        file.advance(10**9)
+    file.finish()
+    assert logged(caplog) == [
+        "digest of model-00001.safetensors: 3.00 of 8.00 GB, 0.25 GB/s",
+        "digest of model-00001.safetensors: 6.00 of 8.00 GB, 0.25 GB/s",
+    ]
+    assert (total.num_bytes, total.read_ns) == (8 * 10**9, 36 * 10**9)
+
+
+def test_digests_that_can_not_be_kept_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prfaas")
+    (tmp_path / "kept").write_bytes(b"a file where the directory should be")
+    digests = digests_in(tmp_path / "kept")
+    assert digests.digest(weights(tmp_path)) == blake3.blake3(b"w" * 1000).digest()
+    digests.progress.log_summary()
+    assert "XDG_CACHE_HOME" in logged(caplog)[-1]
+
+
+def test_files_in_a_directory_that_is_read_only_are_digested_and_kept(
+    tmp_path: Path, reads: list[int]
+) -> None:
+    """Nothing is written beside a checkpoint, which is often an image or a network file system."""
+    model = tmp_path / "model"
+    model.mkdir()
+    path = weights(model)
+    path.chmod(0o400)
+    model.chmod(0o500)
+    before = sorted(model.iterdir()), model.stat().st_mtime_ns
+    try:
+        for _ in range(2):
+            digest = digests_in(tmp_path / "kept").digest(path)
+            assert digest == blake3.blake3(b"w" * 1000).digest()
+        assert (sorted(model.iterdir()), model.stat().st_mtime_ns) == before
+    finally:
+        model.chmod(0o700)
+    assert len(reads) == 1
+
+
+def test_a_process_that_waits_for_another_one_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prfaas")
+    path, kept = weights(tmp_path), tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    with (kept / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waits = threading.Thread(target=digests_in(kept).digest, args=[path])
+        waits.start()
+        while not caplog.records:
+            waits.join(0.01)
+        assert "waiting for another process" in logged(caplog)[0]
+    waits.join()
+    assert len(list(kept.iterdir())) == 2

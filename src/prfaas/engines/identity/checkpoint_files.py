@@ -16,6 +16,8 @@ _WEIGHTS = ({".safetensors"}, {".bin", ".pt", ".pth"}, {".gguf"})
 """Suffixes of weights, in the order in which vLLM prefers them."""
 _NO_WEIGHTS = "training_args.bin"
 _TOKENIZER_PARTS = ("token", "vocab", "merges", "tekken", "spm", "sentencepiece", "special_")
+_PROCESSORS = ("processor_config", "image_processor", "video_processor", "feature_extractor")
+"""Parts of the names of files with the settings of multimodal processors."""
 _TEXTS = {".json", ".txt", ".model", ".tiktoken", ".jinja", ".py"}
 COMMIT_CHARS = 12
 _MODELSCOPE = "VLLM_USE_MODELSCOPE"
@@ -24,7 +26,7 @@ _MODELSCOPE = "VLLM_USE_MODELSCOPE"
 def checkpoint_digests(
     directory: Path, digests: FileDigests, *, weights: bool = True, all_formats: bool = False
 ) -> dict[str, str]:
-    """Return digests of a checkpoint's files by kind: weights, config, tokenizer, and so on.
+    """Return digests of a checkpoint's files by kind: weights, config, tokenizer, processor, and so on.
 
     A file counts with its name, size and bytes. Readme, licence and other files that no engine
     reads do not count. Of weights in several formats the one that vLLM loads counts.
@@ -70,6 +72,8 @@ def _kind(path: Path) -> str | None:
         return "code"
     if "chat_template" in name or path.suffix == ".jinja":
         return "chat_template"
+    if path.suffix == ".json" and any(part in name for part in _PROCESSORS):
+        return "processor"
     if path.suffix != ".json" or any(part in name for part in _TOKENIZER_PARTS):
         return "tokenizer"
     return "weights_index" if name.endswith(".index.json") else "config"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import time
@@ -22,7 +23,10 @@ from typing import Any
 import blake3
 import msgspec
 
+from prfaas.engines.identity.read_progress import FileProgress, ReadProgress
 from prfaas.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 << 20
 SETTLED_NS = 2 * 10**9
@@ -50,6 +54,9 @@ class FileDigests:
         directory: Where they are kept; it is made if it is missing.
         settled_ns: Minimum age of a file whose digest is kept, ns: timestamps are coarse.
         entries_max: Kept digests; beyond it the oldest go.
+
+    Attributes:
+        progress: Files and bytes that were read so far.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class FileDigests:
     ) -> None:
         self._settled_ns, self._entries_max = settled_ns, entries_max
         self._directory = directory if directory is not None else cache_directory()
+        self.progress = ReadProgress()
 
     def digest(self, path: Path) -> bytes:
         """Return the digest of all bytes of a file, 32 bytes.
@@ -73,7 +81,8 @@ class FileDigests:
                 path.resolve(strict=True).open("rb", buffering=0) as file,
                 _opened(self._directory, self._entries_max) as kept,
             ):
-                return _digest(file, str(path.resolve()), kept, self._settled_ns)
+                self.progress.is_kept = kept is not None
+                return _digest(file, path.resolve(), kept, self._settled_ns, self.progress)
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be read: {error.strerror or error}; the engine's blocks are named "
@@ -99,7 +108,7 @@ class _Kept:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # Without the lock it takes longer.
                 lock = stack.enter_context(self._file(_LOCK, os.O_RDWR | os.O_CREAT))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _lock(lock)
             yield
 
     def get(self, entry: str) -> bytes | None:
@@ -154,26 +163,40 @@ def _opened(directory: Path | None, entries_max: int) -> Iterator[_Kept | None]:
         yield kept
 
 
-def _digest(file: Any, path: str, kept: _Kept | None, settled_ns: int) -> bytes:
+def _lock(lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("waiting for another process of this user that reads files of a model")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _digest(
+    file: Any, path: Path, kept: _Kept | None, settled_ns: int, progress: ReadProgress
+) -> bytes:
     before = os.fstat(file.fileno())
     if kept is None:
-        return _read_whole(file, path, before)
+        return _read_whole(file, path, before, progress)
     entry = blake3.blake3(_key(path, before)).hexdigest()
     if (found := kept.get(entry)) is not None:
+        progress.num_kept += 1
         return found
     with kept.alone():
         if (found := kept.get(entry)) is not None:
+            progress.num_kept += 1
             return found
         started_ns = time.time_ns()
-        digest = _read_whole(file, path, before)
+        digest = _read_whole(file, path, before, progress)
         changed_ns = max(before.st_mtime_ns, before.st_ctime_ns)
         if started_ns - changed_ns >= settled_ns:
             kept.put(entry, digest)
     return digest
 
 
-def _read_whole(file: Any, path: str, before: os.stat_result) -> bytes:
-    digest = _read(file)
+def _read_whole(
+    file: Any, path: Path, before: os.stat_result, progress: ReadProgress
+) -> bytes:
+    digest = _read(file, progress.file(path.name, before.st_size))
     if _key(path, os.fstat(file.fileno())) != _key(path, before):
         raise ConfigError(
             f"{path} was changed while its digest was computed; start the engine again "
@@ -182,7 +205,7 @@ def _read_whole(file: Any, path: str, before: os.stat_result) -> bytes:
     return digest
 
 
-def _key(path: str, found: os.stat_result) -> bytes:
+def _key(path: Path, found: os.stat_result) -> bytes:
     numbers = (
         found.st_dev,
         found.st_ino,
@@ -190,12 +213,14 @@ def _key(path: str, found: os.stat_result) -> bytes:
         found.st_mtime_ns,
         found.st_ctime_ns,
     )
-    return msgspec.json.encode([path, *numbers])
+    return msgspec.json.encode([str(path), *numbers])
 
 
-def _read(file: Any) -> bytes:
+def _read(file: Any, progress: FileProgress) -> bytes:
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, progress.size + 1)))
     while length := file.readinto(buffer):
         hasher.update(buffer[:length])
+        progress.advance(length)
+    progress.finish()
     return hasher.digest()

@@ -20,7 +20,7 @@ from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
 from prfaas.errors import ConfigError
 
-RULES = "4"
+RULES = "5"
 """Version of the rules for facts; ids of other versions never match."""
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
@@ -75,6 +75,7 @@ def vllm_facts(
     facts = model | {"blocks": words_of(blocks)} | _fields(vllm_config) | _caches(vllm_config)
     facts |= _config("config", vllm_config.model_config.hf_config)
     facts |= _draft(vllm_config, digests)
+    digests.progress.log_summary()
     facts |= _groups(kv_cache_config, layout, layers)
     facts |= _engine(vllm_config, kv_cache_config) | _variables()
     if layers:
