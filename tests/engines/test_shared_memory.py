@@ -63,6 +63,26 @@ def region(folder: Path, name: str) -> Path:
     return folder / f"vllm_offload_{name}.mmap"
 
 
+def test_all_files_of_a_split_region_are_removed(folder: Path) -> None:
+    """vLLM 0.33 may split a region."""
+    dead, living = engine(folder, "prfaas-e-1"), engine(folder, "prfaas-e-11")
+    for name in ("prfaas-e-1", "prfaas-e-11"):
+        for part in (1, 2):
+            (folder / f"vllm_offload_{name}.mmap.{part}").write_bytes(bytes(4096))
+    kill(dead)
+    try:
+        first = region(folder, "prfaas-e-1")
+        assert sorted(remove_abandoned(folder)) == [
+            first,
+            *(first.with_name(f"{first.name}.{part}") for part in (1, 2)),
+        ]
+        left = [path.name for path in folder.iterdir()]
+        assert len(left) == 4
+        assert all("prfaas-e-11." in name for name in left)
+    finally:
+        kill(living)
+
+
 def test_what_a_killed_engine_left_is_removed_and_what_lives_is_not(folder: Path) -> None:
     ranks = ["prfaas-e-1_dp0", "prfaas-e-1_dp1"]
     dead, living = engine(folder, *ranks), engine(folder, "prfaas-e-2")

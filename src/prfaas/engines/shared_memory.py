@@ -1,6 +1,7 @@
 """Host memory of vLLM's engines in `/dev/shm`: owners of regions, and regions without owner.
 
-vLLM keeps an engine's host memory in `/dev/shm/vllm_offload_{engine_id}.mmap`. An engine that is
+vLLM keeps an engine's host memory in `/dev/shm/vllm_offload_{engine_id}.mmap`, and in files with a
+number appended if it is split. An engine that is
 killed leaves it behind, often more than a hundred GiB, and the next one finds no room.
 
 Each process of an engine holds a shared `flock` on `vllm_offload_{engine_id}.owner` for as long as
@@ -51,10 +52,11 @@ def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
         The removed regions.
     """
     removed: list[Path] = []
-    for owner, region in _abandoned(directory):
-        with contextlib.suppress(OSError):
-            region.unlink()
-            removed.append(region)
+    for owner, regions in _abandoned(directory):
+        for region in regions:
+            with contextlib.suppress(OSError):
+                region.unlink()
+                removed.append(region)
         with contextlib.suppress(OSError):
             owner.unlink()
     return removed
@@ -63,18 +65,21 @@ def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
 def abandoned_bytes(directory: Path = SHARED_MEMORY) -> int:
     """Memory that `remove_abandoned` would give back."""
     total = 0
-    for _, region in _abandoned(directory):
-        with contextlib.suppress(OSError):
-            total += region.stat().st_blocks * 512
+    for _, regions in _abandoned(directory):
+        for region in regions:
+            with contextlib.suppress(OSError):
+                total += region.stat().st_blocks * 512
     return total
 
 
-def _abandoned(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """Owner file and region of each; the lock is held while the caller inspects it."""
+def _abandoned(directory: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Owner file and the files of its region; the lock is held while the caller inspects it."""
     for owner in directory.glob(f"{_PREFIX}*{_OWNER}"):
         with contextlib.suppress(OSError), _locked(owner) as is_nobodys:
             if is_nobodys:
-                yield owner, owner.with_name(owner.name.removesuffix(_OWNER) + _REGION)
+                region = owner.with_name(owner.name.removesuffix(_OWNER) + _REGION)
+                parts = directory.glob(f"{_PREFIX}*{_REGION}.*")
+                yield owner, [region, *(path for path in parts if path.stem == region.name)]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from prfaas.engines import vllm_compat
+
+vllm_compat.check_vllm()  # Before names are imported that another version may lack.
+
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -41,6 +45,7 @@ class PrfaasConnector(OffloadingConnector):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
+        vllm_compat.log_with_vllm()
         tier = _choose_tier(vllm_config)
         # Before vLLM creates this engine's region, which may need the memory of killed engines.
         self._claim = claim(vllm_config.kv_transfer_config.engine_id)
@@ -88,7 +93,7 @@ class PrfaasConnector(OffloadingConnector):
         meta = super().build_connector_meta(scheduler_output)
         ended = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         self._steps.scheduled(scheduler_output.num_scheduled_tokens, ended)
-        copies = self.scheduler._jobs or meta.jobs_to_flush
+        copies = vllm_compat.open_jobs(self) or meta.jobs_to_flush
         if self._may_pause and not scheduler_output.total_num_scheduled_tokens and not copies:
             self._steps.pause()
         return meta

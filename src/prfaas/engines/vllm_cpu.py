@@ -26,6 +26,8 @@ from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from prfaas.engines.vllm_compat import engine_id
+
 Blocks = npt.NDArray[np.int32]
 
 DENSE_S, SPIN_S, SPIN_RATIO = 0.008, 0.002, 2.0
@@ -71,7 +73,7 @@ class CpuPlatformSpec(TieringOffloadingSpec):
         """The worker of this rank."""
         if self._memmove_worker is None:
             region = SharedOffloadRegion(
-                engine_id=self._engine_id,
+                engine_id=engine_id(self),
                 num_chunks=self.num_chunks,
                 rank=0 if self.replicated_layout else self.config.parallel.rank,
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
@@ -109,8 +111,14 @@ class MemmoveWorker(OffloadingWorker):
             num_bytes += size * len(cache)
         return self._done(job_id, num_bytes)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Shared region to KV cache."""
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        """Shared region to KV cache; every load is done at once, `expedited` (vLLM 0.33) or not."""
         num_bytes = 0
         for cache, host, size in self._copies(dst_spec, src_spec):
             for source, target in zip(host.tolist(), cache.tolist(), strict=True):

@@ -39,6 +39,7 @@ from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.vllm_compat import key_positions, region_descriptor
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store, Touch
@@ -67,6 +68,8 @@ class PrfaasTier(SecondaryTierManager):
     """The pool node as vLLM sees it."""
 
     medium = None
+    # The tier answers to the scheduler's thread alone, also in the pauses of the connector.
+    tolerates_off_thread_polling = False
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
@@ -107,7 +110,7 @@ class PrfaasTier(SecondaryTierManager):
         self._client = PoolClient(
             Path(pool),
             hello,
-            offloading_spec._scheduler_mmap.fd,
+            region_descriptor(offloading_spec),
             self._requests.on_message,
             self._requests.on_lost,
         )
@@ -177,7 +180,7 @@ class PrfaasTier(SecondaryTierManager):
         span = self._layout.tokens_per_hash
         ends = {
             end_token // span: key
-            for key, end_token in push.context._offload_key_positions.items()
+            for key, end_token in key_positions(push.context).items()
             if end_token <= push.order.final_tokens and end_token % span == 0
         }
         # As long as the prompt, not as the order: that could name any length.
@@ -203,7 +206,7 @@ class PrfaasTier(SecondaryTierManager):
         """Send the lookups that this step collected, and announce pushes."""
         self._requests.flush()
         for push in list(self._unannounced):
-            if push.context._offload_key_positions:
+            if key_positions(push.context):
                 self._announce(push)
 
     def must_wait(self, request: str) -> bool:
@@ -238,9 +241,7 @@ class PrfaasTier(SecondaryTierManager):
                 rows=[int(row) for row in job_metadata.chunk_ids],
                 transfer_id=push.transfer_id if push else None,
                 pushed=[key in wanted for key in keys],
-                sources=self._lineage.sources(
-                    job_metadata.req_context._offload_key_positions.keys()
-                ),
+                sources=self._lineage.sources(key_positions(job_metadata.req_context).keys()),
             )
         )
 
@@ -249,7 +250,7 @@ class PrfaasTier(SecondaryTierManager):
         # vLLM offers positions only one by one; the set of keys is what it was asked to offload.
         return {
             _key(key)
-            for key, end_token in context._offload_key_positions.items()
+            for key, end_token in key_positions(context).items()
             if is_worth_sending(
                 self._groups[get_offload_group_idx(key)],
                 end_token,
@@ -293,7 +294,7 @@ class PrfaasTier(SecondaryTierManager):
 
         None where all of them end within a block: other prompts do not name such tails.
         """
-        positions = load.req_context._offload_key_positions
+        positions = key_positions(load.req_context)
         whole = [
             (end_token, key)
             for key in load.keys

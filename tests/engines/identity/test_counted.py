@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from prfaas.engines.identity import variables
-from prfaas.engines.identity.counted import COUNTED, ELSEWHERE, NOT_COUNTED, SPEC_NOT_COUNTED
+from prfaas.engines.identity.counted import (
+    COUNTED,
+    ELSEWHERE,
+    NOT_COUNTED,
+    ONLY_IN,
+    SPEC_NOT_COUNTED,
+)
+from prfaas.engines.vllm_compat import VERSIONS, minor_of
 from tests.engines.vllm_modules import needing_vllm
 
 pytestmark = pytest.mark.timeout(180)
@@ -35,6 +42,13 @@ def tables(name: str) -> list[set[str]]:
     ]
 
 
+def of_other_versions(name: str) -> set[str]:
+    """Fields that this vLLM lacks because another supported version has them alone."""
+    minor = minor_of(needing_vllm("vllm").__version__)
+    others = [fields for version, fields in ONLY_IN.items() if version != minor]
+    return {field for fields in others for field in fields.get(name, ())}
+
+
 def unknown_fields(name: str, kind: Any) -> set[str]:
     """Fields of a configuration object about which nobody has decided."""
     return {field.name for field in dataclasses.fields(kind)} - set().union(*tables(name))
@@ -52,7 +66,7 @@ def test_every_field_of_vllms_configuration_is_decided_on(name: str, kind: str) 
 @pytest.mark.parametrize(("name", "kind"), OBJECTS.items())
 def test_no_decision_is_about_a_field_that_is_not_there(name: str, kind: str) -> None:
     fields = {f.name for f in dataclasses.fields(getattr(needing_vllm("vllm.config"), kind))}
-    assert set().union(*tables(name)) - fields == set()
+    assert set().union(*tables(name)) - fields == of_other_versions(name)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -65,7 +79,12 @@ def test_a_field_is_decided_on_once(name: str) -> None:
 def undecided_variables(names: Iterable[str]) -> set[str]:
     """Environment variables about which nobody has decided."""
     ignored = {name for listed in variables.NOT_COUNTED.values() for name in listed.split()}
-    return set(names) - {*variables.COUNTED, *variables.ELSEWHERE, *ignored}
+    counted = {*variables.COUNTED, *later_variables()}
+    return set(names) - {*counted, *variables.ELSEWHERE, *ignored}
+
+
+def later_variables() -> list[str]:
+    return [name for names in variables.COUNTED_SINCE.values() for name in names]
 
 
 def test_every_environment_variable_of_vllm_is_decided_on() -> None:
@@ -80,15 +99,21 @@ def test_every_environment_variable_of_vllm_is_decided_on() -> None:
 def test_a_variable_is_decided_on_once_and_is_there() -> None:
     names = needing_vllm("vllm.envs").environment_variables
     listed = [name for text in variables.NOT_COUNTED.values() for name in text.split()]
-    decided = [*variables.COUNTED, *variables.ELSEWHERE, *listed]
+    decided = [*variables.COUNTED, *later_variables(), *variables.ELSEWHERE, *listed]
     assert len(decided) == len(set(decided))
-    assert set(decided) <= set(names)
+    minor = minor_of(needing_vllm("vllm").__version__)
+    others = {
+        name for only, text in variables.ONLY_IN.items() if only != minor for name in text.split()
+    }
+    assert set(decided) - set(names) == others
+    assert set(variables.ONLY_IN) <= set(VERSIONS)
 
 
 def test_a_new_field_is_noticed() -> None:
     kind = needing_vllm("vllm.config").CacheConfig
     newer = dataclasses.make_dataclass("Newer", [("scale_format", str, "")], bases=(kind,))
     assert unknown_fields("cache_config", newer) == {"scale_format"}
+    assert set(ONLY_IN) <= set(VERSIONS)
 
 
 def test_fields_that_do_not_count_have_a_reason() -> None:

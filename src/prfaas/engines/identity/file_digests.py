@@ -193,9 +193,7 @@ def _digest(
     return digest
 
 
-def _read_whole(
-    file: Any, path: Path, before: os.stat_result, progress: ReadProgress
-) -> bytes:
+def _read_whole(file: Any, path: Path, before: os.stat_result, progress: ReadProgress) -> bytes:
     digest = _read(file, progress.file(path.name, before.st_size))
     if _key(path, os.fstat(file.fileno())) != _key(path, before):
         raise ConfigError(

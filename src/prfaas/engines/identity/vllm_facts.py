@@ -18,6 +18,7 @@ from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_ch
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
 from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
+from prfaas.engines.vllm_compat import attention_isa
 from prfaas.errors import ConfigError
 
 RULES = "5"
@@ -306,19 +307,18 @@ def _variables() -> dict[str, str]:
     """Environment variables of vLLM that change bytes beside its configuration."""
     from vllm import envs
 
-    return {f"env.{name}": text_of(getattr(envs, name)) for name in variables.COUNTED}
+    known = envs.environment_variables
+    later = [name for names in variables.COUNTED_SINCE.values() for name in names if name in known]
+    names = (*variables.COUNTED, *later)
+    return {f"env.{name}": text_of(getattr(envs, name)) for name in names}
 
 
 def _cpu_packing(vllm_config: Any, kv_cache_config: Any) -> set[str]:
     """The instruction sets that attention on this CPU packs keys for."""
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
     found = set()
     for group in kv_cache_config.kv_cache_groups:
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
         for spec in specs.values():
             if hasattr(spec, "head_size"):
-                cache_dtype = vllm_config.cache_config.cache_dtype
-                isa = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, cache_dtype)
-                found.add(isa)
+                found.add(attention_isa(spec, vllm_config.cache_config.cache_dtype))
     return found
