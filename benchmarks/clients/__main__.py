@@ -19,7 +19,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .site import GATEWAY, MODEL, Lab, lab
+from benchmarks.two_sites import GATEWAY
+
+from .site import MODEL, Lab, lab
 
 TRACE = Path(__file__).parents[2] / "examples/sim/traces/mooncake_conversation.jsonl.gz"
 RATE, RTT_MS, TIME_SCALE = 10**9, 40.0, 0.3

@@ -88,7 +88,7 @@ async def measure(row: Row, identities: File) -> float:
         await sender.ask(transfer=min(num_bytes, 64 * MIB))
         runs = [await sender.ask(transfer=num_bytes) for _ in range(REPEATS)]
     assert {run["state"] for run in runs} == {"committed"}
-    return statistics.median(run["s"] for run in runs)
+    return statistics.median(float(run["s"]) for run in runs)
 
 
 def _print(row: Row, seconds: float) -> None:

@@ -181,8 +181,10 @@ def table(all_measured: list[Measured]) -> str:
         per_s = ("" if m.own_engines else f"{m.per_s['short']:.0f}" for m in all_measured)
         row("short streams/s, 32 at a time", *per_s)
         row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
-    for run in straight.cpu_ms:
-        row(f"CPU per request, {run}, ms", "", *(f"{m.cpu_ms[run]:.2f}" for m in all_measured[1:]))
+    for kind in straight.cpu_ms:
+        row(
+            f"CPU per request, {kind}, ms", "", *(f"{m.cpu_ms[kind]:.2f}" for m in all_measured[1:])
+        )
     if any(m.held_mib is not None for m in all_measured):
         held = ("" if m.held_mib is None else f"{m.held_mib:.0f}" for m in all_measured)
         row("memory of 10,000 open streams, MiB", *held)

@@ -93,9 +93,9 @@ def make(
     for pool in pools if shared else ():
         index.add(pool, LAYOUT.layout_id, shared)
     for cluster in file.clusters.values() if shared else ():
-        for engine in cluster.engines:
-            index.end_snapshot(engine)
-            index.add(engine, LAYOUT.layout_id, shared, Tier.DEVICE)
+        for name in cluster.engines:
+            index.end_snapshot(name)
+            index.add(name, LAYOUT.layout_id, shared, Tier.DEVICE)
     now = time.monotonic_ns()
     for cluster in file.clusters.values():
         for name, engine in cluster.engines.items():

@@ -16,6 +16,7 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,7 @@ def main() -> None:
     assert len(look(shared)) == options.sources
     assert max(look(shared).values()) == length - 1
     rounds = range(NUM_LOOKS)
-    shown("look, held by some", [timed(lambda n=n: look(prompts[n % 200])) for n in rounds])
+    shown("look, held by some", [timed(partial(look, prompts[n % 200])) for n in rounds])
     shown("look, held by all", [timed(lambda: look(shared)) for _ in rounds])
     unknown = hashes(num_prompts + 10_000, options.prompt_blocks)
     shown("look, unknown", [timed(lambda: look(unknown)) for _ in rounds])

@@ -50,6 +50,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, load: Load) -> None:
         self._load = load
+        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -57,7 +58,7 @@ class Client(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        if not self._load.bodies:
+        if self._transport is None or not self._load.bodies:
             self._end()
             return
         body = self._load.bodies.pop()
@@ -93,7 +94,7 @@ class Client(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        transport, self._transport = self._transport, None  # type: ignore[assignment]
+        transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
             self._load.over()

@@ -20,7 +20,7 @@ OUTLIERS = [3, 17, 90]
 
 def bfloat16(values: np.ndarray) -> memoryview:
     found = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return memoryview(found.reshape(-1)).cast("B")
+    return memoryview(found.tobytes())
 
 
 def contents() -> dict[str, memoryview]:

@@ -175,7 +175,7 @@ class Sender:
             on_change=lambda: None,
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
-            on_over=lambda _: None,
+            on_over=lambda *_: None,
             on_pull=lambda *_: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,

@@ -147,7 +147,7 @@ async def overlap(identities: Path, budget: int) -> float:
         for _ in range(WARM_UPS):
             await sender.ask(transfer=64 * MIB)
         runs = [await sender.ask(overlap=[20, 2 * KV_BLOCK, 0.05]) for _ in range(3)]
-    return statistics.median(run["s"] for run in runs) * 1e3
+    return statistics.median(float(run["s"]) for run in runs) * 1e3
 
 
 async def rate_change(identities: Path) -> tuple[str, list[float]]:

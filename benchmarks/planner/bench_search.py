@@ -16,6 +16,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from scipy.interpolate import PchipInterpolator
@@ -109,7 +110,12 @@ def what_ifs(problem: Problem) -> list[Callable[[], object]]:
     """Questions that differ from the case study in one input."""
     factors = [0.5, 0.7, 0.9, 1.1, 1.3, 1.5]
     changed = [change(f) for (_, change), f in itertools.product(inputs(problem), factors)]
-    return [lambda q=q: [compare(q, mode) for mode in Mode] for q in changed]
+    return [partial(compare_modes, q) for q in changed]
+
+
+def compare_modes(problem: Problem) -> list[object]:
+    """Both rooms of the planner for one question."""
+    return [compare(problem, mode) for mode in Mode]
 
 
 def main() -> int:

@@ -99,7 +99,7 @@ def memory() -> None:
 async def disk() -> None:
     """Dropping half of what lies on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        tier = DiskTier(Path(folder), 1 << 30, PoolMetrics(), list, list)
+        tier = DiskTier(Path(folder), 1 << 30, PoolMetrics(), lambda _: None, lambda _: None)
         running = asyncio.create_task(tier.run())
         while not tier.is_ready:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ async def disk() -> None:
         while len(tier) < NUM_BLOCKS:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await tier.purge(lambda origin: origin.is_of("prfaas-pool"))
+        await tier.drop(lambda origin: origin.is_of("prfaas-pool"))
         took = time.monotonic() - began
         print(
             f"{NUM_BLOCKS - len(tier):,} of {NUM_BLOCKS:,} blocks dropped from disk: {took:.2f} s"

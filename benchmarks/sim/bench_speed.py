@@ -190,9 +190,9 @@ def against(peer: Path) -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     own = statistics.median(found.per_s for found in ours)
     print(_peer_row("prfaas, adaptive, link, pools", ours[0], own, own))
-    for (mode, router), found in theirs.items():
+    for (name, router), found in theirs.items():
         rate = statistics.median(each.per_s for each in found)
-        print(_peer_row(f"ai-dynamo, {mode}, {router}", found[0], rate, own), flush=True)
+        print(_peer_row(f"ai-dynamo, {name}, {router}", found[0], rate, own), flush=True)
 
 
 def _peer_row(name: str, found: Timed, rate: float, own: float) -> str:

@@ -28,7 +28,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
-from scipy.sparse import coo_array, hstack, identity, vstack
+from scipy.sparse import coo_array, csr_array, hstack, identity, vstack
 
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sim.system.request import Request
@@ -144,9 +144,9 @@ def _served(setup: Setup, came_s: FloatArray, uses: list[Use], window_s: float) 
             rows.append(coo_array((work[first:last], at), shape=(1, 2 * count)))
             limits.append(instances * (span_s + target_s))
     once = hstack([identity(count), identity(count)])
-    solved = linprog(
+    solved = linprog(  # type: ignore[call-overload]  # The stubs know no sparse matrices.
         -np.ones(2 * count),
-        A_ub=vstack([*rows, once]).tocsr(),
+        A_ub=csr_array(vstack([*rows, once])),
         b_ub=np.concatenate([limits, np.ones(count)]),
         bounds=[(0, 0 if np.isinf(s) else 1) for s in np.concatenate([local, remote])],
         method="highs",

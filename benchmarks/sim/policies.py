@@ -1,6 +1,6 @@
 """Goodput and tail by scenario and policy, as Markdown tables, each a share of an upper bound.
 
-python benchmarks/sim/policies.py [--tables grid,rows,...] [--seeds 1,2,3] [--minutes 20]
+python -m benchmarks.sim.policies [--tables grid,rows,...] [--seeds 1,2,3] [--minutes 20]
 
 | table | content |
 |---|---|
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bounds import bound
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.sim.bounds import bound
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.scenario.run import find_knee, run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario

@@ -127,7 +127,8 @@ async def ends(
     }
     made = []
     try:
-        for role, where in (("receive", "b"), ("send", side)):
+        places: list[tuple[str, Side]] = [("receive", "b"), ("send", side)]
+        for role, where in places:
             command = [str(python), str(END), engine.name, role, wan.address(where), str(num_bytes)]
             made.append(End(await wan.run(where, command, **pipes)))
         there = await made[0].hear()
@@ -147,7 +148,8 @@ async def measure(
         for _ in range(2):
             await sender.ask(transfer=warm_bytes)
         assert await receiver.ask(compare=warm_bytes), f"{engine.name} moved other bytes"
-        before_s, seconds = await cpu_s(sender, receiver), []
+        seconds: list[float] = []
+        before_s = await cpu_s(sender, receiver)
         while len(seconds) < REPEATS and sum(seconds) < ENOUGH_S:
             before = (await wan.counters()).there.delivered_bytes
             try:

@@ -15,6 +15,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 MIB = 1 << 20
@@ -34,7 +35,8 @@ class Engine(Protocol):
 
 def blocks_of(num_bytes: int) -> list[tuple[int, int]]:
     """Offset and length of every block."""
-    blocks, at = [], 0
+    blocks: list[tuple[int, int]] = []
+    at = 0
     while at < num_bytes:
         length = min(BLOCKS[len(blocks) % len(BLOCKS)], num_bytes - at)
         blocks.append((at, length))
@@ -130,7 +132,8 @@ def main() -> None:
     for at in range(0, len(memory), PAGE):  # Touched before anything is timed.
         memory[at] = mark(at) if role == "send" else 0
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    engine: Engine = {"mooncake": Mooncake, "nixl": Nixl}[name](role, host, address, int(num_bytes))
+    made: dict[str, Callable[..., Engine]] = {"mooncake": Mooncake, "nixl": Nixl}
+    engine = made[name](role, host, address, int(num_bytes))
     say(engine.describe() if role == "receive" else "ready")
     for line in sys.stdin:
         match json.loads(line):
