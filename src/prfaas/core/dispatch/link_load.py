@@ -15,16 +15,16 @@ goodput and busy time are counted is in `core/transfer/link_goodput.py`.
 from __future__ import annotations
 
 from math import exp
-from typing import NamedTuple
 
 from prfaas.core.routing.predictions import LinkState
+from prfaas.records import Record
 from prfaas.units import NS_PER_S
 
 MEMORY_NS = 25 * NS_PER_S
 """Time in which the weight of older intervals in the mean utilisation falls to 1/e."""
 
 
-class LinkReport(NamedTuple):
+class LinkReport(Record, frozen=True):
     """Counters of a link at its sending pool node.
 
     Attributes:

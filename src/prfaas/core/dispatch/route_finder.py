@@ -190,13 +190,14 @@ class RouteFinder:
             decode_wait: What decode adds.
         """
         fetch = self.hosts.fetch(arrival, now_ns)
-        home, _, at_home = self.home.pick(arrival, now_ns, None, fetch)
+        at_home = self.home.pick(arrival, now_ns, None, fetch)
+        home = at_home.candidate
         destination = self._destination(arrival, home, now_ns)
         options = [
             self._through(remote, arrival, home, destination, now_ns, decode_wait)
             for remote in self.remotes.values()
         ]
-        return Considered(arrival.num_tokens_to_fit, options, at_home, self.home.weights)
+        return Considered(arrival.num_tokens_to_fit, options, at_home.looked_at, self.home.weights)
 
     def note(self, option: RouteOption) -> None:
         """Use an admitted request as evidence for the threshold of its link."""
@@ -282,7 +283,8 @@ class RouteFinder:
 
         hosts = self.away_hosts[remote.name]
         fetch = hosts.fetch(arrival, now_ns)
-        away, barred, candidates = stage.pick(arrival, now_ns, reach, fetch)
+        picked = stage.pick(arrival, now_ns, reach, fetch)
+        away = picked.candidate
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         hits, shippable = arrival.hits, arrival.shippable_tokens
@@ -297,7 +299,7 @@ class RouteFinder:
         splits = arrival.offloadable and (shippable is None or shippable > held)
         home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
         signals = link.signals(home_ns, away_ns, now_ns)
-        obstacle = Reason.REGION if is_outside else _obstacle(arrival, splits, barred)
+        obstacle = Reason.REGION if is_outside else _obstacle(arrival, splits, picked.obstacle)
         if obstacle is None and not self.rooms.fits(
             destination, arrival.layout, present, shippable or 0
         ):
@@ -327,7 +329,7 @@ class RouteFinder:
             facts,
             found,
             signals,
-            candidates,
+            picked.looked_at,
             (prefill_pool, source),
             (in_pool, held_there),
             pull_link,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.scoring import Candidate, Weights
 from prfaas.core.dispatch.types import RemoteCluster, Routed
 from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.predictions import PathSignals, Prediction
+from prfaas.records import Record
 
 
-class RouteOption(NamedTuple):
+class RouteOption(Record, frozen=True):
     """A route through one PrfaaS cluster, or past it in the PD cluster.
 
     Attributes:
@@ -96,7 +96,7 @@ class RouteOption(NamedTuple):
         return alone_ns is not None and alone_ns > target_ns
 
 
-class Considered(NamedTuple):
+class Considered(Record, frozen=True):
     """All routes that were considered for a request.
 
     Attributes:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.routing.decision import Reason
+from prfaas.records import Record
 from prfaas.units import NS_PER_S
 
 LOOKS_MAX = 256
@@ -24,8 +25,8 @@ OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
 
-class Candidate(NamedTuple):
-    """State of an instance. A tuple, because every decision creates several.
+class Candidate(Record, frozen=True):
+    """State of an instance. Every decision creates several.
 
     Attributes:
         name: Unique.
@@ -81,7 +82,7 @@ OBSTACLES = (
 """Refusal if no candidate passes a filter."""
 
 
-class Pick(NamedTuple):
+class Pick(Record, frozen=True):
     """The chosen candidate, or what was in the way of the one that got furthest.
 
     `looked_at` are the first `SHOWN_MAX` candidates, selected or not.
@@ -129,11 +130,11 @@ def scores(
     candidate: Candidate, num_tokens: int, weights: Weights
 ) -> tuple[Reason | None, dict[str, float]]:
     """The filter that dropped a candidate, if any, and its weighted scores by name."""
-    stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
+    stopped = stopped_at(candidate, num_tokens)
     rated = Weights(
-        short_wait(wait_ns),
-        cached_prefix(hit, hint, num_tokens),
-        few_open(num_open),
+        short_wait(candidate.wait_ns),
+        cached_prefix(candidate.hit_tokens, candidate.hint_tokens, num_tokens),
+        few_open(candidate.num_open),
         on_device(candidate.device_tokens, num_tokens),
     )
     found = {n: w * s for n, w, s in zip(Weights._fields, weights, rated, strict=True) if w}
@@ -155,11 +156,14 @@ def is_ideal(
     candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
 ) -> bool:
     """Return True if a candidate passes every filter and only a shorter wait could be better."""
-    _, ready, wait_ns, hit, _, num_open, longest, agree, link_up, device, pulled, adds = candidate
-    if not (ready and num_tokens < longest and agree and link_up and adds):
-        return False
-    most = hit >= hit_tokens_max and device >= device_tokens_max
-    return most and num_open == 0 and wait_ns is not None and not pulled
+    return (
+        stopped_at(candidate, num_tokens) is None
+        and candidate.hit_tokens >= hit_tokens_max
+        and candidate.device_tokens >= device_tokens_max
+        and candidate.num_open == 0
+        and candidate.wait_ns is not None
+        and not candidate.pulled_from
+    )
 
 
 def pick(
@@ -192,9 +196,9 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        _, ready, wait_ns, _, _, _, longest, agree, link_up, _, pulled, adds = candidate
-        if not (ready and num_tokens < longest and agree and link_up and adds):
-            furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
+        wait_ns, stopped = candidate.wait_ns, stopped_at(candidate, num_tokens)
+        if stopped is not None:
+            furthest = max(furthest, stopped)
             continue
         if (found := score(candidate, num_tokens, weights)) > best_score:
             best, best_score = candidate, found
@@ -203,7 +207,7 @@ def pick(
             candidate, num_tokens, hit_tokens_max, device_tokens_max
         ):
             break
-        if pulled:
+        if candidate.pulled_from:
             # Its wait has the pull in it, and those behind it may have the prefix.
             continue
         # Nobody behind this one is better than an ideal one with the same wait.

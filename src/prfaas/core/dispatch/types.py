@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
 
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.control.threshold_loop import Pressures
@@ -16,6 +15,7 @@ from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.routing.predictions import CostModel
 from prfaas.core.transfer.residency import EVERYWHERE, Residency
+from prfaas.records import Record
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
@@ -115,7 +115,7 @@ class DispatchSettings:
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-class Arrival(NamedTuple):
+class Arrival(Record, frozen=True):
     """A request that has to be routed, as a gateway knows it: its output length is not among it.
 
     A driver keeps it while the request is open, without hits, which it looks up for each decision.
@@ -154,7 +154,7 @@ class Arrival(NamedTuple):
     hashes: Sequence[bytes] = ()
 
 
-class Routed(NamedTuple):
+class Routed(Record, frozen=True):
     """Route of a request.
 
     Attributes:
@@ -238,7 +238,7 @@ class Refusal(StrEnum):
     """No instance of the PD cluster is available."""
 
 
-class Refused(NamedTuple):
+class Refused(Record, frozen=True):
     """A refused request.
 
     Attributes:

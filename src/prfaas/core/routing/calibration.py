@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
-from typing import NamedTuple
 
 from prfaas.core.routing.predictions import PathSignals, Prediction
+from prfaas.records import Record
 from prfaas.units import NS_PER_S
 
 
@@ -48,7 +48,7 @@ class CalibrationSettings:
     proven_first: bool = False
 
 
-class Expected(NamedTuple):
+class Expected(Record, frozen=True):
     """A prediction that waits for its observation.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
+from prfaas.records import Record
 from prfaas.units import format_seconds
 
 
@@ -79,7 +79,7 @@ _WORDS = {
 }
 
 
-class RoutingFacts(NamedTuple):
+class RoutingFacts(Record, frozen=True):
     """Inputs of a decision at the arrival of a request. Lengths in tokens.
 
     Attributes:
@@ -116,7 +116,7 @@ class RoutingFacts(NamedTuple):
         return self.prfaas_hit_tokens - self.away_device_only_tokens
 
 
-class Decision(NamedTuple):
+class Decision(Record, frozen=True):
     """A decision: the path and its reason.
 
     Attributes:

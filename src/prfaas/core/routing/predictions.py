@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from prfaas.core.routing.decision import Path, RoutingFacts, Unpredicted
+from prfaas.records import Record
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 DecodeWait = Callable[[int], int]
@@ -28,7 +29,7 @@ class CostModel(Protocol):
         """Bytes among them that can leave only once prefill has ended."""
 
 
-class LinkState(NamedTuple):
+class LinkState(Record, frozen=True):
     """Signals of a link that decisions are made from.
 
     Attributes:
@@ -49,7 +50,7 @@ class LinkState(NamedTuple):
         return bits * NS_PER_S / max(self.bits_per_s, 1.0)
 
 
-class PathSignals(NamedTuple):
+class PathSignals(Record, frozen=True):
     """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
 
     Attributes:
@@ -90,7 +91,7 @@ class PathWork(NamedTuple):
     shipped_bytes: int
 
 
-class Prediction(NamedTuple):
+class Prediction(Record, frozen=True):
     """Time from now to the first token on each path, ns; None is unknown.
 
     Attributes:
@@ -192,17 +193,19 @@ def _remote(
     computed_ns: int | None,
     shipped: int,
 ) -> int | None:
-    _, wait_ns, link, num_open = signals
+    wait_ns, link = signals.remote_wait_ns, signals.link
     if wait_ns is None or computed_ns is None or link is None:
         return None
-    rate, backlog, rtt_ns, _ = link
     prompt, present = facts.num_prompt_tokens, facts.present_tokens
-    ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
+    ns_per_byte = (
+        BITS_PER_BYTE * NS_PER_S / max(link.bits_per_s, 1.0)
+    )  # a dead link: centuries, not unknown
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
-    link_free_ns = max(wait_ns, backlog * ns_per_byte)
+    backlog_ns = link.backlog_bytes * ns_per_byte
+    link_free_ns = max(wait_ns, backlog_ns)
     after_link = link_free_ns + shipped * ns_per_byte
     # Transfers share the link: a long one is overtaken by those that come later.
-    shared_ns = shipped * ns_per_byte * (1 + num_open)
-    if shared_ns > after_link and backlog * ns_per_byte > wait_ns:
+    shared_ns = shipped * ns_per_byte * (1 + signals.num_transfers)
+    if shared_ns > after_link and backlog_ns > wait_ns:
         after_link = (shared_ns + after_link) / 2
-    return round(max(after_compute, after_link)) + rtt_ns
+    return round(max(after_compute, after_link)) + link.rtt_ns

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.records import Record
 from prfaas.sim.engine.oracle_check import News
 from prfaas.sim.resources.shared_link import SharedLink
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from prfaas.sim.engine.request_run import RunParts
 
 
-class Observation(NamedTuple):
+class Observation(Record, frozen=True):
     """Observation at one time: waiting requests at every instance, and the link."""
 
     at_ns: int

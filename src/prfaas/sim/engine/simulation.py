@@ -214,7 +214,8 @@ class Simulation:
         """A prefill starts: what is cached is looked up again, as engines do."""
         request = job.request
         request.prefill_started_at_ns = self.clock.now_ns
-        held, read_ns = self.front.caches.resume(request, cluster, name)
+        hit = self.front.caches.resume(request, cluster, name)
+        held, read_ns = hit.num_tokens, hit.read_ns
         if held != request.num_hit_tokens or read_ns:
             request.num_hit_tokens = held
             request.num_new_tokens = request.num_prompt_tokens - held

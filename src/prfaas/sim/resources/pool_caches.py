@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from prfaas.core.cache.tiered_cache import TieredCache, TieredHit
 from prfaas.core.routing.cost_tables import Costs
+from prfaas.records import Record
 from prfaas.sim.resources.device_caches import Devices
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
@@ -15,7 +15,7 @@ from prfaas.units import NS_PER_S
 BITS_PER_BYTE = 8
 
 
-class Hit(NamedTuple):
+class Hit(Record, frozen=True):
     """Hit of a prompt in a pool or in an instance's memory.
 
     Attributes:
