@@ -36,7 +36,9 @@ from .rules import (
     PLANNED_BITS_PER_S,
     POOLS,
     PRICES_PER_TB,
+    REGIONS,
     RTT_NS,
+    TENANTS,
     THRESHOLD,
     Action,
     Counted,
@@ -96,6 +98,7 @@ class GatewayWorld(World):
             num_tokens,
             num_tokens,
             shippable_tokens=LAYOUT.last_boundary(num_tokens),
+            tenant=f"t{family}",
             layout=LAYOUT,
             hashes=hashes,
         )
@@ -189,6 +192,12 @@ def _deployment(rules: Rules) -> Deployment:
         }
         for name, engines in CLUSTERS.items()
     }
+    clusters = {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away}
+    tenants = {name: {"keys": [f"sha256:{n:064}"]} for n, name in enumerate(TENANTS)}
+    if rules.regions:
+        clusters = {name: table | {"region": REGIONS[name]} for name, table in clusters.items()}
+        limits = {name: regions for name, regions in TENANTS.items() if regions is not None}
+        tenants = {name: t | {"regions": limits.get(name)} for name, t in tenants.items()}
     if rules.second_price is not None:
         routing["second_price"] = rules.second_price
     if rules.ttft_max_s is not None:
@@ -198,6 +207,7 @@ def _deployment(rules: Rules) -> Deployment:
             "model": {"name": "tiny", "path": "nowhere"},
             "routing": routing,
             "security": {"identities": "nowhere"},
-            "clusters": {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away},
+            "clusters": clusters,
+            "tenants": tenants,
         }
     )

@@ -38,6 +38,10 @@ POOLS = (PD_POOL, *CLUSTERS)
 NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
+REGIONS = {PD_POOL: "eu", "far": "us", "prfaas": "eu"}
+TENANTS = {"t0": ["eu"], "t1": ["eu", "us"], "t2": ["eu"], "t3": None}
+"""Regions of clusters and tenants; the prompts of a tenant are a family."""
+
 EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, smoothing_ns=NS_PER_S, conversion_ns=0)
 CALIBRATION = CalibrationSettings(proven_first=True)
 """As the simulator has it."""
@@ -66,6 +70,8 @@ class Rules:
     """Bytes have a price."""
     split: bool = False
     """One PD instance prefills and the others decode, instead of all doing both."""
+    regions: bool = False
+    """Clusters have regions, and half of the tenants exclude one."""
 
     @property
     def bandwidth(self) -> Bandwidth:

@@ -15,6 +15,7 @@ from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.transfer.link_goodput import LinkGoodput
+from prfaas.core.transfer.residency import EVERYWHERE, Residency, frozen
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
 from prfaas.sim.system.request import Request
@@ -42,7 +43,9 @@ from .rules import (
     PLANNED_BITS_PER_S,
     POOLS,
     PRICES_PER_TB,
+    REGIONS,
     RTT_NS,
+    TENANTS,
     THRESHOLD,
     Action,
     Counted,
@@ -82,7 +85,7 @@ class SimulatorWorld(World):
 
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         blocks = block_ids(family, num_blocks)
-        request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
+        request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks, f"t{family}")
         if again:
             return self.driver.route_again(number, "", now_ns)
         return self.driver.route(request, now_ns)[0]
@@ -167,6 +170,11 @@ class _System:
         self.setup, self.front, self.clock = setup, front, clock
 
 
+def _residency() -> Residency:
+    limits = {name: regions for name, regions in TENANTS.items() if regions is not None}
+    return Residency(frozen({name: [region] for name, region in REGIONS.items()}), frozen(limits))
+
+
 def _setup(rules: Rules) -> Setup:
     """Without a split no instance only decodes: those that prefill decode as well."""
     links = {
@@ -191,6 +199,7 @@ def _setup(rules: Rules) -> Setup:
             rules.bandwidth,
             moving_threshold=rules.moving_threshold,
             admission=rules.ttft_max_s is not None,
+            residency=_residency() if rules.regions else EVERYWHERE,
         ),
         placement=PlacementSetup(rules.pulls, second_price=rules.second_price),
         name=PD_POOL,

@@ -78,6 +78,7 @@ RULES = st.builds(
     abundant=st.booleans(),
     priced=st.booleans(),
     split=st.booleans(),
+    regions=st.booleans(),
 )
 
 
@@ -262,6 +263,7 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
             abundant=seed % 5 > 2,
             priced=seed % 7 > 3,
             split=split,
+            regions=seed % 6 > 3,
         )
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         # First tokens at any time refute all predictions, and then nothing is refused.
@@ -392,3 +394,23 @@ def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
                 promised.add(action.shipped_bytes)
     assert reasons["pulled"] > 3, reasons
     assert min(promised) > 0
+
+
+def test_both_keep_the_prompts_of_a_tenant_in_its_regions() -> None:
+    rules = Rules(PolicyName.REMOTE, None, moving_threshold=False, regions=True)
+    seen = []
+    for world in (GatewayWorld(rules), SimulatorWorld(rules)):
+        found: dict[int, list[str]] = {}
+        for up in (("far", "prfaas"), ("far",)):
+            for cluster in CLUSTERS:
+                world.set_link(cluster, cluster in up, 0)
+            for number, family in enumerate(range(4), 10 * len(up)):
+                action = world.arrive(number, family, NUM_BLOCKS_MAX, 0, False)
+                assert isinstance(action, Routed)
+                found.setdefault(family, []).append(action.source)
+        seen.append(found)
+    assert seen[0] == seen[1]
+    for family, sources in seen[0].items():
+        may_leave = family in (1, 3)
+        assert ("far" in sources) == may_leave, seen
+        assert "prfaas" in sources or may_leave

@@ -140,7 +140,7 @@ class PoolAudit:
                     "link_bytes": moved.link_bytes,
                     "wire_bytes": moved.wire_bytes,
                     "class": "",
-                    "region": "",
+                    "region": ",".join(sorted(ticket.regions)) if ticket else "",
                 }
             )
 

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.allow_list import admitted, site_uri
+from prfaas.wire.regions import region_names
 
 VALID_DAYS = 90
 """Validity of an identity.
@@ -200,7 +201,11 @@ def check_name(name: str) -> None:
 
 
 def make_identity(
-    directory: Path, name: str, addresses: list[str] | None = None, site: str = ""
+    directory: Path,
+    name: str,
+    addresses: list[str] | None = None,
+    site: str = "",
+    regions: Iterable[str] = (),
 ) -> Identity:
     """Create the identity of `name` with the authority in `directory`, unless it is there.
 
@@ -210,6 +215,7 @@ def make_identity(
         addresses: Further host names or IP addresses that the process is reached at, for servers
             whose clients check host names (vLLM behind `https`).
         site: Its site and kind, as in "pd/pool"; "" leaves them out.
+        regions: Of a pool, where its blocks rest; of a gateway, those that it may sign for.
 
     Raises:
         ConfigError: The authority's files are not there, or are no PEM files of ours; no part can
@@ -219,6 +225,7 @@ def make_identity(
     further = [_alt_name(address) for address in addresses or []]
     if site:
         further.append(x509.UniformResourceIdentifier(site_uri(site, name)))
+    further += region_names(regions)
     identity = identity_in(directory, name)
     if identity.certificate.exists() and identity.key.exists():
         return identity

@@ -10,12 +10,14 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
+from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.wire.certificates import SOON
 from prfaas.wire.identity import AUTHORITY, NAME, Identity, identity_in, issue
+from prfaas.wire.regions import region_names, regions_in
 
 
-def reissue(directory: Path, name: str) -> Identity:
+def reissue(directory: Path, name: str, regions: Regions | None = None) -> Identity:
     """Give an identity a new certificate and a new key, with the addresses it has.
 
     Each file is replaced as a whole. Processes use the old contents until they are asked to read
@@ -24,12 +26,17 @@ def reissue(directory: Path, name: str) -> Identity:
     Args:
         directory: Holds `ca.pem` and `ca.key`.
         name: Name in the deployment file.
+        regions: Regions that it names from now on; None keeps them.
 
     Raises:
         ConfigError: There is no such identity or no authority here, or they cannot be read.
     """
     identity = identity_in(directory, name)
-    certificate, key = issue(directory, name, _further(identity, name))
+    further = _further(identity, name)
+    if regions is not None:
+        further = [each for each in further if not regions_in([str(each.value)])]
+        further += region_names(regions)
+    certificate, key = issue(directory, name, further)
     for path, data, mode in (
         (identity.key, key, 0o600),
         (identity.certificate, certificate, 0o644),

@@ -21,22 +21,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from prfaas.core.kv.manifest import DIGEST_BYTES
+from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
 from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.allow_list import admitted
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
+from prfaas.wire.regions import regions_in
 
 _DOMAIN = b"prfaas ticket 1\0"
 """Keeps a signature on anything else from passing for one on a ticket."""
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _CERTIFICATES_MAX = 4
 _Signature = Annotated[bytes, msgspec.Meta(min_length=1, max_length=256)]
-_Body = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
+_Body = Annotated[bytes, msgspec.Meta(min_length=1, max_length=2048)]
 _Trace = Annotated[
     str, msgspec.Meta(max_length=TRACEPARENT_CHARS, pattern=rf"^(?:{TRACEPARENT})?\Z")
 ]
+_Region = Annotated[str, msgspec.Meta(pattern=REGION, max_length=32)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Der = Annotated[bytes, msgspec.Meta(min_length=1, max_length=3072)]
 
@@ -55,6 +58,7 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
     bytes_per_s: Count = 0
     trace: _Trace = ""
+    regions: Annotated[list[_Region], msgspec.Meta(max_length=REGIONS_MAX)] = []
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +124,7 @@ class TicketSigner:
                 weight=ticket.weight,
                 bytes_per_s=ticket.bytes_per_s,
                 trace=ticket.trace,
+                regions=sorted(ticket.regions),
             )
         )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
@@ -180,7 +185,7 @@ class TicketOpener:
             x509.InvalidVersion,
         ) as error:
             raise TicketRefusedError(Refusal.MALFORMED, str(error)) from None
-        signer = self._check_signer(sealed, chain, now_ns)
+        signer, signer_regions = self._check_signer(sealed, chain, now_ns)
         return Ticket(
             spec.transfer_id,
             spec.tenant,
@@ -193,11 +198,15 @@ class TicketOpener:
             spec.weight,
             spec.bytes_per_s,
             spec.trace,
+            frozenset(spec.regions),
             signer,
+            signer_regions,
         )
 
-    def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> str:
-        """Return the name of the signer."""
+    def _check_signer(
+        self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int
+    ) -> tuple[str, Regions]:
+        """Return the name of the signer, and the regions that it may sign for."""
         now = datetime.datetime.fromtimestamp(now_ns // 10**9, datetime.UTC)
         policy = PolicyBuilder().store(self._store).time(now)
         try:
@@ -218,4 +227,4 @@ class TicketOpener:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, "its signature is wrong") from None
         except (VerificationError, ValueError, UnsupportedAlgorithm) as error:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, str(error)) from None
-        return signer
+        return signer, regions_in(uris)

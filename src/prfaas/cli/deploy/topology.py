@@ -19,6 +19,8 @@ from prfaas.cli.host.processes import STOP_S, Part
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.config.governance.residency import pool_footprint
+from prfaas.core.transfer.residency import Regions
 from prfaas.engines.launch import (
     Command,
     engine_command,
@@ -30,7 +32,8 @@ from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.units import NS_PER_S
 from prfaas.wire.certificates import faults
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.reissue import renew_due
+from prfaas.wire.regions import wrong_regions
+from prfaas.wire.reissue import reissue, renew_due
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64
@@ -134,7 +137,10 @@ def prepare_identities(deployment: Deployment) -> None:
     if deployment.security.generate:
         make_authority(directory)
         for name in names:
-            make_identity(directory, name)
+            regions = regions_of_part(deployment, name)
+            identity = make_identity(directory, name, regions=regions)
+            if wrong_regions(identity.certificate, name, regions):
+                reissue(directory, name, regions)
         renew_due(directory, names, datetime.datetime.now(datetime.UTC))
     for problem in identity_problems(deployment):
         raise ConfigError(problem)
@@ -157,6 +163,9 @@ def identity_problems(deployment: Deployment) -> Iterator[str]:
             )
         elif not missing:
             yield from faults(identity, name, now)
+            wanted = regions_of_part(deployment, name)
+            if not security.generate and (why := wrong_regions(identity.certificate, name, wanted)):
+                yield why
         elif not security.generate:
             yield (
                 f"identity file {missing[0]} is missing; make it with `prfaas identity {name}` "
@@ -171,6 +180,14 @@ def identity_names(deployment: Deployment) -> list[str]:
     for cluster in deployment.clusters.values():
         names += [name for name, pool in cluster.pools.items() if not pool.address]
     return names
+
+
+def regions_of_part(deployment: Deployment, name: str) -> Regions:
+    """Regions that the certificate of a pool node or gateway has to name."""
+    for cluster in deployment.clusters.values():
+        if name in cluster.pools:
+            return pool_footprint(cluster, cluster.pools[name])
+    return deployment.gateway_regions
 
 
 def check_addresses(deployment: Deployment) -> None:

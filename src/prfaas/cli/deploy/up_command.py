@@ -29,6 +29,7 @@ from prfaas.cli.deploy.deployment_warnings import doubts
 from prfaas.cli.deploy.pod_traps import pod_traps
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.renewals import keep_identities
+from prfaas.cli.deploy.residency_lines import residency_lines
 from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
 from prfaas.cli.deploy.topology import (
     Topology,
@@ -90,6 +91,8 @@ def check(file: Path, overlay: Path | None) -> None:
             f"{_many(len(cluster.engines), 'engine')}, {_many(len(cluster.pools), 'pool node')}; "
             f"{_many(len(here), 'engine')} started by `prfaas up` on this machine"
         )
+    for line in residency_lines(deployment):
+        console.print(line, markup=False, soft_wrap=True)
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}", markup=False)
     _warn(deployment)

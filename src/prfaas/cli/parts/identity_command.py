@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
 from prfaas.wire.reissue import names_in, reissue, renew_due
@@ -22,9 +23,21 @@ from prfaas.wire.reissue import names_in, reissue, renew_due
 )
 @click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
 @click.option("--site", default="", help="Site and kind of the parts, such as pd/pool.")
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    help="Region of a pool's blocks, or for which a gateway may sign; several times if needed.",
+)
 @click.option("--renew", is_flag=True, help="Renew existing identities.")
 def identity(
-    names: tuple[str, ...], directory: Path, addresses: tuple[str, ...], site: str, *, renew: bool
+    names: tuple[str, ...],
+    directory: Path,
+    addresses: tuple[str, ...],
+    site: str,
+    regions: tuple[str, ...],
+    *,
+    renew: bool,
 ) -> None:
     """Create identities: a certificate and a key for each NAME, signed by one authority.
 
@@ -33,6 +46,9 @@ def identity(
 
     With --site, an allow-list can admit a part by its site instead of its name: --source and
     --gateway of `prfaas pool` take patterns such as site/prfaas/pool/*.
+
+    With --region, pool nodes and gateways have the regions that a deployment with regions demands
+    (docs/residency.md); --renew NAMES with --region replaces them.
 
     Identities are valid for 90 days, the authority for five years. --renew renews the identities of
     NAMES with the same addresses; without NAMES, all in the directory that end within 30 days. Run
@@ -43,10 +59,11 @@ def identity(
       prfaas identity gateway pd-pool prfaas-pool --directory identities
       prfaas identity prfaas-engine --address prefill.example.net --directory identities
       prfaas identity pd-a pd-b --site pd/pool --directory identities
+      prfaas identity pd-pool gateway --region eu --directory identities
       prfaas identity --renew --directory identities
     """
     if renew:
-        _renew(names, directory, (*addresses, *filter(None, [site])))
+        _renew(names, directory, (*addresses, *filter(None, [site])), frozenset(regions))
         return
     if not names:
         raise click.UsageError("Missing argument 'NAMES...'.")
@@ -57,7 +74,7 @@ def identity(
         for name in names:
             before = identity_in(directory, name)
             kept = before.certificate.exists() and before.key.exists()
-            made = make_identity(directory, name, list(addresses), site)
+            made = make_identity(directory, name, list(addresses), site, regions)
             click.echo(f"{made.certificate}\n{made.key}")
             if kept:
                 click.echo(
@@ -69,17 +86,21 @@ def identity(
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
-def _renew(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]) -> None:
+def _renew(
+    names: tuple[str, ...], directory: Path, addresses: tuple[str, ...], regions: Regions
+) -> None:
     """Renew identities, and print the files that are new."""
     if addresses:
         raise click.UsageError(
             "--renew keeps the addresses that an identity has; leave --address and --site."
         )
+    if regions and not names:
+        raise click.UsageError("--renew with --region needs NAMES.")
     for name in names:
         check_name(name)
     try:
         if names:
-            renewed = [reissue(directory, name) for name in names]
+            renewed = [reissue(directory, name, regions or None) for name in names]
         else:
             renewed = renew_due(directory, names_in(directory), datetime.datetime.now(datetime.UTC))
     except OSError as error:

@@ -7,8 +7,9 @@ from typing import Any
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.config.addresses import split_address
-from prfaas.config.clusters import PoolTable
+from prfaas.config.clusters import ClusterRole, PoolTable
 from prfaas.config.deployment import Deployment
+from prfaas.config.governance.residency import pool_footprint
 from prfaas.errors import ConfigError
 from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.pool.shared.settings import shared_settings
@@ -52,6 +53,8 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "link_codec": table.link_codec,
         "link_encryption": table.link_encryption,
         "audit": AuditSettings.of(deployment.audit),
+        "regions": pool_footprint(cluster, table),
+        "needs_grant": cluster.role is ClusterRole.PRFAAS and bool(deployment.residency.all),
         "tracing": deployment.tracing.endpoint if deployment.tracing else None,
         "drain_ns": table.drain_timeout,
         "receive": ReceiveLimits(transfers_max=table.transfers_max),

@@ -10,9 +10,21 @@ from prfaas.core.transfer.residency import REGIONS_MAX, Regions, Residency, froz
 
 
 def pool_footprint(cluster: ClusterTable, pool: PoolTable) -> Regions:
-    """Regions where the blocks of a pool node rest: its host, its disk, the tier of its cluster."""
-    host = pool.region or cluster.region
-    return frozenset(filter(None, (host, pool.disk_region, _tier_region(cluster))))
+    """Regions where the blocks of a pool node rest: its host, its disk, the tier of its cluster.
+
+    What lies in a shared tier is read by all hosts of the cluster.
+    """
+    if cluster.s3 is not None or cluster.mooncake is not None:
+        return footprint(cluster)
+    return frozenset(filter(None, (pool.region or cluster.region, pool.disk_region)))
+
+
+def footprint(cluster: ClusterTable) -> Regions:
+    """Regions where the blocks of a cluster rest."""
+    found = {cluster.region, _tier_region(cluster)}
+    for pool in cluster.pools.values():
+        found |= {pool.region, pool.disk_region}
+    return frozenset(filter(None, found))
 
 
 def residency_of(
@@ -22,7 +34,7 @@ def residency_of(
     if not any(table.region for table in clusters.values()):
         return Residency()
     return Residency(
-        {name: _footprint(table) for name, table in clusters.items()},
+        {name: footprint(table) for name, table in clusters.items()},
         frozen({name: t.regions for name, t in tenants.items() if t.regions is not None}),
     )
 
@@ -69,12 +81,6 @@ def _check_cluster(name: str, table: ClusterTable) -> None:
             f"{key}.s3.data_region is missing: the cluster has a region, and a bucket can be in "
             "another one"
         )
-
-
-def _footprint(table: ClusterTable) -> Regions:
-    found = {table.region, *filter(None, [_tier_region(table)])}
-    pools = (pool_footprint(table, pool) for pool in table.pools.values())
-    return frozenset(filter(None, found)).union(*pools)
 
 
 def _tier_region(table: ClusterTable) -> str | None:

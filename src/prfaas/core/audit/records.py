@@ -79,6 +79,6 @@ def permission(kind: Kind, ticket: Ticket, **fields: object) -> Fields:
         "to": ticket.destination,
         "bytes_max": ticket.bytes_max,
         "class": "",
-        "region": "",
+        "region": ",".join(sorted(ticket.regions)),
         **fields,
     }

@@ -3,13 +3,18 @@
 A *footprint* is the set of regions where blocks of a pool or a cluster come to rest: those of its
 hosts, its disks and its shared tier. A tenant's blocks may be in a pool only if all of its
 footprint is allowed, so what lies in a pool may move to every tier below it. Gateway and simulator
-exclude PrfaaS clusters by `Residency.bars`; pools check tickets by `check_regions`. Pure.
+exclude PrfaaS clusters by `Residency.bars`; pools check tickets by
+`check_ticket_regions`. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.errors import ConfigError
 
 REGIONS_MAX = 16
 """Regions of a deployment: a ticket and a certificate name all that are allowed."""
@@ -61,3 +66,53 @@ def frozen(named: Mapping[str, Iterable[str]]) -> dict[str, Regions]:
 
 EVERYWHERE = Residency()
 """A deployment without regions."""
+
+
+def check_region(name: str) -> None:
+    """See that a region can have this name.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if not re.fullmatch(REGION, name) or name.endswith("\n"):
+        raise ConfigError(
+            f"{name!r} is no region: lower-case letters, digits and dashes, 32 characters at most"
+        )
+
+
+def check_ticket_regions(ticket: Ticket, own: Regions, peer: str, peer_regions: Regions) -> None:
+    """See that a ticket allows the regions of both ends of a transfer.
+
+    Args:
+        ticket: Its signature was checked.
+        own: Footprint of the pool that checks; without any, everything is allowed.
+        peer: Name of the pool at the other end.
+        peer_regions: Regions in the certificate of that pool.
+
+    Raises:
+        TicketRefusedError: It does not, or a region is not known.
+    """
+    if not own:
+        return
+    if not ticket.regions:
+        raise TicketRefusedError(
+            Refusal.NO_REGION, f"it names no region, and this pool is in {_listed(own)}"
+        )
+    if not peer_regions:
+        raise TicketRefusedError(
+            Refusal.NO_REGION,
+            f"no certificate of {peer} with a region was seen; make one with --region",
+        )
+    if unsigned := ticket.regions - ticket.signer_regions:
+        raise TicketRefusedError(
+            Refusal.REGION if ticket.signer_regions else Refusal.NO_REGION,
+            f"the certificate of {ticket.signer} does not let it sign for {_listed(unsigned)}",
+        )
+    if outside := (own | peer_regions) - ticket.regions:
+        raise TicketRefusedError(
+            Refusal.REGION, f"it allows {_listed(ticket.regions)}, and not {_listed(outside)}"
+        )
+
+
+def _listed(regions: Regions) -> str:
+    return ", ".join(sorted(regions))

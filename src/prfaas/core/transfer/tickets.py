@@ -35,6 +35,10 @@ class Refusal(StrEnum):
     """It is for another transfer, source or destination."""
     LAYOUT = "layout"
     """It is for a layout that no local engine has."""
+    REGION = "region"
+    """It does not allow the region of an end, or its signer may not allow one that it names."""
+    NO_REGION = "no_region"
+    """It, or a certificate, names no region, and this pool has one."""
     REPLAYED = "replayed"
     OTHER_BLOCKS = "other_blocks"
     """The list of blocks that came with it is not the one it was signed for."""
@@ -79,7 +83,9 @@ class Ticket:
         bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
             others'; 0 is no limit.
         trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
+        regions: Regions that the tenant's blocks may be in; none in deployments without regions.
         signer: Name of the gateway that signed it, once that was checked.
+        signer_regions: Regions that its certificate lets it sign for.
     """
 
     transfer_id: bytes
@@ -93,7 +99,9 @@ class Ticket:
     weight: float = 1.0
     bytes_per_s: int = 0
     trace: str = ""
+    regions: frozenset[str] = frozenset()
     signer: str = field(default="", compare=False)
+    signer_regions: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def check_ticket(

@@ -87,6 +87,7 @@ class TicketOffice:
             bytes_max=shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens),
             expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
             trace=transfer.trace,
+            regions=tenant.regions,
         )
         self.on_signed(ticket, tenant_name)
         return base64.b64encode(self.signer.seal(ticket)).decode()

@@ -9,6 +9,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.core.transfer.residency import Regions
 from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
@@ -27,6 +28,7 @@ class Tenant:
         cache_salt: Makes its blocks its own. Secret.
         link_weight: Its share of a link against the others'.
         link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
+        regions: Where its blocks may be; none in deployments without regions.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Tenant:
     link_weight: float = 1.0
     link_bytes_per_s: int = 0
     rules: RequestRules = STRICT
+    regions: Regions = frozenset()
 
 
 class Tenants:
@@ -46,6 +49,7 @@ class Tenants:
 
     def __init__(self, deployment: Deployment) -> None:
         secret, tables = deployment_secret(deployment.state), deployment.tenants
+        regions = deployment.residency.allowed
         self.by_name = {
             name: Tenant(
                 name,
@@ -54,6 +58,7 @@ class Tenants:
                 table.weight,
                 (table.link_rate or 0) // BITS_PER_BYTE,
                 _rules(deployment, table.request_fields),
+                regions(name),
             )
             for name, table in tables.items()
         }
@@ -64,7 +69,8 @@ class Tenants:
         if not tables:
             salt = salt_of(secret, DEFAULT_NAME)
             rules = _rules(deployment)
-            self.default = Tenant(DEFAULT_NAME, salt, Quota(Limits()), rules=rules)
+            quota = Quota(Limits())
+            self.default = Tenant(DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""))
             self.by_name[DEFAULT_NAME] = self.default
 
     def of_key(self, key: str) -> Tenant | None:

@@ -62,6 +62,7 @@ class EngineRequests:
         on_pull: Called with blocks to fetch from another pool, and the requester.
         sending: Sends blocks of a push that engines did not store for it.
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
+        needs_grant: Keep only blocks of open pushes.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class EngineRequests:
         sending: Sending,
         metrics: PoolMetrics,
         read_limit_s: float | None = None,
+        *,
+        needs_grant: bool = False,
     ) -> None:
         self._name = name
         self._store = store
@@ -87,7 +90,7 @@ class EngineRequests:
         self._on_refused = on_refused
         self._on_pull = on_pull
         self._sending = sending
-        self._metrics = metrics
+        self._metrics, self._needs_grant = metrics, needs_grant
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
         self._handed_over: dict[bytes, EngineSession] = {}
         """Incomplete transfers between engines of this host, and their sources."""
@@ -236,6 +239,11 @@ class EngineRequests:
         named: list[tuple[BlockKey, int]],
         wanted: set[BlockKey],
     ) -> None:
+        if self._needs_grant and message.transfer_id not in self._pushes:
+            # The ticket of its request was refused, or it has none: nothing of it rests here.
+            self._metrics.blocks_dropped.labels(reason="no_ticket").inc(len(named))
+            _answer(engine, StoreDone(job=message.job, stored=False))
+            return
         stored, origin = True, computed(engine.name, frozenset(message.sources))
         for part in self._copies.batches(engine, named):
             # Cached blocks of an engine must not evict blocks that another one waits for.

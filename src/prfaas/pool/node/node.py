@@ -92,7 +92,10 @@ class PoolNode:
         self._dialling = settings.identity.dialling()
         self._accepting = settings.identity.accepting()
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
-        self._tickets = TicketChecks(settings.name, self._opener, self.metrics, audit=self._audit)
+        settings.check_certificate()
+        self._tickets = TicketChecks(
+            settings.name, self._opener, self.metrics, audit=self._audit, regions=settings.regions
+        )
         sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
         self.shared: SharedTier | None = None
         read_limit_s: float | None = None
@@ -154,6 +157,7 @@ class PoolNode:
             encryption=settings.link_encryption,
             channels=settings.channels,
             probes=settings.probes,
+            on_met=self._tickets.met,
         )
         self.peers = Peers(
             settings,
@@ -178,6 +182,7 @@ class PoolNode:
             sending,
             self.metrics,
             read_limit_s,
+            needs_grant=settings.needs_grant,
         )
         self._engine_port = EnginePort(
             settings.socket_path,
@@ -274,6 +279,7 @@ class PoolNode:
         Raises:
             ConfigError: They cannot be used; nothing is changed.
         """
+        self.settings.check_certificate()
         identity, ends = self.settings.identity, (self._dialling, self._accepting)
         identity.refresh(*(tls.messages for tls in ends))
         self._opener.renew()
@@ -311,6 +317,7 @@ class PoolNode:
             lambda names: self.store.found_below(disk, names),
             self.store.gone_below,
             limits=self.settings.disk_limits,
+            regions=self.settings.regions,
         )
         self.store.spill_to(disk)
         return disk
@@ -339,6 +346,7 @@ class PoolNode:
             layouts=self._known_layouts,
             encryption=settings.link_encryption,
             limits=settings.send,
+            on_met=self._tickets.met,
         )
 
     def _layouts(self) -> set[bytes]:

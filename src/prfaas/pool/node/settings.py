@@ -8,6 +8,8 @@ from pathlib import Path
 from prfaas.audit.settings import AuditSettings
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.core.transfer.residency import Regions
+from prfaas.errors import ConfigError
 from prfaas.pool.net import link_probe
 from prfaas.pool.net.link_probe import ProbeLimits
 from prfaas.pool.receive import receive_limits
@@ -21,6 +23,7 @@ from prfaas.pool.store.event_feed import FeedLimits
 from prfaas.wire import channel
 from prfaas.wire.channel import ChannelLimits
 from prfaas.wire.identity import Identity
+from prfaas.wire.regions import wrong_regions
 
 LINK_GRACE_NS = 3 * 10**9
 """Longer than a reconnect; the limit of decode's wait for a broken link."""
@@ -53,6 +56,9 @@ class PoolSettings:
         link_encryption: Protection of the data connections of links.
         link_grace_ns: How long transfers wait for a link that broke.
         audit: Audit log; None without.
+        regions: Regions where its blocks rest. With some, it demands regions of tickets and peers.
+        needs_grant: Keep blocks of engines only with an accepted ticket: every request of a PrfaaS
+            engine has one.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
         send: Limits of data connections to peers.
@@ -83,6 +89,8 @@ class PoolSettings:
     link_encryption: LinkEncryption = LinkEncryption.TLS
     link_grace_ns: int = LINK_GRACE_NS
     audit: AuditSettings | None = None
+    regions: Regions = frozenset()
+    needs_grant: bool = False
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
     receive: ReceiveLimits = receive_limits.DEFAULTS
@@ -93,6 +101,15 @@ class PoolSettings:
     disk_limits: DiskLimits = disk_tier.LIMITS
     purge_bar_ns: int = BAR_NS
     hello_timeout_s: float = 10.0
+
+    def check_certificate(self) -> None:
+        """See that the certificate names the regions of this pool node, and no others.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if why := wrong_regions(self.identity.certificate, self.name, self.regions):
+            raise ConfigError(why)
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Set
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption, agreed
+from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.errors import PeerError
 from prfaas.log_throttle import SaidOnce
@@ -46,6 +47,7 @@ from prfaas.wire.messages.link import (
     Release,
     Resumed,
 )
+from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import LinkSecret, new_secret
 from prfaas.wire.sealed.records import SealError
 
@@ -68,6 +70,7 @@ class LinkPort:
         encryption: The operator's choice for their data connections.
         channels: Limits on unsent bytes of connections for messages.
         probes: Limits of link tests.
+        on_met: Called with a source and the regions in its certificate; True if they have changed.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class LinkPort:
         encryption: LinkEncryption = LinkEncryption.TLS,
         channels: ChannelLimits = CHANNEL_LIMITS,
         probes: ProbeLimits = PROBE_LIMITS,
+        on_met: Callable[[str, Regions], bool] = lambda *_: False,
     ) -> None:
         self._pool = pool
         self._encryption = encryption
@@ -109,7 +113,7 @@ class LinkPort:
         self._on_abort = on_abort
         self._on_pull = on_pull
         self._on_refused = on_refused
-        self._on_purge = on_purge
+        self._on_purge, self._on_met = on_purge, on_met
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -177,6 +181,9 @@ class LinkPort:
             with contextlib.suppress(PeerError):
                 peer_name(channel.ssl_object, admits)
                 channels.add(channel)
+        regions = peer_regions(channel.ssl_object)
+        if channel in self._from_sources and self._on_met(channel.peer, regions):
+            self._inbound.peer_lost(channel.peer)
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:

@@ -62,6 +62,9 @@ class LinkUser(Protocol):
     def open_arrived_bytes(self) -> int:
         """Blocks of open transfers that the peer has."""
 
+    def met(self, channel: Channel) -> None:
+        """The peer has proven its name."""
+
     def hello(self, link: str) -> PoolHello:
         """First message of a new connection; `link` identifies it."""
 
@@ -252,6 +255,7 @@ class Dialer:
         if channel.socket is not None:
             prepare_messages(channel.socket)
         channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
+        self._user.met(channel)
         self._link = secrets.token_hex(16)
         channel.send(self._user.hello(self._link))
 

@@ -15,6 +15,7 @@ from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock, TenantShare
+from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -48,6 +49,7 @@ from prfaas.wire.messages.link import (
     Refused,
     Resumed,
 )
+from prfaas.wire.regions import peer_regions
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +101,7 @@ class OutboundLink:
         layouts: What engines announced; blocks of others go raw.
         encryption: Protection of the data connections.
         limits: Of the data connections.
+        on_met: Called with the regions in the peer's certificate; True if they have changed.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class OutboundLink:
         layouts: KnownLayouts | None = None,
         encryption: LinkEncryption = LinkEncryption.TLS,
         limits: SendLimits = DEFAULTS,
+        on_met: Callable[[str, Regions], bool] = lambda *_: False,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -131,7 +135,7 @@ class OutboundLink:
         self._on_ended = on_ended
         self._clock_ns = clock_ns
         self._on_over = on_over
-        self._on_pull = on_pull
+        self._on_pull, self._on_met = on_pull, on_met
         self._grace_ns = grace_ns
         self._encryptions = offered(encryption)
         self._peer_epoch = ""
@@ -291,6 +295,11 @@ class OutboundLink:
         await self._dialer.run()
 
     # --- callbacks of the connections ---
+
+    def met(self, channel: Channel) -> None:
+        """End open transfers if the peer's certificate names other regions than before."""
+        if self._on_met(self.peer, peer_regions(channel.ssl_object)):
+            self._give_up(TransferEnd.LINK_LOST)
 
     def hello(self, link: str) -> PoolHello:
         """First message of a new connection."""

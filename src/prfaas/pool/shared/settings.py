@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prfaas.config.clusters import ClusterTable, S3Table
+from prfaas.config.governance.residency import footprint
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings, mooncake_settings
 from prfaas.units import NS_PER_S
 
@@ -105,10 +106,18 @@ def s3_settings(table: S3Table, cluster: str) -> S3Settings:
 def shared_settings(cluster: ClusterTable, name: str) -> SharedSettings | None:
     """Settings of the shared tier of a cluster; None without one.
 
+    With regions, they are part of the prefix: what was written under others is not read.
+
     Args:
         cluster: Its table.
         name: Its name.
     """
+    found: SharedSettings
     if cluster.mooncake is not None:
-        return mooncake_settings(cluster.mooncake, name)
-    return s3_settings(cluster.s3, name) if cluster.s3 is not None else None
+        found = mooncake_settings(cluster.mooncake, name)
+    elif cluster.s3 is not None:
+        found = s3_settings(cluster.s3, name)
+    else:
+        return None
+    regions = "-".join(sorted(footprint(cluster)))
+    return replace(found, prefix=f"{found.prefix}/in-{regions}") if regions else found

@@ -2,6 +2,7 @@
 
     FOLDER/prfaas-disk-tier       format version; locked while a pool node uses the folder
     FOLDER/0000000000000012.seg   records, each at a multiple of 4096 bytes
+    FOLDER/regions                where its blocks may rest (`region_stamp.py`)
 
     record   magic "PFKVREC2" | layout id 32 | group u32 | block hash 32 | length u64 | digest 32
              | origin length u16 | check 8 (of all before, and the origin) | origin | block bytes
@@ -32,6 +33,7 @@ from typing import NamedTuple
 import blake3
 
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
+from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.pool.store.origins import (
     ORIGIN_BYTES_MAX,
@@ -41,6 +43,7 @@ from prfaas.pool.store.origins import (
     origin_bytes,
     origin_in,
 )
+from prfaas.pool.store.region_stamp import stamp
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
 MARKER = "prfaas-disk-tier"
@@ -129,15 +132,17 @@ class SegmentFiles:
 
     Args:
         folder: Made if it is not there; only the owner may enter.
+        regions: Footprint of the pool node; segments of another one are removed.
 
     Raises:
         ConfigError: The folder cannot be used, is in use, or holds something else.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, regions: Regions = frozenset()) -> None:
         self._folder = folder
         try:
             self._lock = _claim(folder)
+            stamp(folder, regions, folder.glob(f"*{SUFFIX}"))
         except OSError as error:
             raise ConfigError(
                 f"the disk tier cannot use {folder}: {error.strerror or error}; name another folder"

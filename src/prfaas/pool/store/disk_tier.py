@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.core.kv.blocks import BlockName
+from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import (
@@ -85,6 +86,7 @@ class DiskTier:
         on_gone: Called for removed blocks.
         policy: Which segment goes first.
         limits: Sizes and times.
+        regions: Where its blocks may rest; what it has from other regions is dropped.
 
     Raises:
         ConfigError: The folder cannot be used, or the limit is too small for any block.
@@ -101,6 +103,7 @@ class DiskTier:
         on_gone: Callable[[Iterable[BlockName]], None],
         policy: EvictionPolicy[int] | None = None,
         limits: DiskLimits = LIMITS,
+        regions: Regions = frozenset(),
     ) -> None:
         self._limits = limits
         if capacity_bytes < CAPACITY_BYTES_MIN:
@@ -110,7 +113,7 @@ class DiskTier:
             )
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self._files = SegmentFiles(folder)
+        self._files = SegmentFiles(folder, regions)
         self._folder = folder
         self._metrics = metrics
         self._on_found = on_found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from prfaas.audit.pool_audit import PoolAudit
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
+from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
     Refusal,
@@ -56,6 +57,7 @@ class TicketChecks:
         metrics: Count refusals.
         unix_ns: Unix time.
         audit: Records tickets; None without an audit log.
+        regions: Our footprint; without any, tickets need no region.
     """
 
     def __init__(
@@ -65,8 +67,11 @@ class TicketChecks:
         metrics: PoolMetrics,
         unix_ns: Callable[[], int] = time.time_ns,
         audit: PoolAudit | None = None,
+        regions: Regions = frozenset(),
     ) -> None:
-        self._audit = audit
+        self._audit, self.regions = audit, regions
+        self._peers: dict[str, Regions] = {}
+        """Regions in the certificate of each pool, as of its last connection."""
         self._pool = pool
         self._opener = opener
         self._metrics = metrics
@@ -74,6 +79,16 @@ class TicketChecks:
         self._used = UsedTickets()
         self.is_draining = False
         """Refuse all tickets: the pool is about to stop."""
+
+    def met(self, peer: str, regions: Regions) -> bool:
+        """A pool has connected with a certificate that names these regions.
+
+        Returns:
+            True if its certificate named others before: what is open with it has to end.
+        """
+        before = self._peers.get(peer, regions)
+        self._peers[peer] = regions
+        return bool(self.regions) and before != regions
 
     def to_send(
         self,
@@ -159,6 +174,9 @@ class TicketChecks:
                 destination=destination,
                 now_ns=now_ns,
             )
+            peer = destination if source == self._pool else source
+            peer_regions = self._peers.get(peer, frozenset())
+            check_ticket_regions(ticket, self.regions, peer, peer_regions)
             if manifest_digest(blocks) != ticket.blocks:
                 raise TicketRefusedError(
                     Refusal.OTHER_BLOCKS,
