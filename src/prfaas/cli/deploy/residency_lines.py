@@ -10,7 +10,7 @@ from prfaas.core.transfer.residency import Regions
 
 
 def residency_lines(deployment: Deployment) -> Iterator[str]:
-    """Footprints of clusters, limits of tenants, and the tenants that rely on the gateways alone."""
+    """Footprints of clusters, limits of tenants, and the tenants for which pools trust gateways."""
     residency = deployment.residency
     if not residency.all:
         return
