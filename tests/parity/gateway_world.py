@@ -193,7 +193,9 @@ def _deployment(rules: Rules) -> Deployment:
         for name, engines in CLUSTERS.items()
     }
     clusters = {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away}
-    tenants = {name: {"keys": [f"sha256:{n:064}"]} for n, name in enumerate(TENANTS)}
+    tenants: dict[str, dict[str, Any]] = {
+        name: {"keys": [f"sha256:{n:064}"]} for n, name in enumerate(TENANTS)
+    }
     if rules.regions:
         clusters = {name: table | {"region": REGIONS[name]} for name, table in clusters.items()}
         limits = {name: regions for name, regions in TENANTS.items() if regions is not None}

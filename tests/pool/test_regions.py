@@ -133,7 +133,7 @@ async def test_a_destination_refuses_what_a_source_offers_all_the_same(
     layout_id, key = LAYOUT.layout_id, PROMPT[0]
     data = content(key)
     digest = block_digest(layout_id, key, data)
-    peer.bring(ReceivedBlock(transfer, layout_id, key, data, digest))
+    peer.bring(ReceivedBlock(transfer, layout_id, key, digest, bytearray(data)))
     again = secrets.token_bytes(16)
     peer.channel.send(offer(world.identities, again, regions=regions["ticket"]))
     await until(lambda: len(peer.of(Refused)) == 2)
