@@ -43,6 +43,17 @@ def test_events_of_several_ranks_are_refused_in_words(connector: Any) -> None:
         connector._choose_tier(config(events=True, data_parallel_size=2))
 
 
+def test_ranks_with_names_of_their_own_have_events_of_their_own(connector: Any) -> None:
+    """`{rank}` makes each an engine of its own; vLLM resets the size in ranks of dense models."""
+    for rank in range(2):
+        given = config(events=True, data_parallel_size=2)
+        given.kv_transfer_config.kv_connector_extra_config["prfaas_engine"] = "e-{rank}"
+        given.parallel_config.data_parallel_index = rank
+        assert connector._choose_tier(given)["engine"] == f"e-{rank}"
+        given.parallel_config.reconfigure_for_independent_dp_rank()
+        assert connector._choose_tier(given)["engine"] == f"e-{rank}"
+
+
 def test_other_ranks_are_served(connector: Any) -> None:
     for given in (
         config(events=True),

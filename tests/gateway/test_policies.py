@@ -115,6 +115,12 @@ def test_the_load_of_an_engine_is_read_from_its_metrics() -> None:
         for number in range(2)
     )
     assert load_in(b"# HELP vllm:num_requests_waiting Number\n" + two) == EngineLoad(5, 2, 0.3)
+    # Of a data-parallel rank alone, and of one that it does not have.
+    assert [load_in(two, rank) for rank in range(3)] == [
+        EngineLoad(2, 1, 0.2),
+        EngineLoad(3, 1, 0.3),
+        EngineLoad(),
+    ]
 
 
 def prove(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.engine_args import SEQUENCES, check_parallelism, size_of
+from prfaas.config.engines.ranks import RANKS_MAX, with_ranks
 from prfaas.config.names import (
     BUCKET,
     PREFIX,
@@ -129,6 +130,11 @@ class EngineTable(Table):
     """Address, if `prfaas up` starts it."""
     url: Url | None = None
     """URL, if it is started elsewhere; https for another site."""
+    ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
+    """Data-parallel ranks behind `url` (`--data-parallel-size`). Each is an engine of its own to
+    the gateway: ENGINE-0, ENGINE-1 and so on, with the rank added to the ports of its KV events."""
+    rank: int | None = Field(default=None, ge=0, lt=RANKS_MAX)
+    """Data-parallel rank that this engine is of all those behind `url`; needs no `ranks`."""
     host_memory: SizeBytes = 2**30
     """Memory shared between the engine and its pool node."""
     cpus: str = ""
@@ -178,7 +184,15 @@ class EngineTable(Table):
 
     @model_validator(mode="after")
     def _ranks_are_served(self) -> EngineTable:
-        check_parallelism(self.args, kv_events=self.kv_events is not None)
+        events = self.kv_events is not None and self.rank is None
+        check_parallelism(self.args, kv_events=events)
+        if self.ranks > 1:
+            raise ValueError("`ranks` is for a table of `[clusters.CLUSTER.engines]`; give `rank`")
+        if self.rank is not None and self.url is None:
+            raise ValueError(
+                "data-parallel ranks need the `url` that they share: prfaas starts no engine with "
+                "ranks that it routes to; start it elsewhere, or without `ranks` and `rank`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -315,6 +329,11 @@ class ClusterTable(Table):
     has_roles: bool = False
     """Engines of this PD cluster that join by `[membership]` have the roles "prefill" and "decode";
     true if engines in the file have them."""
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _each_rank_is_an_engine(cls, value: object) -> object:
+        return with_ranks(value)
 
     @model_validator(mode="after")
     def _has_one_shared_tier(self) -> ClusterTable:

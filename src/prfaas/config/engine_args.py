@@ -64,6 +64,6 @@ def data_parallel_events_refused(ranks: int) -> str:
     return (
         f"--data-parallel-size {ranks} with KV events: each rank publishes its own, and the "
         "gateway would receive only those of rank 0 and treat its cache as the engine's; leave "
-        "KV events "
-        "out, or run each rank as an engine of its own with --data-parallel-size 1"
+        "KV events out, or make each rank an engine: {rank} in the connector's prfaas_engine, and "
+        "`ranks` in the deployment file"
     )

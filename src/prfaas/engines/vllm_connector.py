@@ -38,6 +38,9 @@ from prfaas.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+RANK = "{rank}"
+"""In `prfaas_engine`: the data-parallel rank, so that each is an engine with a name of its own."""
+
 
 class PrfaasConnector(OffloadingConnector):
     """`OffloadingConnector` with a prfaas pool node as secondary tier."""
@@ -135,11 +138,17 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
     tier: dict[str, Any] = {
         "type": "PrfaasTier",
         "module_path": "prfaas.engines.vllm_tier",
-        "engine": extra["prfaas_engine"],
+        "engine": _name_of_rank(vllm_config),
         "pool": extra["prfaas_pool"],
     }
     extra["secondary_tiers"] = [tier]
     return tier
+
+
+def _name_of_rank(vllm_config: VllmConfig) -> str:
+    """The engine's name: `{rank}` in it is the data-parallel rank."""
+    name: str = vllm_config.kv_transfer_config.kv_connector_extra_config["prfaas_engine"]
+    return name.replace(RANK, str(vllm_config.parallel_config.data_parallel_index))
 
 
 def _check_ranks(vllm_config: VllmConfig) -> None:
@@ -151,5 +160,7 @@ def _check_ranks(vllm_config: VllmConfig) -> None:
     parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError(pipeline_refused(parallel.pipeline_parallel_size))
-    if parallel.data_parallel_size > 1 and events is not None and events.enable_kv_cache_events:
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    has_events = events is not None and events.enable_kv_cache_events
+    if parallel.data_parallel_size > 1 and has_events and RANK not in extra["prfaas_engine"]:
         raise ConfigError(data_parallel_events_refused(parallel.data_parallel_size))

@@ -65,6 +65,7 @@ def engine_member(name: str, cluster: str, url: str, table: EngineTable) -> Memb
         "kv_events": table.kv_events,
         "kv_events_replay": table.kv_events_replay,
         "sequences_max": str(table.num_slots),
+        "rank": None if table.rank is None else str(table.rank),
     }
     return Member(
         name,
@@ -80,8 +81,9 @@ def engine_member(name: str, cluster: str, url: str, table: EngineTable) -> Memb
 def engine_table(member: Member) -> EngineTable:
     """The table of an engine that joins."""
     settings: dict[str, object] = dict(member.settings)
-    if "sequences_max" in settings:
-        settings["sequences_max"] = int(str(settings["sequences_max"]))
+    for key in ("sequences_max", "rank"):
+        if key in settings:
+            settings[key] = int(str(settings[key]))
     return EngineTable.model_validate(
         {"pool": member.pool, "role": member.role, "url": member.address, **settings}
     )

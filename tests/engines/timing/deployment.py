@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
 from prfaas.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site, until
+from tests.ports import free_port
 
 from .parts import MEMORY_BYTES, PartsOnStack
 from .worlds import MODEL, PLAN, settings, started, write_plan
@@ -100,12 +101,14 @@ async def running(
     kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     *,
     has_wire: bool = False,
+    has_ranks: bool = False,
     plan_text: str = PLAN,
     pd_memory_bytes: int = MEMORY_BYTES,
     **tables: Any,
 ) -> AsyncIterator[World]:
     """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
-    linked through its `wire`, and `plan_text` what engines are like."""
+    linked through its `wire`, `has_ranks` that the PD engines are data-parallel ranks behind one
+    URL, and `plan_text` what engines are like."""
     async with AsyncExitStack() as stack:
         parts = PartsOnStack(stack, directory, identities)
         tracing = tables.get("tracing", {}).get("endpoint")
@@ -131,10 +134,17 @@ async def running(
                 time_scale=time_scale,
                 kv_events={name: kv_events[name] for name in names if name in kv_events},
             )
+            if has_ranks:
+                made = replace(made, engines=dict.fromkeys(names, (LOOPBACK, free_port())))
             await parts.engines(made)
         url, http, gateway = await parts.gateway(
             deployment_of(
-                checkpoint, identities, directory / "state", kv_events=kv_events, **tables
+                checkpoint,
+                identities,
+                directory / "state",
+                kv_events=kv_events,
+                has_ranks=has_ranks,
+                **tables,
             )
         )
         world = World(url, http, gateway, parts.sites, parts.hosts, wire)
@@ -156,6 +166,8 @@ def deployment_of(
     state: Path,
     roles: Mapping[str, str] = MappingProxyType({}),
     kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    *,
+    has_ranks: bool = False,
     **tables: Any,
 ) -> Deployment:
     def cluster(role: str, pool: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -165,6 +177,9 @@ def deployment_of(
         for name in names:
             where = zip(("kv_events", "kv_events_replay"), kv_events.get(name, ()), strict=False)
             engines[name] |= dict(where)
+            if has_ranks and role == "pd":
+                # The address is told apart.
+                engines[name] |= {"url": "http://ranks.invalid", "rank": names.index(name)}
         return {"role": role, "pools": {pool: {}}, "engines": engines}
 
     return Deployment.model_validate(

@@ -61,7 +61,8 @@ def engine() -> None:
     type=PeerType(),
     multiple=True,
     required=True,
-    help="An instance and its address; several share the process.",
+    help="An instance and its address; several share the process. Those of one address are the "
+    "data-parallel ranks of an engine.",
 )
 @click.option(
     "--plan",

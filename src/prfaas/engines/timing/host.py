@@ -27,7 +27,8 @@ class HostSettings:
         model_path: Checkpoint directory, for its tokenizer.
         plan: Plan file with the profiles.
         cluster: PrfaaS cluster of the plan; None for the PD cluster.
-        engines: Where each instance listens, by name.
+        engines: Where each instance listens, by name. Those of one address (not of port 0) are the
+            data-parallel ranks of an engine, in this order.
         kv_events: Where each sends KV events, and replays them, by name.
         pool: Unix socket of the pool node; None without.
         host_memory: Bytes that each shares with the pool node.
@@ -91,10 +92,16 @@ class Host:
         Raises:
             ConfigError: An address is taken.
         """
-        urls = {}
+        urls: dict[str, str] = {}
+        firsts: dict[Address, str] = {}
         for name, address in self._settings.engines.items():
-            self.servers[name] = self._server(name)
-            urls[name] = await self.servers[name].start(*address)
+            self.servers[name] = server = self._server(name)
+            first = firsts.setdefault(address, name) if address[1] else name
+            if first == name:
+                urls[name] = await server.start(*address)
+            else:
+                self.servers[first].add_rank(server)
+                urls[name] = urls[first]
         return urls
 
     async def close(self) -> None:

@@ -42,6 +42,7 @@ class Engine:
         url: Base URL.
         role: Role of its cluster.
         pool: Name of the pool node on its host.
+        rank: Data-parallel rank among those behind the URL; None if it is alone there.
         adapters: Names of the adapters that it last listed.
         max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
             readiness, 0 before it was ever ready.
@@ -60,6 +61,7 @@ class Engine:
     url: str
     role: ClusterRole
     pool: str
+    rank: int | None = None
     adapters: frozenset[str] = frozenset()
     max_model_len: int = 0
     num_slots: int = 1
@@ -75,7 +77,7 @@ class Engine:
     @classmethod
     def of(cls, name: str, url: str, role: ClusterRole, table: EngineTable) -> Engine:
         """The engine of a table of the deployment file."""
-        return cls(name, url.rstrip("/"), role, table.pool, num_slots=table.num_slots)
+        return cls(name, url.rstrip("/"), role, table.pool, table.rank, num_slots=table.num_slots)
 
     @property
     def num_lost_legs(self) -> int:

@@ -221,11 +221,12 @@ class Engines:
     async def _open(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
+        rank = {} if engine.rank is None else {"X-data-parallel-rank": str(engine.rank)}
         try:
             return await self._http.post(
                 engine.url + path,
                 data=to_json(body),
-                headers={"Content-Type": "application/json", **headers},
+                headers={"Content-Type": "application/json", **headers, **rank},
                 allow_redirects=False,
             )
         except aiohttp.ClientError as error:

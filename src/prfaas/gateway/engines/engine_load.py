@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(
-    rb"^vllm:(num_requests_waiting|num_requests_running|kv_cache_usage_perc)(?:\{[^}\n]*\})? "
-    rb"([0-9.eE+-]{1,32})$",
+    rb"^vllm:(num_requests_waiting|num_requests_running|kv_cache_usage_perc)(\{[^}\n]*\})? "
+    rb"([0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,4})?)$",
     re.MULTILINE,
 )
 _WAITING, _RUNNING, _USE = b"num_requests_waiting", b"num_requests_running", b"kv_cache_usage_perc"
@@ -32,22 +32,17 @@ class EngineLoad:
 UNKNOWN_LOAD = EngineLoad()
 
 
-def load_in(metrics: bytes) -> EngineLoad:
-    """The load on a page of metrics, summed over its engines."""
+def load_in(metrics: bytes, rank: int | None = None) -> EngineLoad:
+    """The load on a page of metrics: of a data-parallel rank, or summed over all of them."""
+    label = b"" if rank is None else b'engine="%d"' % rank
     found: dict[bytes, list[float]] = {_WAITING: [], _RUNNING: [], _USE: []}
-    for name, value in _SAMPLE.findall(metrics):
-        found[name].append(_number(value))
+    for name, labels, value in _SAMPLE.findall(metrics):
+        if label in labels:
+            found[name].append(float(value))
     use = [value for value in found[_USE] if 0 <= value <= 1]
     return EngineLoad(_sum(found[_WAITING]), _sum(found[_RUNNING]), max(use, default=None))
 
 
-def _number(text: bytes) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def _sum(values: list[float]) -> int | None:
-    known = values and all(math.isfinite(value) and value >= 0 for value in values)
+    known = values and all(map(math.isfinite, values))
     return round(sum(values)) if known else None

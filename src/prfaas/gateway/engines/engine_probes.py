@@ -149,7 +149,7 @@ class EngineProbes:
         except EngineError:
             engine.load = UNKNOWN_LOAD
             return
-        engine.load = load = load_in(metrics)
+        engine.load = load = load_in(metrics, engine.rank)
         if load.num_waiting is not None:
             self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
 

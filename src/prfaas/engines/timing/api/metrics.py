@@ -1,4 +1,4 @@
-"""Metrics of an instance, under vLLM's names."""
+"""Metrics of the instances behind a URL, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,58 +9,63 @@ from prometheus_client.registry import Collector
 from prfaas.engines.timing.instance import Instance
 
 LABELS = ["engine", "model_name"]
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 
 
 class _State(Collector):
-    """Read from the instance at every request."""
+    """Read from the instances at every request."""
 
-    def __init__(self, instance: Instance, model: str) -> None:
-        self._instance, self._values = instance, ["0", model]
+    def __init__(self, instances: list[Instance], model: str) -> None:
+        self._instances, self._model = instances, model
 
     def collect(self) -> list[Metric]:
-        """All of them."""
-        instance, counts = self._instance, self._instance.counts
-        gauges: dict[str, float] = {
-            "vllm:num_requests_running": instance.scheduler.num_running,
-            "vllm:num_requests_waiting": instance.num_waiting,
-            "vllm:kv_cache_usage_perc": instance.cache.usage_ratio,
-            "timing:behind_profile_seconds": counts.late_ns / 1e9,
-        }
-        counters: dict[str, float] = {
-            "vllm:prefix_cache_queries": counts.queried_tokens,
-            "vllm:prefix_cache_hits": counts.hit_tokens,
-            "vllm:external_prefix_cache_queries": counts.external_queried_tokens,
-            "vllm:external_prefix_cache_hits": counts.external_hit_tokens,
-            "vllm:prompt_tokens": counts.prompt_tokens,
-            "vllm:generation_tokens": counts.output_tokens,
-            "timing:stained_loads": counts.stained,
-        }
+        """All of them, with a sample for each data-parallel rank."""
+        values = [_values(instance) for instance in self._instances]
         return [
-            *(self._family(GaugeMetricFamily, name, value) for name, value in gauges.items()),
-            *(self._family(CounterMetricFamily, name, value) for name, value in counters.items()),
+            self._family(kind, name, [each[kind, name] for each in values])
+            for kind, name in (values[0] if values else ())
         ]
 
-    def _family(
-        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, value: float
-    ) -> Metric:
+    def _family(self, kind: _Kind, name: str, values: list[float]) -> Metric:
         family = kind(name, "Of the timing engine.", labels=LABELS)
-        family.add_metric(self._values, value)
+        for rank, value in enumerate(values):
+            family.add_metric([str(rank), self._model], value)
         return family
 
 
+def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
+    counts = instance.counts
+    gauges = {
+        "vllm:num_requests_running": instance.scheduler.num_running,
+        "vllm:num_requests_waiting": instance.num_waiting,
+        "vllm:kv_cache_usage_perc": instance.cache.usage_ratio,
+        "timing:behind_profile_seconds": counts.late_ns / 1e9,
+    }
+    counters = {
+        "vllm:prefix_cache_queries": counts.queried_tokens,
+        "vllm:prefix_cache_hits": counts.hit_tokens,
+        "vllm:external_prefix_cache_queries": counts.external_queried_tokens,
+        "vllm:external_prefix_cache_hits": counts.external_hit_tokens,
+        "vllm:prompt_tokens": counts.prompt_tokens,
+        "vllm:generation_tokens": counts.output_tokens,
+        "timing:stained_loads": counts.stained,
+    }
+    found: dict[tuple[_Kind, str], float] = {(GaugeMetricFamily, n): v for n, v in gauges.items()}
+    return found | {(CounterMetricFamily, name): value for name, value in counters.items()}
+
+
 class Metrics:
-    """Metrics of one instance.
+    """Metrics of the instances behind a URL.
 
     Args:
-        instance: The instance.
-        model: Name of its model.
+        model: Name of their model.
     """
 
-    def __init__(self, instance: Instance, model: str) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_State(instance, model))
-        self._values = "0", model
+    def __init__(self, model: str) -> None:
+        self._registry, self._instances = CollectorRegistry(), list[Instance]()
+        self._registry.register(_State(self._instances, model))
+        self._model = model
         self._ended = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -73,23 +78,35 @@ class Metrics:
             LABELS,
             buckets=SECONDS,
             registry=self._registry,
-        ).labels(*self._values)
+        )
         self._e2e = Histogram(
             "vllm:e2e_request_latency_seconds",
             "From arrival to the last token.",
             LABELS,
             buckets=SECONDS,
             registry=self._registry,
-        ).labels(*self._values)
+        )
 
-    def first_token(self, seconds: float) -> None:
+    def add(self, instance: Instance) -> str:
+        """Add an instance.
+
+        Returns:
+            Its data-parallel rank, the label `engine` of its metrics.
+        """
+        self._instances.append(instance)
+        rank = str(len(self._instances) - 1)
+        self._ttft.labels(rank, self._model)
+        self._e2e.labels(rank, self._model)
+        return rank
+
+    def first_token(self, rank: str, seconds: float) -> None:
         """An answer has begun."""
-        self._ttft.observe(seconds)
+        self._ttft.labels(rank, self._model).observe(seconds)
 
-    def ended(self, reason: str, seconds: float) -> None:
+    def ended(self, rank: str, reason: str, seconds: float) -> None:
         """An answer has ended, or was aborted ("abort")."""
-        self._ended.labels(*self._values, reason).inc()
-        self._e2e.observe(seconds)
+        self._ended.labels(rank, self._model, reason).inc()
+        self._e2e.labels(rank, self._model).observe(seconds)
 
     def text(self) -> bytes:
         """Text in Prometheus' format."""

@@ -1,4 +1,4 @@
-"""vLLM's HTTP surface over one instance."""
+"""vLLM's HTTP surface over one instance, or over the data-parallel ranks of an engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from prfaas.wire.plain_http import listen, name_server
 
 BODY_BYTES_MAX = 64 << 20
 SHUTDOWN_S = 0.5
+RANK_HEADER = "X-data-parallel-rank"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Serves one instance.
+    """Serves one instance, and those of the ranks that joined it.
 
     Args:
         instance: The instance that computes.
@@ -47,7 +48,9 @@ class Server:
         self.instance = instance
         self._vocabulary, self._model = vocabulary, model
         self._max_model_len, self._interval = max_model_len, stream_interval
-        self._metrics = Metrics(instance, model)
+        self.ranks = [self]
+        """Data-parallel ranks behind the URL of this server, itself the first."""
+        self._join(Metrics(model))
         self._created = int(time.time())
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
         app.on_response_prepare.append(name_server)
@@ -66,6 +69,20 @@ class Server:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         self._listener: asyncio.Server | None = None
+
+    def _join(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._rank = metrics.add(self.instance)
+
+    def add_rank(self, other: Server) -> None:
+        """Serve another instance behind this URL, as the next rank; its server does not listen."""
+        self.ranks.append(other)
+        other._join(self._metrics)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of its instance that wait or run."""
+        return self.instance.num_waiting + self.instance.scheduler.num_running
 
     async def start(self, host: str, port: int) -> str:
         """Listen.
@@ -153,7 +170,8 @@ class Server:
         return _json({"prompt": self._vocabulary.decode(tokens)})
 
     async def _reset(self, _request: web.Request) -> web.Response:
-        await self.instance.forget()
+        for server in self.ranks:
+            await server.instance.forget()
         return _json({"success": True})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -163,6 +181,18 @@ class Server:
         return await self._answer(request, chat=True)
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        return await self._rank_of(request)._answer_here(request, chat=chat)
+
+    def _rank_of(self, request: web.Request) -> Server:
+        """The rank that a request names in the header `X-data-parallel-rank`, or the idlest one."""
+        text = request.headers.get(RANK_HEADER)
+        if text is None:
+            return min(self.ranks, key=lambda server: server.num_requests)
+        if not text.isdecimal() or int(text) >= len(self.ranks):
+            raise RequestError(f"data_parallel_rank {text} is out of range [0, {len(self.ranks)})")
+        return self.ranks[int(text)]
+
+    async def _answer_here(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         body, raw = read_body(await request.read(), self._model)
         prompts = await prompts_in(body, raw, self._vocabulary, chat=chat)
         lengths = lengths_of(body, prompts, self._max_model_len, chat=chat)
@@ -180,7 +210,7 @@ class Server:
             seconds = time.monotonic() - generation.started
             reasons = [choice.finish_reason or "abort" for choice in generation.choices]
             for reason in reasons or ["abort"]:
-                self._metrics.ended(reason, seconds)
+                self._metrics.ended(self._rank, reason, seconds)
 
     async def _run(
         self, request: web.Request, body: Body, generation: Generation, replies: Replies
@@ -191,7 +221,7 @@ class Server:
             is_first = True
             async for changed in grown:
                 if is_first:
-                    self._metrics.first_token(time.monotonic() - generation.started)
+                    self._metrics.first_token(self._rank, time.monotonic() - generation.started)
                     is_first = False
                 if not body.stream:
                     continue
