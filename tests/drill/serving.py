@@ -1,9 +1,11 @@
 """Kill, cut and stall parts of a serving deployment under load, and look at what clients notice.
 
 python -m tests.drill.serving [--per-s 20] [--only KIND ...] [--rounds N] [--gateways 1]
-    [--slower 2] [--keep DIRECTORY]
+    [--slower 2] [--fresh] [--keep DIRECTORY]
 
-Round number n of a fault sends the requests of seed n, as `tests.drill.simulated` does.
+Round number n of a fault sends the requests of seed n, as `tests.drill.simulated` does. With
+--fresh every round has processes of its own, which know nothing of an earlier fault: a gateway
+that has seen a slow link predicts by what it observed there.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -197,11 +199,11 @@ async def run(
     times: Times = Times(),
     prefill: tuple[str, ...] = PREFILL,
     tell: Callable[[FaultRound], None] = lambda _: None,
-    num_rounds: int = 1,
+    seeds: Sequence[int] = (1,),
     num_gateways: int = 2,
     slower: float = 1.0,
 ) -> list[FaultRound]:
-    """Start everything, and drill every kind of fault, some rounds each.
+    """Start everything, and drill every kind of fault, a round for each seed.
 
     Engines that are `slower` get as many requests fewer, so that they are as busy: that leaves more
     time to the processes of a machine that is busy otherwise.
@@ -209,7 +211,7 @@ async def run(
     rounds = []
     async with running(directory, prefill, slower) as site:
         clients = Clients(site.gateways[:num_gateways], site.model)
-        for seed, kind in itertools.product(range(1, num_rounds + 1), kinds):
+        for seed, kind in itertools.product(seeds, kinds):
             load = asyncio.create_task(clients.run(per_s / slower))
             try:
                 rounds.append(await drill(site, clients, kind, times, seed))
@@ -244,6 +246,7 @@ def main() -> int:
     parser.add_argument("--only", type=Kind, nargs="*", choices=list(Kind), default=list(Kind))
     parser.add_argument("--rounds", type=int, default=1, help="of each fault")
     parser.add_argument("--gateways", type=int, choices=(1, 2), default=2, help="clients use these")
+    parser.add_argument("--fresh", action="store_true", help="new processes for each round")
     parser.add_argument("--slower", type=float, default=1.0, help="factor of the engines' times")
     parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
     arguments = parser.parse_args()
@@ -256,18 +259,25 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as scratch:
         directory = arguments.keep or Path(scratch)
-        directory.mkdir(exist_ok=True)
-        rounds = asyncio.run(
-            run(
-                directory,
-                arguments.only,
-                arguments.per_s,
-                tell=tell,
-                num_rounds=arguments.rounds,
-                num_gateways=arguments.gateways,
-                slower=arguments.slower,
+        kinds, seeds = arguments.only, list(range(1, arguments.rounds + 1))
+        drills = [(kinds, seeds)]
+        if arguments.fresh:
+            drills = [([kind], [seed]) for seed, kind in itertools.product(seeds, kinds)]
+        rounds: list[FaultRound] = []
+        for number, (some, numbers) in enumerate(drills):
+            home = directory / str(number)
+            home.mkdir(parents=True, exist_ok=True)
+            rounds += asyncio.run(
+                run(
+                    home,
+                    some,
+                    arguments.per_s,
+                    tell=tell,
+                    seeds=numbers,
+                    num_gateways=arguments.gateways,
+                    slower=arguments.slower,
+                )
             )
-        )
     return any(one.problems for one in rounds)
 
 

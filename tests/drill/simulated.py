@@ -4,7 +4,7 @@ python -m tests.drill.simulated [--rounds 10] [--slower 2]
 
 The PD instances prefill and decode, as those of the drill do, behind one gateway. Compare with
 
-python -m tests.drill.serving --gateways 1 --rounds 10 --slower 2 --only KIND ...
+python -m tests.drill.serving --gateways 1 --rounds 10 --slower 2 --fresh --only KIND ...
 """
 
 import argparse

@@ -23,8 +23,10 @@ def test_a_dead_engine_touches_what_it_had_and_a_frozen_one_what_it_was_sent_as_
     at_ns = round(TIMES.quiet_s * 1e9)
     had, touched = dead.reactions.touched, frozen.reactions.touched
     late = [r for r in frozen.requests if r.arrived_at_ns > at_ns and r.index in touched]
-    assert len(had) < len(touched) / 2
-    assert len(late) > len(had)
+    assert len(had) < len(touched)
+    assert late
+    # Its last report is too old from then on.
+    assert max(r.arrived_at_ns for r in late) < at_ns + 4 * 10**9
 
 
 def test_the_load_of_a_seed_is_always_the_same() -> None:

@@ -14,7 +14,7 @@ from prfaas.sim.results.invariants import check
 from prfaas.sim.results.summary import Results, digest
 from prfaas.sim.scenario.run import Run, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.setup import Failure, FailureKind, Setup
+from prfaas.sim.system.setup import Failure, FailureKind, Setup, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, requests_at, system
 
@@ -166,6 +166,22 @@ def test_a_stream_of_an_instance_that_freezes_goes_on_once_three_checks_are_miss
     assert request.had_tokens == 51
     gone_at_ns = 1505 * MS + base.signals.frozen_after_ns
     assert request.finished_at_ns == gone_at_ns + 1051 * MS + 49 * STEP_NS
+
+
+def test_a_frozen_instance_gets_no_requests_once_its_last_report_is_old() -> None:
+    freezes = Failure(FailureKind.FREEZE, at_ns=S, for_ns=100 * S)
+    base = system(num_prefill=2, num_decode=0, step_ns=STEP_NS, signals=SignalSetup())
+    setup = replace(base, failures=(freezes,))
+    old_at_ns = S + setup.signals.interval_ns + setup.signals.stale_after_ns
+    gone_at_ns = S + setup.signals.frozen_after_ns
+    # More than the other instance can take alone.
+    arrivals = list(range(2 * S, gone_at_ns, 150 * MS))
+    simulation = Simulation(setup, requests_at(arrivals, [200] * len(arrivals), output=2))
+    simulation.run()
+    check(simulation)
+    touched = {simulation.requests[index].arrived_at_ns for index in simulation.reactions.touched}
+    assert touched
+    assert max(touched) < old_at_ns < gone_at_ns - S
 
 
 def test_a_short_freeze_only_delays() -> None:

@@ -55,7 +55,7 @@ def _break(simulation: RunParts, failure: Failure) -> None:
         case FailureKind.FREEZE:
             name = list(simulation.decoders)[failure.index]
             simulation.decoders[name].freeze()
-            simulation.lane(name).stall()
+            simulation.lane(name).freeze()
             after_ns = simulation.setup.signals.frozen_after_ns
             simulation.clock.after(after_ns, lambda name: _give_up(simulation, name), name)
 

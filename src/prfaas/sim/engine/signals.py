@@ -68,7 +68,11 @@ class Telemetry:
         now = self._sim.clock.now_ns
         return Observation(
             now,
-            [(instance.name, instance.num_waiting) for instance in self._instances if instance.up],
+            [
+                (instance.name, instance.num_waiting)
+                for instance in self._instances
+                if instance.answers
+            ],
             [report for watch in self._watches for report in watch.look(now)],
         )
 

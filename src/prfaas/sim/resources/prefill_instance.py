@@ -52,7 +52,7 @@ class PrefillInstance:
         on_done: Callable[[Job], None],
     ) -> None:
         self.name = name
-        self.up = True
+        self.up = self.answers = True
         self.busy_ns = 0
         self._clock = clock
         self._on_start, self._on_chunk, self._on_done = on_start, on_chunk, on_done
@@ -104,13 +104,13 @@ class PrefillInstance:
         if self._running is not None:
             self.busy_ns += self._clock.now_ns - self._started_at_ns
         self._queue.clear()
-        self._queued_ns, self._running, self.up = 0, None, False
+        self._queued_ns, self._running, self.up, self.answers = 0, None, False, False
         self._life += 1
         return lost
 
     def recover(self) -> None:
         """Work again."""
-        self.up = True
+        self.up = self.answers = True
         if self.is_stalled:
             self.resume()
 
@@ -118,6 +118,11 @@ class PrefillInstance:
         """Take jobs, and get nowhere with any."""
         self.is_stalled, self._stalled_at_ns = True, self._clock.now_ns
         self._life += 1
+
+    def freeze(self) -> None:
+        """Stall, and answer nothing: its queue is not reported either."""
+        self.stall()
+        self.answers = False
 
     def resume(self) -> None:
         """Go on after a stall; a job that no request waits for any more is dropped."""

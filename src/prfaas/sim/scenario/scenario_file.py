@@ -180,7 +180,7 @@ class FailureTable(_Table):
     kind: FailureKind
     """link, prefill, prfaas, decode, pool, stall: an instance that prefills accepts requests and
     completes none, without any other sign, or freeze: an instance that decodes stops, and answers
-    no health check."""
+    neither health checks nor requests for its metrics."""
     at: Seconds
     """Start of the failure."""
     duration: Seconds
