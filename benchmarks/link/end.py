@@ -121,7 +121,7 @@ async def receive(identities: Path, host: str) -> None:
         inbound=inbound,
         metrics=metrics,
         io=IoThread(),
-        on_subscribe=lambda _: None,
+        on_subscribe=lambda *_: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,
         on_pull=lambda *_: None,

@@ -26,7 +26,7 @@ def tier() -> Any:
     made._client = SimpleNamespace(send=send, is_connected=True)
     made._requests = BlockRequests(send, lambda: 0)
     made._pushes, made._unannounced, made._loads = {}, [], {}
-    made._kept, made._kept_stores = set(), []
+    made._kept, made._kept_stores, made._coming = set(), [], ("", "")
     made._lineage = SimpleNamespace(sources=lambda _: [])
     return made
 
@@ -57,7 +57,8 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
     connector: Any, tier: Any, adapter: Any
 ) -> None:
     base = needing_vllm("vllm.v1.kv_offload.base")
-    connector.on_new_request(SimpleNamespace(request_id="r", lora_request=adapter))
+    request = SimpleNamespace(request_id="r", lora_request=adapter, cache_salt="salt")
+    connector.on_new_request(request)
     context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
     found = use(tier, context, key)
     assert tier.has_pending_work()

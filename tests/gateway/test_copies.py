@@ -14,9 +14,9 @@ import pytest
 from prfaas.audit.changes import Loop
 from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.gateway.loops.replication import Copier
 from prfaas.gateway.pools.prefix_fetch import Prefix
-from prfaas.gateway.pools.ticket_issuer import tenant_class
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused
@@ -100,7 +100,7 @@ async def test_the_ticket_of_a_copy_allows_exactly_it(
         ticket = opener.open(pull.ticket, time.time_ns())
         assert (ticket.source, ticket.destination) == ("prfaas-pool", "pd-pool")
         assert ticket.transfer_id == pull.transfer_id
-        assert ticket.tenant == tenant_class(world.salt)
+        assert ticket.tenant == tenant_tag(world.salt)
         assert ticket.bytes_max == HELD // 16 * 1024 + 2048
 
 

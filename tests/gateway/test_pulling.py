@@ -14,8 +14,8 @@ from aiohttp import web
 
 from prfaas.cli.operate.ctl_views import explain_lines
 from prfaas.core.admission.quotas import Bucket
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.gateway.pools.ticket_issuer import tenant_class
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
@@ -92,7 +92,7 @@ async def test_the_pool_at_home_is_asked_for_what_it_lacks_and_the_engine_waits(
             ticket = opener.open(pull.ticket, time.time_ns())
             assert (ticket.source, ticket.destination) == LINK
             assert (ticket.transfer_id, ticket.bytes_max) == (pull.transfer_id, NUM_BYTES)
-            assert ticket.tenant == tenant_class(world.salt)
+            assert ticket.tenant == tenant_tag(world.salt)
             assert call.body["kv_transfer_params"]["prfaas"] == {
                 "transfer": pull.transfer_id.hex(),
                 "source": "prfaas-pool",

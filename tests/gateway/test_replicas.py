@@ -17,7 +17,8 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.hash_chain import hash_chain
-from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.core.kv.tenant_tag import salt_of
+from prfaas.gateway.tenancy.cache_salt import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.wire.identity import make_authority, make_identity
 

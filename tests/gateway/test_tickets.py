@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, check_ticket
-from prfaas.gateway.pools.ticket_issuer import tenant_class
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.gateway.legs_tickets import ticket_of
@@ -58,7 +58,7 @@ async def test_what_the_destination_has_is_not_in_the_budget(
 async def test_a_ticket_names_the_tenant_but_not_its_salt(world: World, identities: Path) -> None:
     await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
     order, ticket = ticket_of(world.prefill.calls[0], identities)
-    assert ticket.tenant == tenant_class(world.salt) != tenant_class(world.salt + "x")
+    assert ticket.tenant == tenant_tag(world.salt) != tenant_tag(world.salt + "x")
     assert world.salt.encode() not in base64.b64decode(order["ticket"])
 
 

@@ -34,7 +34,7 @@ def content(number: int, size: int) -> bytearray:
 
 def append(files: SegmentFiles, number: int, size: int) -> Place:
     name, data = name_of(number), content(number, size)
-    return files.append(name, data, block_digest(*name, data), ORIGIN)
+    return files.append(max(files._open), name, data, block_digest(*name, data), ORIGIN)
 
 
 def good(files: SegmentFiles, number: int) -> dict[int, bool]:

@@ -194,13 +194,16 @@ class Engine:
             await asyncio.sleep(0.001)
         return self.done[job.job]
 
-    async def store(self, keys: list[BlockKey], transfer: bytes | None = None) -> bool:
+    async def store(
+        self, keys: list[BlockKey], transfer: bytes | None = None, tenant: str = ""
+    ) -> bool:
         message = Store(
             job=self.job(),
             keys=wire_keys(keys),
             rows=self.fill(keys),
             transfer_id=transfer,
             pushed=[transfer is not None] * len(keys),
+            tenant=tenant,
         )
         return (await self.finish(message)).ok
 
@@ -315,9 +318,11 @@ async def dial(site: Site, identities: Path, name: str) -> Peer:
     return peer
 
 
-async def subscribe(site: Site, identities: Path) -> Peer:
+async def subscribe(
+    site: Site, identities: Path, shares: dict[str, tuple[float, float]] | None = None
+) -> Peer:
     gateway = await dial(site, identities, "gateway")
-    gateway.channel.send(Subscribe(gateway="gateway"))
+    gateway.channel.send(Subscribe(gateway="gateway", shares=shares or {}))
     return gateway
 
 

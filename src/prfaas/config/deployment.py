@@ -30,6 +30,7 @@ from prfaas.config.tenants import (
     RequestFields,
     TenantTable,
     check_keys,
+    check_shares,
 )
 from prfaas.config.tracing import TracingTable
 from prfaas.core.transfer.residency import Regions, Residency
@@ -167,6 +168,7 @@ class Deployment(Table):
     @model_validator(mode="after")
     def _keys_have_one_owner(self) -> Deployment:
         check_keys(self.tenants, self.operators, self.gateway.operator_keys)
+        check_shares(self.tenants)
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints
 from prfaas.config.addresses import split_address
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
+from prfaas.core.cache.tenant_shares import RESERVES_MAX
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX
 
 KEY_HASH = r"^sha256:[0-9a-f]{64}$"
@@ -55,6 +56,16 @@ class TenantTable(Table):
     regions: RegionNames | None = None
     """Regions that its prompts and blocks may be in, such as ["eu"]; all if absent. They have to
     include all regions of the PD clusters. PrfaaS clusters outside are not used for it."""
+    cache_reserve: float = Field(default=0.0, ge=0, le=RESERVES_MAX)
+    """Share of the memory and of the disk of each pool node whose blocks no other tenant evicts.
+    All reserves together are at most 0.75."""
+    cache_max: float = Field(default=1.0, gt=0, le=1)
+    """Largest share of the memory and of the disk of each pool node."""
+
+    @property
+    def has_share(self) -> bool:
+        """Return True if it has a reserve or a limit in pools."""
+        return self.cache_reserve > 0 or self.cache_max < 1
 
 
 class OperatorTable(Table):
@@ -87,6 +98,26 @@ def check_keys(
     for place, key in owners:
         if counts[key] > 1:
             raise ValueError(f"{place}: {key[:15]}... is given twice; a key has one owner")
+
+
+def check_shares(tenants: Mapping[str, TenantTable]) -> None:
+    """Shares of pools do not contradict each other.
+
+    Raises:
+        ValueError: A reserve is above the limit of its tenant, or all together are too large.
+    """
+    for name, table in tenants.items():
+        if table.cache_reserve > table.cache_max:
+            raise ValueError(
+                f"tenants.{name}.cache_reserve is {table.cache_reserve:g}, more than its cache_max "
+                f"of {table.cache_max:g}; raise cache_max, or lower cache_reserve"
+            )
+    total = sum(table.cache_reserve for table in tenants.values())
+    if total > RESERVES_MAX + 1e-9:
+        raise ValueError(
+            f"cache_reserve of all tenants together is {total:g}, the limit is {RESERVES_MAX}: the "
+            "rest is what blocks are received into; lower some"
+        )
 
 
 def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) -> Iterator[str]:

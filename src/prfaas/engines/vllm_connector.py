@@ -71,9 +71,13 @@ class PrfaasConnector(OffloadingConnector):
             self._unchecked: tuple[CacheGroup, ...] = tier["row_layout"].layout.groups
 
     def on_new_request(self, request: Request) -> None:
-        """A request came; blocks that an adapter computes stay in this engine."""
+        """A request came; blocks that an adapter computes stay in this engine.
+
+        The tier gets the salt of each request: it names the tenant of the blocks.
+        """
         if request.lora_request is not None:
             self._tier.keep(request.request_id)
+        self._tier.salted(request.request_id, request.cache_salt)
         super().on_new_request(request)
 
     def get_num_new_matched_tokens(

@@ -35,6 +35,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.kv.shipping import is_worth_sending
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
@@ -53,6 +54,13 @@ _RESULTS = {
     Answer.MISS: LookupResult.MISS,
     Answer.WAIT: LookupResult.RETRY,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    """Tenant of a request, in its context."""
+
+    tag: str
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +99,8 @@ class PrfaasTier(SecondaryTierManager):
         """Pushes of requests whose blocks vLLM has not named yet: it names them when it schedules.
         """
         self._loads: dict[int, TransferJob] = {}
+        self._coming = "", ""
+        """Request that is about to come, and the tag of its tenant."""
         self._kept: set[str] = set()
         """Requests whose blocks stay in the engine."""
         self._kept_stores: list[int] = []
@@ -128,8 +138,20 @@ class PrfaasTier(SecondaryTierManager):
         """
         self._kept.add(request)
 
+    def salted(self, request: str, cache_salt: str | None) -> None:
+        """Set the cache salt of a request. Called before `on_new_request`.
+
+        Args:
+            request: vLLM's id of it.
+            cache_salt: Names its tenant.
+        """
+        self._coming = request, tenant_tag(cache_salt)
+
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Read the instructions of the request."""
+        request, tag = self._coming
+        if request == req_context.req_id:
+            req_context.set_state(_Tenant(tag))
         if req_context.req_id in self._kept:
             return RequestOffloadingContext()
         try:
@@ -231,6 +253,7 @@ class PrfaasTier(SecondaryTierManager):
         keys = [_key(key) for key in job_metadata.keys]
         push = self._pushes.get(job_metadata.req_context.req_id)
         wanted = self._wanted(push, job_metadata.req_context) if push else set()
+        tenant = job_metadata.req_context.get_state(_Tenant)
         if push:
             self._announce(push)
             push.sent |= wanted.intersection(keys)
@@ -242,6 +265,7 @@ class PrfaasTier(SecondaryTierManager):
                 transfer_id=push.transfer_id if push else None,
                 pushed=[key in wanted for key in keys],
                 sources=self._lineage.sources(key_positions(job_metadata.req_context).keys()),
+                tenant=tenant.tag if tenant is not None else "",
             )
         )
 

@@ -180,6 +180,7 @@ class Gateway:
             self.transfers,
             self.driver,
             timing or PoolTiming(),
+            self.tenants.shares,
         )
         self.layouts = LayoutCheck(deployment, self.pools)
         self.pools.on_change = self.layouts.note_changes
@@ -205,7 +206,7 @@ class Gateway:
             self.records,
         )
         holding = holding_for(deployment, self.tenants, self.engines)
-        self.metrics.tenants.watch(self.tenants, holding.num_held)
+        self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
         self._access = Access(
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
         )

@@ -203,7 +203,7 @@ async def test_stores_that_wait_do_not_outlive_a_purge(monkeypatch: pytest.Monke
 
     def store(request: str, first: int, last: int) -> None:
         blocks = [NewBlock(key, 16, b"") for key in keys[first:last]]
-        ours.store(request, blocks, [key.block_hash for key in keys[first:last]])
+        ours.store(request, blocks, [key.block_hash for key in keys[first:last]], None)
 
     store("of it", 0, 100)
     # The rows are taken: the rest waits.

@@ -72,12 +72,24 @@ class LeasedLast(EvictionPolicy[K]):
     def order(self) -> Iterator[K]:
         """First what no request waits for."""
         yield from self.unleased()
-        yield from self._leases
+        yield from self.leased()
 
     def unleased(self) -> Iterator[K]:
         """Blocks without lease, in order of eviction."""
         yield from self._copies.order()
         yield from self._rest.order()
+
+    def leased(self) -> Iterator[K]:
+        """Leased blocks, in order of eviction."""
+        return iter(self._leases)
+
+    def lease_of(self, key: K) -> tuple[int, int] | None:
+        """End and bytes of the lease of a block; None if it is not leased."""
+        return self._leases.get(key)
+
+    def is_copy(self, key: K) -> bool:
+        """Return True if a block is a copy."""
+        return key in self._are_copies
 
     def lease(self, key: K, until_ns: int, num_bytes: int, *, is_copy: bool = False) -> None:
         """Lease a block of this size; a copy remains one."""

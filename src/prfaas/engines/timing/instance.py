@@ -251,7 +251,7 @@ class Instance:
         lacking = await self.tier.lacking(work.request, [block.key for block in blocks])
         own = [block for block in blocks if block.key in lacking]
         if own and not work.is_void:  # Else nobody knows any more what they are of.
-            self.tier.store(work.request, own, work.hashes)
+            self.tier.store(work.request, own, work.hashes, work.cache_salt)
 
     def _check(self, blocks: list[tuple[BlockKey, bytes]]) -> bytes:
         """The stain of blocks that came from elsewhere."""
@@ -315,7 +315,8 @@ class Instance:
         self.cache.store(hashes, tokens, end, work.stain, work.cache_salt)
         if self.tier is None:
             return
-        self.tier.store(work.request, self._blocks(hashes, start, end, work.stain), hashes)
+        blocks = self._blocks(hashes, start, end, work.stain)
+        self.tier.store(work.request, blocks, hashes, work.cache_salt)
 
     def _blocks(self, hashes: list[bytes], start: int, end: int, stain: bytes) -> list[NewBlock]:
         """Attention between two boundaries, and the linear state at the second."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in
@@ -40,12 +41,14 @@ class _New:
 
     Attributes:
         era: Number of resets of the instance's cache by then.
+        tenant: Tag of the tenant of the request.
     """
 
     request: str
     blocks: list[NewBlock]
     sources: list[str]
     era: int
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +222,19 @@ class Tier:
             found += blocks
         return found
 
-    def store(self, request: str, blocks: list[NewBlock], hashes: list[bytes]) -> None:
+    def store(
+        self, request: str, blocks: list[NewBlock], hashes: list[bytes], cache_salt: str | None
+    ) -> None:
         """Hand blocks over to the pool node, and have them pushed if the request wants it.
 
         Args:
             request: Its id.
             blocks: Its computed blocks.
             hashes: Hash chain of all that it has used.
+            cache_salt: Its cache salt.
         """
-        self._outbox.put_nowait(_New(request, blocks, self.lineage.sources(hashes), self._era))
+        sources, tenant = self.lineage.sources(hashes), tenant_tag(cache_salt)
+        self._outbox.put_nowait(_New(request, blocks, sources, self._era, tenant))
 
     async def forget(self) -> None:
         """Store nothing any more that is of another pool and was computed by now.
@@ -281,6 +288,7 @@ class Tier:
             transfer_id=push.transfer_id if push else None,
             pushed=pushed,
             sources=new.sources,
+            tenant=new.tenant,
         )
         future = self._submit(job, store)
         future.add_done_callback(lambda _: self.rows.give(rows))

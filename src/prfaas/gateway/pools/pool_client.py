@@ -69,7 +69,9 @@ class PoolClient:
         tls: ssl.SSLContext,
         subscription: Subscription,
         timing: PoolTiming,
+        shares: Mapping[str, tuple[float, float]] = {},
     ) -> None:
+        self._shares = dict(shares)
         self._pool = pool
         self._address = address
         self._gateway = gateway
@@ -191,7 +193,7 @@ class PoolClient:
         channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))
         self._channel = channel
         self.subscription.begin()
-        channel.send(Subscribe(gateway=self._gateway))
+        channel.send(Subscribe(gateway=self._gateway, shares=self._shares))
         if not self._said or self._was_live:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
@@ -232,6 +234,7 @@ class Pools:
         transfers: Tracker of their transfers.
         driver: Receives their state and that of their links.
         timing: Times of the subscriptions.
+        shares: Reserve and limit of tenants in every pool, by their tags.
     """
 
     def __init__(
@@ -243,6 +246,7 @@ class Pools:
         transfers: Transfers,
         driver: Driver,
         timing: PoolTiming,
+        shares: Mapping[str, tuple[float, float]] = {},
     ) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
         """Called when a pool node has reported a change of its engines or links."""
@@ -253,7 +257,7 @@ class Pools:
 
         def client(pool: str, address: tuple[str, int]) -> PoolClient:
             followed = Subscription(pool, index, transfers, partial(tell, pool))
-            return PoolClient(pool, address, gateway, tls, followed, timing)
+            return PoolClient(pool, address, gateway, tls, followed, timing, shares)
 
         self._make = client
         self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}
@@ -304,6 +308,11 @@ class Pools:
     def layouts(self, pool: str) -> Mapping[str, Layout]:
         """Layouts that a pool announced, by engine; empty for one that has left."""
         return self.subscription(pool).layouts if pool in self._clients else {}
+
+    def tenant_bytes(self, tag: str, tier: str) -> int:
+        """Bytes of a tenant in all pools; `tier` is an attribute of `TenantUse`."""
+        uses = (client.subscription.tenants.get(tag) for client in self._clients.values())
+        return sum(getattr(use, tier) for use in uses if use is not None)
 
     def link_up(self, source: str, destination: str) -> bool:
         """Return True if a transfer between two pools can begin, and be followed."""

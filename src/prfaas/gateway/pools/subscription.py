@@ -18,6 +18,7 @@ from prfaas.wire.messages.gateway import (
     Snapshot,
     SnapshotEnd,
     Stored,
+    TenantUse,
     TierUse,
     TransferEnded,
 )
@@ -59,6 +60,8 @@ class Subscription:
         """True if it takes no new transfers."""
         self.tiers: dict[str, TierUse] = {}
         """Contents of its tiers, by name."""
+        self.tenants: dict[str, TenantUse] = {}
+        """Bytes of tenants there, by their tags."""
         self.num_leased = 0
         """Blocks of transfers there that nobody has loaded yet."""
         self.leased_bytes = 0
@@ -77,7 +80,8 @@ class Subscription:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
         self.layouts, self.facts, self.links, self.telemetry = {}, {}, {}, {}
-        self.is_draining, self.tiers, self.num_leased, self.leased_bytes = False, {}, 0, 0
+        self.is_draining, self.num_leased, self.leased_bytes = False, 0, 0
+        self.tiers, self.tenants = {}, {}
         self._transfers.lost(self._pool)
         self._tell()
 
@@ -135,7 +139,7 @@ class Subscription:
                 self._learn(event.facts)
                 self.links, self.telemetry = dict(event.links), dict(event.telemetry)
                 self.is_draining = event.is_draining
-                self.tiers = dict(event.tiers)
+                self.tiers, self.tenants = dict(event.tiers), event.tenants
                 self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes
                 self._tell()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,21 +10,11 @@ from dataclasses import dataclass
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.manifest import Manifest, manifest_digest
 from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Ticket
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.wire.tickets import TicketSigner
-
-_TENANT_BYTES = 16
-
-
-def tenant_class(cache_salt: str) -> str:
-    """Name of a tenant for pools: equal for all clients that share blocks, and without other
-    information."""
-    digest = hashlib.blake2b(
-        cache_salt.encode(), digest_size=_TENANT_BYTES, person=b"prfaas tenant"
-    )
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,7 @@ class TicketOffice:
         tenant = self.tenants[tenant_name]
         ticket = Ticket(
             transfer_id=transfer.transfer_id,
-            tenant=tenant_class(tenant.cache_salt),
+            tenant=tenant_tag(tenant.cache_salt),
             weight=tenant.link_weight,
             bytes_per_s=0
             if self.is_in_site(transfer.source, transfer.destination)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.telemetry.families import Families
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
@@ -30,11 +32,21 @@ class TenantMetrics:
         self._held = make.gauge(
             "tenant_requests_held", "Requests that wait in the gateway for a slot", "tenant"
         )
+        self._cache = make.gauge(
+            "tenant_cache_bytes",
+            "Bytes of blocks in the memory and on the disks of all pool nodes",
+            "tenant",
+            "tier",
+        )
         self._unauthorized = make.counter("unauthorized", "Requests without a valid key")
 
-    def watch(self, tenants: Tenants, num_held: Callable[[str], int]) -> None:
+    def watch(self, tenants: Tenants, num_held: Callable[[str], int], pools: Pools) -> None:
         """Read gauges whenever somebody scrapes; `num_held` counts a tenant's waiting requests."""
         for name, tenant in tenants.by_name.items():
+            tag = tenant_tag(tenant.cache_salt)
+            for tier in ("host", "disk"):
+                cache = self._cache.labels(name, tier)
+                cache.set_function(partial(pools.tenant_bytes, tag, f"{tier}_bytes"))
             self._in_flight.labels(name).set_function(partial(_num_in_flight, tenant))
             self._held.labels(name).set_function(partial(num_held, name))
 

@@ -1,13 +1,7 @@
-"""Cache salts: who does not know a tenant's can neither guess nor reach the tenant's blocks.
-
-The gateway keeps one secret and derives every tenant's salt from it and the tenant's name. Engines
-see salts, and none of them reveals another.
-"""
+"""The secret of a deployment, from which the cache salts of its tenants derive."""
 
 from __future__ import annotations
 
-import base64
-import hmac
 import os
 import re
 import secrets
@@ -19,13 +13,6 @@ FILE_NAME = "tenant.salt"
 SECRET_BYTES = 32
 _SECRET = re.compile(rb"[A-Za-z0-9_-]{43,128}")
 """Long enough that nobody guesses it."""
-_PURPOSE = b"prfaas tenant salt 1\0"
-
-
-def salt_of(secret: bytes, tenant: str) -> str:
-    """The salt of a tenant: HMAC-SHA256 of its name in URL-safe Base64. Never log it."""
-    digest = hmac.digest(secret, _PURPOSE + tenant.encode(), "sha256")
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def deployment_secret(state: Path) -> bytes:

@@ -9,10 +9,11 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.core.kv.tenant_tag import salt_of, tenant_tag
 from prfaas.core.transfer.residency import Regions
 from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.tenancy.api_keys import KeyRing
-from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tenancy.cache_salt import deployment_secret
 from prfaas.units import BITS_PER_BYTE
 
 DEFAULT_NAME = "default"
@@ -65,6 +66,12 @@ class Tenants:
         self._ring = KeyRing(
             (key, self.by_name[name]) for name, table in tables.items() for key in table.keys
         )
+        self.shares = {
+            tenant_tag(self.by_name[name].cache_salt): (table.cache_reserve, table.cache_max)
+            for name, table in tables.items()
+            if table.has_share
+        }
+        """Reserve and limit in pools of the tenants that have a share, by their tags."""
         self.default: Tenant | None = None
         if not tables:
             salt = salt_of(secret, DEFAULT_NAME)

@@ -81,7 +81,8 @@ class EngineCopies:
         layout_id = engine.layout.layout_id
         blocks = [self._known(engine, key) for key, _ in named]
         try:
-            new = self._buffers(engine, named, blocks, spare_leased=spare_leased)
+            tenant = origin.tenant
+            new = self._buffers(engine, named, blocks, tenant, spare_leased=spare_leased)
             digests = await self._run(_read, engine, [(*named[at], new[at]) for at in new])
             for at, digest in zip(new, digests, strict=True):
                 key, _ = named[at]
@@ -136,6 +137,7 @@ class EngineCopies:
         engine: EngineSession,
         named: Sequence[NamedRow],
         blocks: Sequence[StoredBlock | None],
+        tenant: str,
         *,
         spare_leased: bool,
     ) -> dict[int, memoryview]:
@@ -145,7 +147,7 @@ class EngineCopies:
             if blocks[at] is not None:
                 continue
             size = engine.memory.block_bytes(key.group)
-            buffer = self._store.allocate(size, spare_leased=spare_leased)
+            buffer = self._store.allocate(size, tenant=tenant, spare_leased=spare_leased)
             if buffer is None:
                 self._metrics.blocks_dropped.labels(reason="no_room").inc()
             else:

@@ -244,7 +244,8 @@ class EngineRequests:
             self._metrics.blocks_dropped.labels(reason="no_ticket").inc(len(named))
             _answer(engine, StoreDone(job=message.job, stored=False))
             return
-        stored, origin = True, computed(engine.name, frozenset(message.sources))
+        origin = computed(engine.name, frozenset(message.sources), message.tenant)
+        stored = True
         for part in self._copies.batches(engine, named):
             # Cached blocks of an engine must not evict blocks that another one waits for.
             blocks = await self._copies.take(engine, part, origin, spare_leased=not wanted)

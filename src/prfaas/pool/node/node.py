@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
@@ -29,6 +30,7 @@ from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.node.tenants import AnnouncedShares, tenant_uses
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
@@ -44,7 +46,7 @@ from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
+from prfaas.wire.messages.gateway import PoolState, Subscribe, TierUse, TransferEnded
 from prfaas.wire.messages.layouts import LayoutFacts, bounded
 from prfaas.wire.tickets import TicketOpener
 
@@ -83,6 +85,7 @@ class PoolNode:
         not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
         self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
         self.disk = self._disk(settings.disk) if settings.disk else None
+        self._shares = AnnouncedShares(self._share)
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         self._spans = TransferSpans(settings.tracing, settings.name)
@@ -146,7 +149,7 @@ class PoolNode:
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
-            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state),
+            on_subscribe=self._subscribed,
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
             on_pull=self._pulls.fetch,
@@ -388,9 +391,19 @@ class PoolNode:
             telemetry=telemetry,
             is_draining=self._tickets.is_draining,
             tiers=self._tiers(),
+            tenants=tenant_uses(self.store, self.disk),
             num_leased=self.store.num_leased,
             leased_bytes=self.store.leased_bytes,
         )
+
+    def _subscribed(self, channel: Channel, message: Subscribe) -> None:
+        self._shares.announced(channel.peer, message)
+        self.feed.subscribe(channel, self.store, self._state)
+
+    def _share(self, shares: Mapping[str, Share]) -> None:
+        self.store.share(shares)
+        if self.disk is not None:
+            self.disk.share(shares)
 
     def _state_changed(self) -> None:
         self.feed.state_changed(self._changes())

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.core.kv.manifest import Manifest, NamedBlocks
+from prfaas.core.kv.manifest import Manifest
+from prfaas.core.kv.tenant_tag import tag_in
 from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import TransferError
@@ -80,8 +81,8 @@ class InboundTransfers:
         """The same for recently committed transfers: their leases end with the last wait."""
         self._unawaited: set[bytes] = set()
         """Open transfers that no request waits for."""
-        self._named: dict[bytes, NamedBlocks] = {}
-        """The blocks that the ticket of each open transfer names."""
+        self._grants: dict[bytes, Grant] = {}
+        """The checked ticket of each open transfer."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
@@ -173,7 +174,7 @@ class InboundTransfers:
             trace=ticket.trace,
         )
         self._remember(transfer)
-        self._named[ticket.transfer_id] = grant.named
+        self._grants[ticket.transfer_id] = grant
         return transfer
 
     @property
@@ -238,14 +239,14 @@ class InboundTransfers:
         name = block.layout_id, block.key
         if name in arrived:
             return True
-        beyond = beyond_ticket(
-            transfer, block, self._named[block.transfer_id], self._asked.get(block.transfer_id)
-        )
+        grant = self._grants[block.transfer_id]
+        beyond = beyond_ticket(transfer, block, grant.named, self._asked.get(block.transfer_id))
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEnd.REFUSED, beyond.reason.value)
             return False
-        origin = received(peer, block.transfer_id, is_inherited=block.is_inherited)
+        tenant = tag_in(grant.ticket.tenant)
+        origin = received(peer, block.transfer_id, tenant, is_inherited=block.is_inherited)
         if self._store.is_barred(origin):
             self._metrics.blocks_dropped.labels(reason=PURGED).inc()
             self._end(transfer, TransferEnd.PURGED)
@@ -432,7 +433,7 @@ class InboundTransfers:
                 self._end_leases(arrived)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
-            self._named.pop(transfer.transfer_id, None)
+            self._grants.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 

@@ -85,7 +85,7 @@ class LinkPort:
         inbound: InboundTransfers,
         metrics: PoolMetrics,
         io: IoThread,
-        on_subscribe: Callable[[Channel], None],
+        on_subscribe: Callable[[Channel, Subscribe], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
@@ -242,7 +242,7 @@ class LinkPort:
     ) -> None:
         match message:
             case Subscribe():
-                self._on_subscribe(channel)
+                self._on_subscribe(channel, message)
             case Pull():
                 self._on_pull(message, channel.send)
             case Abort():

@@ -124,7 +124,8 @@ def read_by(reader: str, writer: str, origin: Origin) -> Origin:
     """
     if writer == reader:
         return origin
-    return Origin(joined({*origin.sources, writer}), writer, origin.transfer_id)
+    sources = joined({*origin.sources, writer})
+    return Origin(sources, writer, origin.transfer_id, origin.tenant)
 
 
 def _nonce(part: int) -> bytes:

@@ -9,10 +9,11 @@ offered every block once, when it is stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
-from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
+from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
 from prfaas.pool.store.origins import LOCAL, Matches, Origin
@@ -36,7 +37,7 @@ class BlockStore:
             into, together. What is being received when all of it is taken lies outside until it is
             put, `loose_bytes_max` at most (`receive_buffer`).
         observer: Called for every added or removed block, in order.
-        policy: Order of eviction of blocks without lease.
+        policy: Order of eviction of blocks without lease and outside reserves.
         on_lost: Called for every block dropped before the disk had written it.
         loose_bytes_max: Memory limit of blocks that are received beside the store, bytes.
     """
@@ -52,7 +53,7 @@ class BlockStore:
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
-        self._policy = LeasedLast(policy or LeastRecentlyUsed())
+        self._policy = TenantShares(policy or LeastRecentlyUsed(), capacity_bytes)
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
@@ -70,6 +71,15 @@ class BlockStore:
         self._clean_bytes = 0
         """Minimum bytes that can arrive before an eviction of a block that was not offered to the
         disk."""
+
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """Set the tenants' shares of memory from now on, by their tags."""
+        self._policy.assign(shares, (Held(name, *_owned(b)) for name, b in self._blocks.items()))
+
+    @property
+    def held_bytes(self) -> Mapping[str, int]:
+        """Memory of each tenant's blocks, by its tag; empty for blocks of an unknown tenant."""
+        return self._policy.held_bytes
 
     def bar(self, is_barred: Matches) -> None:
         """Refuse, from now on, new blocks for which `is_barred` returns True."""
@@ -113,7 +123,7 @@ class BlockStore:
 
     def names(self) -> Iterator[BlockName]:
         """Names of all blocks: memory's in the order of eviction, then those below."""
-        yield from self._policy.order()
+        yield from self._policy.everything()
         for tier in self._lower:
             yield from (name for name in tier.names() if self._is_only_in(tier, name))
 
@@ -173,12 +183,12 @@ class BlockStore:
         tier = self._below(name)
         if block is not None or tier is None:
             return block
-        num_bytes = tier.num_bytes(name)
-        while self._would_lose(num_bytes) and await self._has_written():
+        num_bytes, tenant = tier.num_bytes(name), tier.origin(name).tenant
+        while self._would_lose(num_bytes, tenant) and await self._has_written():
             pass
         if name not in tier:
             return self.get(layout_id, key)
-        buffer = self.allocate(num_bytes)
+        buffer = self.allocate(num_bytes, tenant=tenant)
         digest = None
         if buffer is not None:
             digest = await tier.read(name, buffer, budget or ReadBudget())
@@ -189,22 +199,25 @@ class BlockStore:
     @property
     def num_leased(self) -> int:
         """Leased blocks."""
-        return len(self._policy)
+        return self._policy.num_leased
 
     @property
     def leased_bytes(self) -> int:
         """Bytes of leased blocks."""
-        return self._policy.num_bytes
+        return self._policy.leased_bytes
 
     def lease(self, name: BlockName, until_ns: int, *, is_copy: bool = False) -> None:
         """Evict a block after the others until it is used, `release`d or the time is over."""
         block = self._blocks.get(name)
         if block is not None:
-            self._policy.lease(name, until_ns, len(block.data), is_copy=is_copy)
+            tenant, num_bytes = block.origin.tenant, len(block.data)
+            self._policy.lease(name, tenant, num_bytes, until_ns, is_copy=is_copy)
 
     def release(self, name: BlockName) -> None:
         """End the lease of a block."""
-        self._policy.release(name)
+        block = self._blocks.get(name)
+        if block is not None:
+            self._policy.release(name, block.origin.tenant)
 
     def expire(self, now_ns: int) -> None:
         """End expired leases."""
@@ -232,8 +245,7 @@ class BlockStore:
         Running reads complete; then the memory is freed.
         """
         for name in names:
-            self.used_bytes -= len(self._blocks.pop(name).data)
-            self._policy.removed(name)
+            self._remove(name)
             self._clean_bytes = 0
             if self._below(name) is None:
                 layout_id, key = name
@@ -279,7 +291,7 @@ class BlockStore:
         if isinstance(data, memoryview) and self.arena.owns(data):
             buffer: memoryview | None = data
         else:
-            buffer = self.allocate(len(data))
+            buffer = self.allocate(len(data), tenant=origin.tenant)
         if buffer is None:
             return False
         if buffer is not data:
@@ -306,20 +318,24 @@ class BlockStore:
         self._short_bytes = max(self._short_bytes, num_bytes)
         return self._loose.allocate(num_bytes)
 
-    def allocate(self, num_bytes: int, *, spare_leased: bool = False) -> memoryview | None:
+    def allocate(
+        self, num_bytes: int, *, tenant: str = "", spare_leased: bool = False
+    ) -> memoryview | None:
         """A buffer for a block, from the memory of this store; others are evicted for it.
 
         Args:
             num_bytes: Its size.
+            tenant: Tag of the tenant that the block belongs to.
             spare_leased: Evict no leased block.
 
         Returns:
             None if not enough memory can be freed.
         """
-        if self._victims(num_bytes, spare_leased=spare_leased) is None:
+        is_within = self._make_way(tenant, charged_bytes(num_bytes), spare_leased=spare_leased)
+        if not is_within or self._victims(num_bytes, tenant, spare_leased=spare_leased) is None:
             return None
         while (buffer := self.arena.allocate(num_bytes)) is None:
-            victim = next(self._evictable(spare_leased=spare_leased), None)
+            victim = next(self._evictable(tenant, spare_leased=spare_leased), None)
             if victim is None:
                 return None
             self._evict(victim)
@@ -349,11 +365,12 @@ class BlockStore:
         is_new = name not in self
         block = self._blocks[name] = StoredBlock(buffer, digest, origin)
         self.used_bytes += len(buffer)
-        self._policy.added(name)
+        self._policy.added(name, *_owned(block))
         self._clean_bytes -= charged_bytes(len(buffer))
         if is_new:
             self._observer.stored(layout_id, [key])
             self._share(name, block)
+        self._make_way(origin.tenant)
         self.spill()
         return block
 
@@ -375,7 +392,7 @@ class BlockStore:
             return
         self._is_refused = False
         clean = self.capacity_bytes - self.arena.used_bytes
-        for name in self._policy.order():
+        for name in self._policy.everything():
             if clean >= wanted:
                 break
             block = self._blocks[name]
@@ -433,12 +450,23 @@ class BlockStore:
     # --- free memory ---
 
     def _use(self, name: BlockName, block: StoredBlock) -> None:
-        self._policy.used(name)
+        self._policy.used(name, *_owned(block))
         self._clean_bytes -= charged_bytes(len(block.data))
 
-    def _evictable(self, *, spare_leased: bool = False) -> Iterator[BlockName]:
-        names = self._policy.unleased() if spare_leased else self._policy.order()
+    def _evictable(self, tenant: str = "", *, spare_leased: bool = False) -> Iterator[BlockName]:
+        names = self._policy.order(tenant, spare_leased=spare_leased)
         return (name for name in names if not self._blocks[name].pins)
+
+    def _make_way(self, tenant: str, num_bytes: int = 0, *, spare_leased: bool = False) -> bool:
+        """Evict blocks of a tenant until `num_bytes` more are within its limit; False if pinned or
+        leased ones are in the way, or the limit is smaller."""
+        while self._policy.excess_bytes(tenant, num_bytes):
+            own = self._policy.own(tenant, spare_leased=spare_leased)
+            victim = next((name for name in own if not self._blocks[name].pins), None)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
 
     def keep_room(self) -> None:
         """Evict blocks until others can be received without a wait for memory, if one had none.
@@ -461,14 +489,16 @@ class BlockStore:
                     return  # Once the disk has written something this is tried again.
             self._evict(victim)
 
-    def _victims(self, num_bytes: int, *, spare_leased: bool = False) -> list[BlockName] | None:
+    def _victims(
+        self, num_bytes: int, tenant: str, *, spare_leased: bool = False
+    ) -> list[BlockName] | None:
         """Blocks to evict for a buffer of that size; None if not enough can be evicted."""
         wanted = charged_bytes(num_bytes)
         if wanted > self.capacity_bytes:
             return None
         free = self.capacity_bytes - self.arena.used_bytes
         victims: list[BlockName] = []
-        candidates = self._evictable(spare_leased=spare_leased)
+        candidates = self._evictable(tenant, spare_leased=spare_leased)
         while free < wanted:
             victim = next(candidates, None)
             if victim is None:
@@ -477,19 +507,28 @@ class BlockStore:
             free += charged_bytes(len(self._blocks[victim].data))
         return victims
 
-    def _would_lose(self, num_bytes: int) -> bool:
+    def _would_lose(self, num_bytes: int, tenant: str) -> bool:
         """Return True if a buffer of that size costs a block that the disk could still take."""
-        victims = None if self._disk is None else self._victims(num_bytes)
+        victims = None if self._disk is None else self._victims(num_bytes, tenant)
         return any(self._below(name) is None for name in victims or [])
 
+    def _remove(self, name: BlockName) -> None:
+        block = self._blocks.pop(name)
+        self.used_bytes -= len(block.data)
+        self._policy.removed(name, *_owned(block))
+
     def _evict(self, name: BlockName) -> None:
-        self.used_bytes -= len(self._blocks.pop(name).data)
-        self._policy.removed(name)
+        self._remove(name)
         if self._below(name) is None:
             layout_id, key = name
             if self._disk is not None:
                 self._on_lost()
             self._observer.evicted(layout_id, [key])
+
+
+def _owned(block: StoredBlock) -> tuple[str, int]:
+    """Tag of the tenant of a block, and the memory that it takes."""
+    return block.origin.tenant, charged_bytes(len(block.data))
 
 
 def _unpin(block: StoredBlock) -> None:

@@ -24,7 +24,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -148,8 +148,8 @@ class SegmentFiles:
                 f"the disk tier cannot use {folder}: {error.strerror or error}; name another folder"
             ) from None
         self._next = max((segment.number for segment in self.found()), default=-1) + 1
-        self._active = -1
-        self._active_bytes = 0
+        self._open: dict[int, tuple[int, int]] = {}
+        """Descriptor and bytes of each segment that is being written."""
 
     def found(self) -> list[Segment]:
         """Segments on disk, the least recently used first."""
@@ -189,54 +189,61 @@ class SegmentFiles:
         return Scan(records, num_broken)
 
     def start(self) -> int:
-        """Begin a new segment for all later appends; return its number."""
+        """Begin a new segment; return its number."""
         number = self._next
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._active = os.open(self._path(number), flags, 0o600)
+        self._open[number] = os.open(self._path(number), flags, 0o600), 0
         self._next += 1
-        self._active_bytes = 0
         return number
 
     def append(
-        self, name: BlockName, data: bytearray | memoryview, digest: bytes, origin: Origin
+        self,
+        number: int,
+        name: BlockName,
+        data: bytearray | memoryview,
+        digest: bytes,
+        origin: Origin,
     ) -> Place:
-        """Write a block to the segment that was started last.
+        """Write a block to a segment that was started and is not sealed.
 
         Once this returns, the block outlives the process.
 
         Raises:
             OSError: It cannot be written; nothing of it is left.
         """
-        offset = self._active_bytes
-        place = Place(self._next - 1, offset, len(data), origin, head_bytes(origin))
+        file, offset = self._open[number]
+        place = Place(number, offset, len(data), origin, head_bytes(origin))
         size = place.record_bytes
         parts = [_header(name, len(data), digest, origin), data]
         parts.append(bytes(size - place.head_bytes - len(data)))
         try:
-            written = os.pwritev(self._active, parts, offset)
+            written = os.pwritev(file, parts, offset)
             if written < size:
                 raise OSError(0, f"{written} of {size} bytes were written: the disk is full")
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._active, offset)
+                os.ftruncate(file, offset)
             raise
-        self._active_bytes += size
+        self._open[number] = file, offset + size
         return place
 
-    def seal(self) -> None:
-        """Close the segment and write it out, so that it survives a power loss.
+    def seal(self, but: Collection[int] = ()) -> None:
+        """Close segments and write them out, so that they survive a power loss.
+
+        Args:
+            but: Segments that stay open.
 
         Raises:
-            OSError: It cannot be written out.
+            OSError: One cannot be written out.
         """
-        active, self._active = self._active, -1
-        if active >= 0:
+        for number in self._open.keys() - set(but):
+            file, _ = self._open.pop(number)
             try:
-                os.fdatasync(active)
+                os.fdatasync(file)
                 # Read once if ever: memory is better used by others.
-                os.posix_fadvise(active, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
-                os.close(active)
+                os.close(file)
 
     def read(self, name: BlockName, place: Place, into: memoryview) -> bytes | None:
         """Read a block, and note that its segment was used.

@@ -1,8 +1,9 @@
 """The disk tier: blocks in segment files, up to a hard limit, with its own threads.
 
 The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
-whole, the least recently used first. When the disk fails, the node continues without it: nothing is
-written for a while, readable blocks are still read.
+whole, the least recently used first. Tenants with a share have segments of their own. When the disk
+fails, the node continues without it: nothing is written for a while, readable blocks are still
+read.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
@@ -84,7 +86,7 @@ class DiskTier:
         capacity_bytes: Hard limit on all files together.
         on_found: Called for blocks found at start.
         on_gone: Called for removed blocks.
-        policy: Which segment goes first.
+        policy: Which segment outside reserves goes first.
         limits: Sizes and times.
         regions: Where its blocks may rest; what it has from other regions is dropped.
 
@@ -118,7 +120,10 @@ class DiskTier:
         self._metrics = metrics
         self._on_found = on_found
         self._on_gone = on_gone
-        self._policy = policy or LeastRecentlyUsed()
+        self._policy = TenantShares(policy or LeastRecentlyUsed(), capacity_bytes)
+        self._shares: Mapping[str, Share] = {}
+        self._tenants: dict[int, str] = {}
+        """Tag of the tenant of each segment; empty if blocks of several may be in it."""
         self._segment_bytes = min(limits.segment_bytes, capacity_bytes // SEGMENTS_MIN)
         self._places: dict[BlockName, Place] = {}
         self._segments: dict[int, list[BlockName]] = {}
@@ -128,7 +133,8 @@ class DiskTier:
         self._unlisted: list[tuple[BlockName, Place]] = []
         """Records on disk that the index lacks and that the next start would find: they could not
         be read or marked, or there is another one of that name."""
-        self._active: int | None = None
+        self._active: dict[str, int] = {}
+        """Segments that are being written, by the tag of their tenant."""
         self._queue: deque[_Offer] = deque()
         self._queued_bytes = 0
         self._work = asyncio.Event()
@@ -149,6 +155,21 @@ class DiskTier:
     def is_ready(self) -> bool:
         """Return True if all that was there at start is known."""
         return self._is_ready
+
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """Set the tenants' shares of the disk from now on, by their tags.
+
+        Blocks that a tenant wrote before it had a share stay where they are, outside its reserve.
+        """
+        self._shares = dict(shares)
+        self._active = {tag: each for tag, each in self._active.items() if not tag or tag in shares}
+        sizes = self._sizes.items()
+        self._policy.assign(shares, (Held(each, self._tenants[each], size) for each, size in sizes))
+
+    @property
+    def held_bytes(self) -> Mapping[str, int]:
+        """Bytes of the segments of each tenant with segments of its own, by its tag."""
+        return self._policy.held_bytes
 
     def names(self) -> Iterator[BlockName]:
         """All blocks."""
@@ -176,8 +197,7 @@ class DiskTier:
             self._queue.remove(offer)
             self._queued_bytes -= len(offer.block.data)
             offer.done()
-        active = self._active
-        since = max(self._segments, default=-1) + 1 if active is None else active
+        since = min(self._active.values(), default=max(self._segments, default=-1) + 1)
         found, size = await self._find(matches, list(self._segments), drop=True)
         async with self._turn:  # Blocks that were written meanwhile.
             recent = [number for number in self._segments if number >= since]
@@ -266,7 +286,8 @@ class DiskTier:
             Its digest; None if it could not be had.
         """
         place = self._places[name]
-        self._policy.used(place.segment)
+        number = place.segment
+        self._policy.used(number, self._tenants[number], self._sizes[number])
         loop = asyncio.get_running_loop()
         try:
             lent = [into]
@@ -338,24 +359,29 @@ class DiskTier:
                 offer.done()
 
     async def _write(self, batch: list[_Offer]) -> None:
-        """Write a block, and those behind it that fit; they are moved from the queue to `batch`."""
-        size = _size_of(batch[0])
+        """Write a block, and those of its tenant behind it that fit.
+
+        They are moved from the queue to `batch`.
+        """
+        size, tenant = _size_of(batch[0]), self._writer_of(batch[0])
         if size > self.capacity_bytes:
             self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
             return
-        active = await self._segment_for(size)
-        room = min(max(self._segment_bytes, size) - self._sizes[active], max(BATCH_BYTES, size))
-        while self._queue and size < room:
+        active = await self._segment_for(tenant, size)
+        largest = max(self._segment_bytes_of(tenant), size)
+        room = min(largest - self._sizes[active], max(BATCH_BYTES, size))
+        while self._queue and size < room and self._writer_of(self._queue[0]) == tenant:
             following = _size_of(self._queue[0])
             if size + following > room:
                 break
             batch.append(self._queue.popleft())
             size += following
-        while self.used_bytes + size > self.capacity_bytes:
-            await self._drop(next(number for number in self._policy.order() if number != active))
+        if not await self._make_room(tenant, active, size):
+            self._metrics.blocks_dropped.labels(reason="disk_share").inc(len(batch))
+            return
         self._grow(active, size)
         lent = [
-            (offer.name, offer.block.data, offer.block.digest, offer.block.origin)
+            (active, offer.name, offer.block.data, offer.block.digest, offer.block.origin)
             for offer in batch
         ]
         places, error = await self._in_writer(self._append_lent, lent)
@@ -371,18 +397,47 @@ class DiskTier:
                     await self._drop(active)
             raise error
 
-    async def _segment_for(self, size: int) -> int:
-        """The segment that takes a record of that size."""
-        active = self._active
-        if active is None or self._sizes[active] + size > max(self._segment_bytes, size):
-            self._active = None
-            await self._in_writer(self._files.seal)
+    def _writer_of(self, offer: _Offer) -> str:
+        """Tag of the tenant in whose segments a block is written."""
+        tag = offer.block.origin.tenant
+        return tag if tag in self._shares else ""
+
+    def _segment_bytes_of(self, tenant: str) -> int:
+        """Largest segment of a tenant: a small share has several."""
+        share = self._shares.get(tenant)
+        if share is None:
+            return self._segment_bytes
+        least = min(share.reserve or share.limit, share.limit) * self.capacity_bytes
+        return min(self._segment_bytes, max(ALIGN_BYTES, int(least) // SEGMENTS_MIN))
+
+    async def _make_room(self, tenant: str, active: int, size: int) -> bool:
+        """Drop segments until the active one of a tenant can grow; False if that is not allowed."""
+        while self._policy.excess_bytes(tenant, size):
+            own = (number for number in self._policy.own(tenant) if number != active)
+            if (number := next(own, None)) is None:
+                return False
+            await self._drop(number)
+        while self.used_bytes + size > self.capacity_bytes:
+            others = (number for number in self._policy.order(tenant) if number != active)
+            if (number := next(others, None)) is None:
+                return False
+            await self._drop(number)
+        return True
+
+    async def _segment_for(self, tenant: str, size: int) -> int:
+        """The segment of a tenant that takes a record of that size."""
+        active = self._active.get(tenant)
+        largest = max(self._segment_bytes_of(tenant), size)
+        if active is None or self._sizes[active] + size > largest:
+            self._active.pop(tenant, None)
+            await self._in_writer(self._files.seal, frozenset(self._active.values()))
             active = await self._in_writer(self._files.start)
-            self._add_segment(active, 0)
-            self._active = active
+            self._add_segment(active, 0, tenant)
+            self._active[tenant] = active
         return active
 
     def _grow(self, number: int, num_bytes: int) -> None:
+        self._policy.grown(number, self._tenants[number], num_bytes)
         self._sizes[number] += num_bytes
         self.used_bytes += num_bytes
 
@@ -390,7 +445,7 @@ class DiskTier:
     # of a block has to come back before that, so they are lent a list that is emptied.
 
     def _append_lent(
-        self, lent: list[tuple[BlockName, Buffer, bytes, Origin]]
+        self, lent: list[tuple[int, BlockName, Buffer, bytes, Origin]]
     ) -> tuple[list[Place], OSError | None]:
         places: list[Place] = []
         lent.reverse()
@@ -405,17 +460,21 @@ class DiskTier:
     def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
         return self._files.read(name, place, lent.pop())
 
-    def _add_segment(self, number: int, num_bytes: int) -> None:
+    def _add_segment(self, number: int, num_bytes: int, tenant: str) -> None:
         self._segments[number] = []
         self._kinds[number] = set()
         self._sizes[number] = num_bytes
         self.used_bytes += num_bytes
-        self._policy.added(number)
+        self._tenants[number] = tenant
+        self._policy.added(number, tenant, num_bytes)
 
     async def _drop(self, number: int) -> None:
         await self._in_writer(self._files.remove, number)
-        self.used_bytes -= self._sizes.pop(number)
-        self._policy.removed(number)
+        size, tenant = self._sizes.pop(number), self._tenants.pop(number)
+        self.used_bytes -= size
+        self._policy.removed(number, tenant, size)
+        if self._active.get(tenant) == number:
+            del self._active[tenant]
         self._unlisted = [record for record in self._unlisted if record[1].segment != number]
         gone: list[BlockName] = []
         del self._kinds[number]
@@ -428,7 +487,7 @@ class DiskTier:
 
     def _fail(self, error: OSError) -> None:
         self._has_failed = True
-        self._active = None
+        self._active.clear()
         self._metrics.disk_up.set(0)
         log.error(
             "disk tier: %s cannot be written: %s; blocks are kept only in memory, and the disk is "
@@ -493,7 +552,9 @@ class DiskTier:
         if not scan.records:
             await self._in_writer(self._files.remove, segment.number)
             return
-        self._add_segment(segment.number, segment.num_bytes)
+        tags = {place.origin.tenant for _, place in scan.records}
+        tenant = tags.pop() if len(tags) == 1 else ""
+        self._add_segment(segment.number, segment.num_bytes, tenant)
         new: list[BlockName] = []
         for name, place in scan.records:
             earlier = self._places.get(name)

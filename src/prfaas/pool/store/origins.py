@@ -38,11 +38,13 @@ class Origin:
         sources: Pools that it came from, or was computed from; EVERY among them stands for any.
         via: The engine or pool that handed it over.
         transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
+        tenant: Tag of the tenant that it belongs to (`core/kv/tenant_tag.py`); empty if unknown.
     """
 
     sources: frozenset[str] = frozenset()
     via: str = ""
     transfer_id: bytes = b""
+    tenant: str = ""
 
     def is_of(self, source: str) -> bool:
         """Return True if it has to go when `source` is purged."""
@@ -73,32 +75,37 @@ def joined(sources: Iterable[str]) -> frozenset[str]:
 
 
 @lru_cache(SHARED_MAX)
-def received(peer: str, transfer_id: bytes, *, is_inherited: bool) -> Origin:
+def received(peer: str, transfer_id: bytes, tenant: str = "", *, is_inherited: bool) -> Origin:
     """The origin of a block that came over a link.
 
     Args:
         peer: The sender.
         transfer_id: Its transfer.
+        tenant: Tag of the tenant in its ticket.
         is_inherited: True if the sender has it, or a block it was computed from, from others.
     """
-    return Origin(frozenset({peer, EVERY} if is_inherited else {peer}), peer, transfer_id)
+    sources = frozenset({peer, EVERY} if is_inherited else {peer})
+    return Origin(sources, peer, transfer_id, tenant)
 
 
 @lru_cache(SHARED_MAX)
-def computed(engine: str, sources: frozenset[str]) -> Origin:
+def computed(engine: str, sources: frozenset[str], tenant: str = "") -> Origin:
     """The origin of a block that an engine stores.
 
     Args:
         engine: Its name.
         sources: Pools of which it used blocks.
+        tenant: Tag of the tenant, as the engine named it.
     """
-    return Origin(joined(sources), engine)
+    return Origin(joined(sources), engine, tenant=tenant)
 
 
 class _Spec(msgspec.Struct, array_like=True, frozen=True):
     sources: Sources
     via: str
     transfer_id: bytes
+    tenant: str = ""
+    """Missing in records of earlier versions."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -108,7 +115,8 @@ _decoder = msgspec.msgpack.Decoder(_Spec)
 @lru_cache(SHARED_MAX)
 def origin_bytes(origin: Origin) -> bytes:
     """An origin as the disk keeps it, ORIGIN_BYTES_MAX at most."""
-    return _encoder.encode(_Spec(sorted(origin.sources), origin.via, origin.transfer_id))
+    spec = _Spec(sorted(origin.sources), origin.via, origin.transfer_id, origin.tenant)
+    return _encoder.encode(spec)
 
 
 @lru_cache(SHARED_MAX)
@@ -118,4 +126,4 @@ def origin_in(data: bytes) -> Origin:
         spec = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return UNKNOWN
-    return Origin(frozenset(spec.sources), spec.via, spec.transfer_id)
+    return Origin(frozenset(spec.sources), spec.via, spec.transfer_id, spec.tenant)

@@ -15,6 +15,7 @@ from prfaas.wire.messages.fields import (
     Name,
     RunList,
     Sources,
+    Tag,
     Text,
     TicketBytes,
     TransferId,
@@ -55,7 +56,8 @@ class Push(Message, tag="push"):
 class Store(Message, tag="store"):
     """Keep these rows as blocks; `pushed` are the ones that the transfer still needs.
 
-    `sources` are the pools of which the engine has used blocks to compute these.
+    `sources` are the pools of which the engine has used blocks to compute these. `tenant` is the
+    tenant that they belong to; an older engine names none.
     """
 
     job: Count
@@ -64,6 +66,7 @@ class Store(Message, tag="store"):
     transfer_id: TransferId | None = None
     pushed: list[bool] = msgspec.field(default_factory=list)
     sources: Sources = msgspec.field(default_factory=list)
+    tenant: Tag = ""
 
 
 class StoreDone(Message, tag="store_done"):

@@ -9,6 +9,7 @@ import msgspec
 
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.tenant_tag import TAG_CHARS, TAG_PATTERN
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -23,6 +24,13 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
 TENANTS_SHOWN_MAX = 32
+TENANTS_HELD_MAX = 64
+"""Tenants whose bytes a pool reports."""
+SHARES_MAX = 1000
+"""Tenants of a gateway."""
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Tag = Annotated[str, msgspec.Meta(max_length=TAG_CHARS, pattern=TAG_PATTERN)]
+"""Tag of a tenant (`core/kv/tenant_tag.py`); empty if unknown."""
 TIERS_MAX = 8
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]

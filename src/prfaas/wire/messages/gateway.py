@@ -9,6 +9,8 @@ import msgspec
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
+    SHARES_MAX,
+    TENANTS_HELD_MAX,
     TENANTS_SHOWN_MAX,
     TIERS_MAX,
     Count,
@@ -16,6 +18,8 @@ from prfaas.wire.messages.fields import (
     LayoutId,
     Name,
     Nanoseconds,
+    Ratio,
+    Tag,
     Text,
     TransferId,
 )
@@ -26,6 +30,10 @@ class Subscribe(Message, tag="subscribe"):
     """Subscription to the contents of a pool, and to every later change."""
 
     gateway: Name
+    shares: Annotated[dict[Tag, tuple[Ratio, Ratio]], msgspec.Meta(max_length=SHARES_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """Reserve and limit of tenants with a share of memory and disk, by their tags."""
 
 
 class Snapshot(Message, tag="snapshot"):
@@ -181,6 +189,13 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: Count
 
 
+class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a tenant's blocks in a pool."""
+
+    host_bytes: Count
+    disk_bytes: Count
+
+
 class PoolState(Message, tag="pool_state"):
     """Event: engines, links and tiers of this pool.
 
@@ -201,6 +216,10 @@ class PoolState(Message, tag="pool_state"):
         default_factory=dict
     )
     """By name, "host" or "disk"."""
+    tenants: Annotated[dict[Tag, TenantUse], msgspec.Meta(max_length=TENANTS_HELD_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """By the tag of the tenant; those that hold the most."""
     num_leased: Count = 0
     """Blocks of transfers that are not loaded yet."""
     leased_bytes: Count = 0

@@ -1,0 +1,286 @@
+"""Shares of tenants in a tier: a reserve that others cannot evict, and a limit.
+
+Of the blocks of a tenant those that were used last, up to its reserve, lie in the reserve. All
+other blocks, and those of tenants without a reserve, lie in one order outside, and a block that has
+to make room is the first of that order, whoever needs the room. So each eviction takes constant
+time, whatever the number of tenants. A block that leaves a reserve counts as used at that moment.
+
+A tenant at its limit makes room from its own blocks. Without any share the order is that of
+`LeasedLast` alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast
+
+K = TypeVar("K", bound=Hashable)
+
+RESERVES_MAX = 0.75
+"""Sum of all reserves: the rest is what blocks of all tenants are received into and evicted from.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Share of a tenant in each tier, as ratios of its capacity.
+
+    Attributes:
+        reserve: Blocks that no other tenant can evict.
+        limit: The most that it may hold.
+    """
+
+    reserve: float = 0.0
+    limit: float = 1.0
+
+
+class Held(NamedTuple, Generic[K]):
+    """A block in a tier.
+
+    Attributes:
+        key: Its name.
+        tenant: Tag of the tenant that it belongs to; empty if unknown.
+        num_bytes: Its size.
+    """
+
+    key: K
+    tenant: str
+    num_bytes: int
+
+
+class _Account(Generic[K]):
+    """A tenant with a share of its own."""
+
+    def __init__(self, reserve_bytes: int, limit_bytes: int) -> None:
+        self.reserve_bytes, self.limit_bytes = reserve_bytes, limit_bytes
+        self.reserved: OrderedDict[K, int] = OrderedDict()
+        """Sizes of the blocks in the reserve, the least recently used first."""
+        self.reserved_bytes = 0
+        self.leases: dict[K, tuple[int, int]] = {}
+        """End and bytes of each lease on a block in the reserve."""
+        self.outside: OrderedDict[K, None] = OrderedDict()
+        """Its other blocks, the least recently used first."""
+
+
+class TenantShares(Generic[K]):
+    """Order of eviction of a tier that tenants share.
+
+    Callers pass each block's tenant and size with every event, so that nothing is kept of a block
+    but its place.
+
+    Args:
+        rest: Order of the blocks outside reserves.
+        capacity_bytes: Of the tier.
+    """
+
+    def __init__(self, rest: EvictionPolicy[K], capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._outside = LeasedLast(rest)
+        self._accounts: dict[str, _Account[K]] = {}
+        self._shares: Mapping[str, Share] = {}
+        self.held_bytes: dict[str, int] = {}
+        """Bytes of each tenant with a block here, by its tag."""
+
+    def assign(self, shares: Mapping[str, Share], held: Iterable[Held[K]]) -> None:
+        """Set the shares from now on.
+
+        Reserves are granted in order while they are at most RESERVES_MAX together.
+
+        Args:
+            shares: By the tag of the tenant.
+            held: All blocks; those in a reserve were used last.
+        """
+        if shares == self._shares:
+            return
+        blocks = {block.key: block for block in held}
+        order = [*self.everything()]
+        for account in self._accounts.values():
+            while account.reserved:
+                self._demote(account)
+        self._shares, self._accounts, left = dict(shares), {}, RESERVES_MAX
+        for tenant, share in shares.items():
+            reserve = min(share.reserve, left)
+            left -= reserve
+            self._accounts[tenant] = _Account(
+                int(reserve * self._capacity_bytes), int(share.limit * self._capacity_bytes)
+            )
+        for key in order:
+            block = blocks[key]
+            owner = self._accounts.get(block.tenant)
+            if owner is not None:
+                owner.outside[key] = None
+                self._protect(owner, key, block.num_bytes)
+
+    # --- blocks ---
+
+    def added(self, key: K, tenant: str, num_bytes: int) -> None:
+        """A block that was not there."""
+        self._outside.added(key)
+        self._count(tenant, num_bytes)
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.outside[key] = None
+            self._protect(account, key, num_bytes)
+
+    def used(self, key: K, tenant: str, num_bytes: int) -> None:
+        """A block served a hit: it moves to the reserve, and a lease ends."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            self._outside.used(key)
+        elif key in account.reserved:
+            account.reserved.move_to_end(key)
+            account.leases.pop(key, None)
+        else:
+            self._outside.used(key)
+            account.outside.move_to_end(key)
+            self._protect(account, key, num_bytes)
+
+    def grown(self, key: K, tenant: str, num_bytes: int) -> None:
+        """A block has `num_bytes` more; less if negative."""
+        self._count(tenant, num_bytes)
+        account = self._accounts.get(tenant)
+        if account is not None and key in account.reserved:
+            account.reserved[key] += num_bytes
+            account.reserved_bytes += num_bytes
+            self._shrink(account)
+
+    def removed(self, key: K, tenant: str, num_bytes: int) -> None:
+        """A block is gone."""
+        self._count(tenant, -num_bytes)
+        account = self._accounts.get(tenant)
+        if account is not None and key in account.reserved:
+            account.reserved_bytes -= account.reserved.pop(key)
+            account.leases.pop(key, None)
+            return
+        self._outside.removed(key)
+        if account is not None:
+            del account.outside[key]
+
+    # --- order of eviction ---
+
+    def order(self, tenant: str = "", *, spare_leased: bool = False) -> Iterator[K]:
+        """Blocks that may make room for one of `tenant`, those to evict first at the front.
+
+        No block in another tenant's reserve is among them. Valid until the next change.
+
+        Args:
+            tenant: Tag of the tenant that needs room; empty if unknown.
+            spare_leased: Leave out leased blocks.
+        """
+        yield from self._outside.unleased()
+        if not spare_leased:
+            yield from self._outside.leased()
+        account = self._accounts.get(tenant)
+        if account is not None:
+            yield from _reserved(account, spare_leased=spare_leased)
+
+    def own(self, tenant: str, *, spare_leased: bool = False) -> Iterator[K]:
+        """Blocks of a tenant with a share, those to evict first at the front."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return
+        for key in account.outside:
+            if not spare_leased or self._outside.lease_of(key) is None:
+                yield key
+        yield from _reserved(account, spare_leased=spare_leased)
+
+    def excess_bytes(self, tenant: str, num_bytes: int = 0) -> int:
+        """Bytes of a tenant above its limit, with `num_bytes` more; at least 0."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return 0
+        return max(0, self.held_bytes.get(tenant, 0) + num_bytes - account.limit_bytes)
+
+    def everything(self) -> Iterator[K]:
+        """All blocks, those in reserves last."""
+        yield from self._outside.order()
+        for account in self._accounts.values():
+            yield from account.reserved
+
+    # --- leases ---
+
+    @property
+    def num_leased(self) -> int:
+        """Leased blocks."""
+        return len(self._outside) + sum(len(each.leases) for each in self._accounts.values())
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of leased blocks."""
+        leases = (lease for each in self._accounts.values() for lease in each.leases.values())
+        return self._outside.num_bytes + sum(num_bytes for _, num_bytes in leases)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of leased copies. No reserve has copies."""
+        return self._outside.copy_bytes
+
+    def lease(
+        self, key: K, tenant: str, num_bytes: int, until_ns: int, *, is_copy: bool = False
+    ) -> None:
+        """Lease a block; see `LeasedLast`."""
+        account = self._accounts.get(tenant)
+        if account is not None and key in account.reserved:
+            if not is_copy:
+                known_until_ns, num_bytes = account.leases.get(key, (0, num_bytes))
+                account.leases[key] = max(until_ns, known_until_ns), num_bytes
+                return
+            self._demote(account, key)
+        self._outside.lease(key, until_ns, num_bytes, is_copy=is_copy)
+
+    def release(self, key: K, tenant: str) -> None:
+        """End a lease; no effect if it is not leased."""
+        account = self._accounts.get(tenant)
+        if account is not None and key in account.reserved:
+            account.leases.pop(key, None)
+        else:
+            self._outside.release(key)
+
+    def expire(self, now_ns: int) -> None:
+        """End the leases whose time is over."""
+        self._outside.expire(now_ns)
+        for account in self._accounts.values():
+            for key in [key for key, (end, _) in account.leases.items() if end <= now_ns]:
+                del account.leases[key]
+
+    # --- reserves ---
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        held = self.held_bytes.pop(tenant, 0) + num_bytes
+        if held:
+            self.held_bytes[tenant] = held
+
+    def _protect(self, account: _Account[K], key: K, num_bytes: int) -> None:
+        """Move a block from outside to the reserve of its tenant, at the expense of its others."""
+        if num_bytes > account.reserve_bytes or self._outside.is_copy(key):
+            return
+        lease = self._outside.lease_of(key)
+        self._outside.removed(key)
+        del account.outside[key]
+        account.reserved[key] = num_bytes
+        account.reserved_bytes += num_bytes
+        if lease is not None:
+            account.leases[key] = lease
+        self._shrink(account)
+
+    def _shrink(self, account: _Account[K]) -> None:
+        while account.reserved_bytes > account.reserve_bytes:
+            self._demote(account)
+
+    def _demote(self, account: _Account[K], key: K | None = None) -> None:
+        """Move a block, by default the least recently used one, from a reserve to the outside."""
+        key = next(iter(account.reserved)) if key is None else key
+        account.reserved_bytes -= account.reserved.pop(key)
+        self._outside.added(key)
+        account.outside[key] = None
+        lease = account.leases.pop(key, None)
+        if lease is not None:
+            self._outside.lease(key, *lease)
+
+
+def _reserved(account: _Account[K], *, spare_leased: bool) -> Iterator[K]:
+    return (key for key in account.reserved if not spare_leased or key not in account.leases)

@@ -1,0 +1,49 @@
+"""Cache salts and tags of tenants: whose a block is.
+
+Who does not know a tenant's salt can neither guess nor reach the tenant's blocks. The gateway has
+one secret and derives every tenant's salt from it and the tenant's name. Engines see salts, and
+none of them reveals another.
+
+A tag is a digest of the tenant's cache salt. It names a tenant to nobody who does not know the
+salt, and nothing can be reached with it. Gateways put it into tickets; engines derive it from the
+salt of a request, which they need for the names of its blocks anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+
+TAG_CHARS = 32
+SUB_SALT = "."
+"""Separates the salt of a tenant from that of one of its users; a salt without it has no user."""
+TAG_PATTERN = rf"^(?:[0-9a-f]{{{TAG_CHARS}}})?\Z"
+"""A tag, or none."""
+_TAG = re.compile(TAG_PATTERN)
+_PURPOSE = b"prfaas tenant salt 1\0"
+
+
+def salt_of(secret: bytes, tenant: str) -> str:
+    """The salt of a tenant: HMAC-SHA256 of its name in URL-safe Base64. Never log it."""
+    digest = hmac.digest(secret, _PURPOSE + tenant.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def tenant_tag(cache_salt: str | None) -> str:
+    """Return the tag of a tenant, the same for all its users.
+
+    Args:
+        cache_salt: Of a request; the tag of a request without one is empty.
+    """
+    if not cache_salt:
+        return ""
+    salt, _, _ = cache_salt.partition(SUB_SALT)
+    digest = hashlib.blake2b(salt.encode(), digest_size=TAG_CHARS // 2, person=b"prfaas tenant")
+    return digest.hexdigest()
+
+
+def tag_in(text: str) -> str:
+    """Return `text` if it is a tag, and otherwise no tag."""
+    return text if _TAG.match(text) else ""
