@@ -6,10 +6,12 @@ takes time; the caller decides whether that is worth it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.cache.prefix_cache import PrefixCache
+from prfaas.core.cache.shared_prefix_cache import SharedPrefixCache
+from prfaas.core.cache.tenant_shares import Share
 
 
 class TieredHit(NamedTuple):
@@ -35,20 +37,25 @@ class TieredCache:
         host_blocks: Capacity in host memory, blocks; None for no limit, 0 for none.
         disk_blocks: Capacity on disk, blocks; None for no limit, 0 for no disk.
         checkpoint_blocks: Size of a checkpoint of linear state, blocks; 0 for a model without.
+        shares: Of tenants in both tiers; a tier without limit has none.
 
     Raises:
         ValueError: A limit is out of range.
     """
 
     def __init__(
-        self, host_blocks: int | None, disk_blocks: int | None = 0, checkpoint_blocks: int = 0
+        self,
+        host_blocks: int | None,
+        disk_blocks: int | None = 0,
+        checkpoint_blocks: int = 0,
+        shares: Mapping[str, Share] | None = None,
     ) -> None:
-        has_disk = disk_blocks != 0
-        self._disk = PrefixCache(disk_blocks, checkpoint_blocks) if has_disk else None
-        spill = self._disk.accept if self._disk is not None else None
-        self._host = (
-            PrefixCache(host_blocks, checkpoint_blocks, spill) if host_blocks != 0 else None
-        )
+        self._disk = self._host = None
+        if disk_blocks != 0:
+            self._disk = _cache(disk_blocks, checkpoint_blocks, shares, None)
+        if host_blocks != 0:
+            self._host = _cache(host_blocks, checkpoint_blocks, shares, self._disk)
+        self._shared = [t for t in (self._host, self._disk) if isinstance(t, SharedPrefixCache)]
         self._has_checkpoints = checkpoint_blocks > 0
 
     @property
@@ -87,23 +94,28 @@ class TieredCache:
                 return count
         return len(block_ids)
 
-    def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
+    def store(self, block_ids: Sequence[int], *, checkpoint: bool = True, tenant: str = "") -> None:
         """Hold the blocks of a prompt in host memory, now the most recently used.
 
         Args:
             block_ids: Ids from the start of the prompt, each at least 0.
             checkpoint: True if the linear state at their end is there too.
+            tenant: Whose they are; empty if unknown.
         """
         if self._host is None:
             return
+        for tier in self._shared:
+            tier.tenant = tenant
         if self._disk is not None:
             _lift(self._disk, block_ids)
         self._host.store(block_ids, None if checkpoint else 0)
 
-    def touch(self, block_ids: Sequence[int], num_used: int) -> None:
-        """The first `num_used` blocks served a hit: what lay on disk is promoted."""
+    def touch(self, block_ids: Sequence[int], num_used: int, tenant: str = "") -> None:
+        """The first `num_used` blocks served a hit of a tenant: those on disk are promoted."""
         if self._host is None or not num_used:
             return
+        for tier in self._shared:
+            tier.tenant = tenant
         if self._disk is None:
             self._host.touch(block_ids, num_used)
             return
@@ -122,6 +134,25 @@ class TieredCache:
 
     def _holds(self, key: int) -> bool:
         return any(tier is not None and tier.holds(key) for tier in (self._host, self._disk))
+
+
+def _cache(
+    num_blocks: int | None,
+    checkpoint_blocks: int,
+    shares: Mapping[str, Share] | None,
+    below: PrefixCache | None,
+) -> PrefixCache:
+    """A tier, with shares if it has a limit and any tenant has a share."""
+    if not shares or num_blocks is None:
+        return PrefixCache(num_blocks, checkpoint_blocks, below.accept if below else None)
+
+    def spill(key: int, tenant: str) -> None:
+        if isinstance(below, SharedPrefixCache):
+            below.tenant = tenant
+        if below is not None:
+            below.accept(key)
+
+    return SharedPrefixCache(num_blocks, checkpoint_blocks, shares, spill)
 
 
 def _lift(disk: PrefixCache, block_ids: Sequence[int]) -> None:

@@ -246,7 +246,7 @@ class Simulation:
             self.open[job.request.index].prefilled()
 
     def _store(self, pool: str, request: Request) -> None:
-        self.front.caches.pools[pool].store(request.block_ids)
+        self.front.caches.pools[pool].store(request.block_ids, request.tenant)
 
     # Link
 
@@ -258,7 +258,8 @@ class Simulation:
         """A prefix that a request waits for has arrived in the PD pool."""
         run = self.open[request.index]
         blocks = run.routed.hit_tokens // self.setup.blocks.tokens
-        self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])
+        pool = self.front.caches.pools[self.setup.name]
+        pool.store(request.block_ids[:blocks], request.tenant)
         run.transfer_ended(TransferEnd.COMMITTED)
 
     def _link_changed(self, cluster: str, alive: bool) -> None:

@@ -44,7 +44,8 @@ class Pool:
     ) -> None:
         self._span, self._costs = blocks.tokens, costs
         self._prefill_ns = costs.remote_prefill_ns if remote else costs.local_prefill_ns
-        self._cache = TieredCache(setup.host_blocks, setup.disk_blocks, blocks.checkpoint_blocks)
+        tiers, shares = (setup.host_blocks, setup.disk_blocks), setup.shares
+        self._cache = TieredCache(*tiers, blocks.checkpoint_blocks, shares)
         self._has_disk = self._cache.has_disk
         self._ns_per_byte = BITS_PER_BYTE * NS_PER_S / setup.disk_bits_per_s
         self.is_up = self.is_known = True
@@ -71,12 +72,14 @@ class Pool:
         """A prefill resumed after `hit_tokens` that the pool held."""
         if self.is_up and hit_tokens:
             blocks = -(-hit_tokens // self._span)
-            self._cache.touch(request.block_ids, min(blocks, len(request.block_ids)))
+            self._cache.touch(
+                request.block_ids, min(blocks, len(request.block_ids)), request.tenant
+            )
 
-    def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
+    def store(self, block_ids: Sequence[int], tenant: str = "", *, checkpoint: bool = True) -> None:
         """Blocks from the start of a prompt are there."""
         if self.is_up and block_ids:
-            self._cache.store(block_ids, checkpoint=checkpoint)
+            self._cache.store(block_ids, checkpoint=checkpoint, tenant=tenant)
 
     def num_held(self, block_ids: Sequence[int]) -> int:
         """Leading blocks that are there."""
@@ -168,7 +171,8 @@ class Caches:
             return
         whole = num_tokens // self.block_tokens
         request.kept_tokens = max(request.kept_tokens, whole * self.block_tokens)
-        self.pools[self.home].store(request.block_ids[:whole], checkpoint=False)
+        blocks = request.block_ids[:whole]
+        self.pools[self.home].store(blocks, request.tenant, checkpoint=False)
 
 
 def _pool_of(cluster: ClusterSetup, blocks: BlockSetup) -> Pool:

@@ -19,6 +19,7 @@ from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.units import NS_PER_S
 
 Count = Annotated[int, Field(ge=0)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Table(BaseModel):
@@ -113,6 +114,8 @@ class CacheTable(_Table):
     """The same of each PrfaaS instance."""
     disk_bandwidth: BitsPerSecond = 50e9
     """Bandwidth of reads from disk for one prefill."""
+    shares: dict[str, tuple[Ratio, Ratio]] = {}
+    """Reserve and limit of tenants in host memory and on disk, each from 0 to 1."""
     block_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens of a block."""
     checkpoint_blocks: Count = 0

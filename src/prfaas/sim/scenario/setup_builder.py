@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
@@ -83,6 +84,7 @@ def make_setup(
             file.cache.pd_disk_blocks,
             file.cache.disk_bandwidth,
             file.cache.pd_device_blocks,
+            {name: Share(*share) for name, share in file.cache.shares.items()},
         ),
         blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
         placement=_placement(file.placement),
@@ -120,6 +122,7 @@ def _clusters(
                 table.prfaas_disk_blocks,
                 table.disk_bandwidth,
                 table.prfaas_device_blocks,
+                {name: Share(*share) for name, share in table.shares.items()},
             ),
         )
         for cluster in problem.prfaas

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
@@ -104,12 +105,14 @@ class CacheSetup:
         disk_blocks: Limit of its pool on disk, blocks.
         disk_bits_per_s: What reading from disk gives one prefill.
         device_blocks: Limit of each instance that prefills in its own memory, blocks.
+        shares: Of tenants in its pool.
     """
 
     host_blocks: int | None = 0
     disk_blocks: int | None = 0
     disk_bits_per_s: float = float("inf")
     device_blocks: int | None = 0
+    shares: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
