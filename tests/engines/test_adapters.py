@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import BlockRequests
 from tests.engines.vllm_modules import needing_vllm
 
@@ -74,6 +75,18 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
     assert not tier.has_pending_work()
     tier.on_request_finished(context)
     assert tier._kept == set()
+
+
+def test_a_store_names_the_tenant_of_its_request_and_no_other(connector: Any, tier: Any) -> None:
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    contexts = {name: base.ReqContext(name) for name in ("r", "s", "t")}
+    for name, salt in (("r", "salt.of-a-user"), ("s", None), ("t", "other")):
+        connector._tier.salted(name, salt)
+        tier.on_new_request(contexts[name])
+    for context in contexts.values():
+        use(tier, context, base.make_offload_key(bytes(32), 0))
+    stores = [each for each in tier.sent if type(each).__name__ == "Store"]
+    assert [each.tenant for each in stores] == [tenant_tag("salt"), "", tenant_tag("other")]
 
 
 def test_a_push_is_not_begun_for_an_adapter(connector: Any, tier: Any) -> None:
