@@ -17,6 +17,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,14 +208,28 @@ def test_private_names_are_used_in_one_module() -> None:
     assert private_uses((ENGINES / "vllm_compat.py").read_text()) <= listed
 
 
-def test_a_region_of_several_files_is_refused() -> None:
-    region = SimpleNamespace(fd=7, total_size_bytes=1 << 31)
-    spec = SimpleNamespace(_scheduler_mmap=region)
-    assert vllm_compat.region_descriptor(spec) == 7
-    region._segments = [("a", 0, 1 << 31)]
-    assert vllm_compat.region_descriptor(spec) == 7
-    region._segments = [("a", 0, 1 << 30), ("a.1", 1 << 30, 1 << 30)]
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[Any]:
+    """vLLM's tiering spec with host memory of 8 KiB in one file."""
+    with (tmp_path / "region").open("w+b") as file:
+        file.truncate(8192)
+        region = SimpleNamespace(fd=file.fileno(), total_size_bytes=8192)
+        yield SimpleNamespace(_scheduler_mmap=region)
+
+
+def test_a_region_of_several_files_is_refused(spec: Any) -> None:
+    region = spec._scheduler_mmap
+    assert vllm_compat.region_descriptor(spec) == region.fd
+    region._segments = [("a", 0, 8192)]
+    assert vllm_compat.region_descriptor(spec) == region.fd
+    region._segments = [("a", 0, 4096), ("a.1", 4096, 4096)]
     with pytest.raises(ConfigError, match="lies in 2 files, and a pool node maps one"):
+        vllm_compat.region_descriptor(spec)
+
+
+def test_host_memory_of_another_connector_is_refused(spec: Any) -> None:
+    spec._scheduler_mmap.total_size_bytes = 4096
+    with pytest.raises(ConfigError, match="8192 bytes instead of 4096: another connector"):
         vllm_compat.region_descriptor(spec)
 
 

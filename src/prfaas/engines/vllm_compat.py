@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -258,7 +259,7 @@ def region_descriptor(offloading_spec: Any) -> int:
     """Return the descriptor of the file with an engine's host memory.
 
     Raises:
-        ConfigError: The memory lies in several files.
+        ConfigError: The memory lies in several files, or is another connector's.
     """
     region = offloading_spec._scheduler_mmap
     files = getattr(region, "_segments", ())
@@ -269,6 +270,13 @@ def region_descriptor(offloading_spec: Any) -> int:
             "TieringOffloadingSpec, which makes one file"
         )
     descriptor: int = region.fd
+    found = os.fstat(descriptor).st_size
+    if found != region.total_size_bytes:
+        raise ConfigError(
+            f"the engine's host memory has {found} bytes instead of {region.total_size_bytes}: "
+            "another connector of this engine made it, since vLLM names it by the engine's id; "
+            "PrfaasConnector cannot be in one MultiConnector with an OffloadingConnector"
+        )
     return descriptor
 
 

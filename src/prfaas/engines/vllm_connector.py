@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from weakref import WeakValueDictionary
 
 from prfaas.engines import vllm_compat
 
@@ -42,6 +43,10 @@ RANK = "{rank}"
 """In `prfaas_engine`: the data-parallel rank, so that each is an engine with a name of its own."""
 
 
+_alive: WeakValueDictionary[tuple[str, str], PrfaasConnector] = WeakValueDictionary()
+"""Connectors of this process, by engine id and role."""
+
+
 class PrfaasConnector(OffloadingConnector):
     """`OffloadingConnector` with a prfaas pool node as secondary tier."""
 
@@ -49,6 +54,7 @@ class PrfaasConnector(OffloadingConnector):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         vllm_compat.log_with_vllm()
+        _refuse_second(vllm_config.kv_transfer_config.engine_id, role.name)
         tier = _choose_tier(vllm_config)
         # Before vLLM creates this engine's region, which may need the memory of killed engines.
         self._claim = claim(vllm_config.kv_transfer_config.engine_id)
@@ -61,6 +67,7 @@ class PrfaasConnector(OffloadingConnector):
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        _alive[vllm_config.kv_transfer_config.engine_id, role.name] = self
         # Ranks of data parallelism step together: a pause of one holds up the others.
         self._may_pause = vllm_config.parallel_config.data_parallel_size == 1
         if self.connector_scheduler is not None:
@@ -147,6 +154,19 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
     }
     extra["secondary_tiers"] = [tier]
     return tier
+
+
+def _refuse_second(engine_id: str, role: str) -> None:
+    """Refuse two connectors of an engine, as a `MultiConnector` may list them.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if (engine_id, role) in _alive:
+        raise ConfigError(
+            f"engine {engine_id} has a PrfaasConnector already, and both would use the same host "
+            "memory; list it once in MultiConnector"
+        )
 
 
 def _name_of_rank(vllm_config: VllmConfig) -> str:
