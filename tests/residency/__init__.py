@@ -1,0 +1,1 @@
+"""Residency as a whole: policies, topologies and requests drawn at random."""
