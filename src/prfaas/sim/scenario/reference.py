@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from prfaas.config.governance.scenario_regions import ResidencyTable
 from prfaas.config.reference import section
 from prfaas.planner.answer.plan_file import BitsPerSecond, Seconds
 from prfaas.sim.scenario.scenario_file import (
@@ -18,7 +19,6 @@ from prfaas.sim.scenario.scenario_file import (
     FailureTable,
     LinkTable,
     PlacementTable,
-    ResidencyTable,
     RoutingTable,
     ScenarioFile,
     SignalsTable,

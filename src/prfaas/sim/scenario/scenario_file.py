@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from prfaas.config.governance.scenario_regions import ResidencyTable
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
@@ -56,15 +57,6 @@ class RoutingTable(_Table):
     if absent; the gateway's default is 10 s."""
     bandwidth: Bandwidth = Bandwidth.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
-
-
-class ResidencyTable(_Table):
-    """`[residency]`: the regions where blocks rest, and those where a tenant's may."""
-
-    clusters: dict[str, set[str]] = {}
-    """Regions of a cluster's hosts and storage, by its name in the plan."""
-    tenants: dict[str, set[str]] = {}
-    """Regions that a tenant of `workload.tenants` is limited to."""
 
 
 class LinkTable(_Table):

@@ -10,7 +10,6 @@ from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs
-from prfaas.core.transfer.residency import Residency, frozen
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question
@@ -154,9 +153,7 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
 
 
 def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingSetup:
-    table, regions = file.routing, file.residency
-    if unknown := regions.clusters.keys() - set(names):
-        raise ConfigError(f"residency.clusters: {sorted(unknown)} are not clusters: {names}")
+    table = file.routing
     planned = round(found.offload_threshold or 0)
     return RoutingSetup(
         policy=table.policy,
@@ -165,7 +162,7 @@ def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingS
         admission=file.slo.ttft is not None if table.admission is None else table.admission,
         weights=table.weights,
         bandwidth=table.bandwidth,
-        residency=Residency(frozen(regions.clusters), frozen(regions.tenants)),
+        residency=file.residency.among(names),
         prefill_timeout_ns=_ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else _ns(table.transfer_timeout),
     )
