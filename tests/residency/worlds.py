@@ -275,14 +275,16 @@ class World:
         """
         for draw in moves:
             tenant = draw.tenant % len(self.allowed)
-            ends = [self.pools[n % len(self.pools)].name for n in (draw.source, draw.destination)]
-            if ends[0] == ends[1]:
+            num_pools = len(self.pools)
+            source = self.pools[draw.source % num_pools].name
+            destination = self.pools[draw.destination % num_pools].name
+            if source == destination:
                 continue
             regions = cert or self.deployment.residency.allowed(f"t{tenant}")
             signer = self.authority.signers[regions]
-            ticket = self._ticket(signer, tenant, (ends[0], ends[1]), draw.regions)
+            ticket = self._ticket(signer, tenant, (source, destination), draw.regions)
             sealed = ticket if draw.has_ticket else (ticket[0], b"")
-            accepted = self.transfer(tenant, *ends, sealed, computes=draw.computes)
+            accepted = self.transfer(tenant, source, destination, sealed, computes=draw.computes)
             self.seen["moved" if accepted else "kept from moving"] += 1
 
     def transfer(
