@@ -34,7 +34,6 @@ from .rules import (
     HOME,
     PD_POOL,
     PLANNED_BITS_PER_S,
-    POOLS,
     PRICES_PER_TB,
     REGIONS,
     RTT_NS,
@@ -43,6 +42,7 @@ from .rules import (
     Action,
     Counted,
     Delivered,
+    Ends,
     Rules,
     World,
     block_ids,
@@ -65,7 +65,8 @@ class GatewayWorld(World):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._index = PrefixIndex()
-        for pool in POOLS:
+        pools = rules.pools
+        for pool in set(pools.values()):
             self._index.end_snapshot(pool)
         profiles = Profiles(
             COSTS,
@@ -74,14 +75,14 @@ class GatewayWorld(World):
             PRICES_PER_TB,
         )
         self.driver = Driver(_deployment(rules), profiles, self._index, CALIBRATION)
-        self._away = {
-            pool: PoolView(is_live=True, layouts=dict.fromkeys(names, LAYOUT))
-            for pool, names in CLUSTERS.items()
+        self.links = self.driver.links()
+        self._views = {
+            pool: PoolView(is_live=True, layouts={n: LAYOUT for n in pools if pools[n] == pool})
+            for pool in dict.fromkeys(pools.values())
         }
-        self._meters = {cluster: (LinkMeter(), Delivered()) for cluster in CLUSTERS}
-        self._arrived: dict[str, int] = {}
-        pd = PoolView(is_live=True, layouts=dict.fromkeys(HOME, LAYOUT))
-        for pool, view in {PD_POOL: pd, **self._away}.items():
+        self._meters = {ends: (LinkMeter(), Delivered()) for ends in self.links}
+        self._arrived: dict[Ends, int] = {}
+        for pool, view in self._views.items():
             self.driver.pool_seen(pool, view, 0)
         if self.driver.split is not None:
             self.driver.split.roles = Roles(rules.roles, RoleLoop(THRESHOLD, EAGER))
@@ -108,7 +109,7 @@ class GatewayWorld(World):
 
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         keys = [BlockKey(0, _hash(block)) for block in block_ids(family, num_blocks)]
-        tier = Tier.HOST if holder in POOLS else Tier.DEVICE
+        tier = Tier.HOST if holder in self._views else Tier.DEVICE
         self._index.add(holder, LAYOUT.layout_id, keys, tier)
 
     def forget(self, engine: str) -> None:
@@ -124,23 +125,29 @@ class GatewayWorld(World):
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
         self.driver.engine_seen(name, num_waiting, now_ns)
 
-    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
-        self._away[cluster] = replace(self._away[cluster], links={PD_POOL: up}, telemetry={})
-        return self.driver.pool_seen(cluster, self._away[cluster], now_ns)
+    def set_link(self, ends: Ends, up: bool, now_ns: int) -> list[int]:
+        source, destination = ends
+        before = self._views[source]
+        links = {**before.links, destination: up}
+        self._views[source] = replace(before, links=links, telemetry={})
+        lost = self.driver.pool_seen(source, self._views[source], now_ns)
+        # Other links of the pool may have been down before, with requests that nobody ended here.
+        return [number for number in lost if number in self.dispatcher.requests.crossing(*ends)]
 
-    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
-        meter, delivered = self._meters[cluster]
+    def count_link(self, ends: Ends, seen: Counted, now_ns: int) -> None:
+        meter, delivered = self._meters[ends]
         acked = TcpInfo(RTT_NS, 10, 0, delivered.go_on(seen.bits_per_s, now_ns), 0)
         meter.sample(now_ns, [acked], int(seen.is_busy), 0)
-        self._arrived[cluster] = seen.arrived_bytes
+        self._arrived[ends] = seen.arrived_bytes
 
-    def report_link(self, cluster: str, now_ns: int) -> None:
-        if cluster not in self._arrived:
+    def report_link(self, ends: Ends, now_ns: int) -> None:
+        if ends not in self._arrived:
             return
-        meter, _ = self._meters[cluster]
-        telemetry = meter.telemetry(now_ns, open_arrived_bytes=self._arrived[cluster])
-        self._away[cluster] = replace(self._away[cluster], telemetry={PD_POOL: telemetry})
-        self.driver.pool_seen(cluster, self._away[cluster], now_ns)
+        meter, _ = self._meters[ends]
+        telemetry = meter.telemetry(now_ns, open_arrived_bytes=self._arrived[ends])
+        source, destination = ends
+        self._views[source] = replace(self._views[source], telemetry={destination: telemetry})
+        self.driver.pool_seen(source, self._views[source], now_ns)
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._reroling.weigh(prefill, decode, now_ns)
@@ -180,19 +187,21 @@ def _deployment(rules: Rules) -> Deployment:
         "bandwidth": rules.bandwidth.value,
     }
     roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
+    pools = rules.pools
     home = {
-        name: {"pool": PD_POOL, "role": role, "url": ELSEWHERE}
+        name: {"pool": pools[name], "role": role, "url": ELSEWHERE}
         for name, role in zip(HOME, roles, strict=True)
     }
     away = {
         name: {
             "role": "prfaas",
-            "pools": {name: {}},
-            "engines": {engine: {"pool": name, "url": ELSEWHERE} for engine in engines},
+            "pools": {pools[engine]: {"address": "127.0.0.1:1"} for engine in engines},
+            "engines": {engine: {"pool": pools[engine], "url": ELSEWHERE} for engine in engines},
         }
         for name, engines in CLUSTERS.items()
     }
-    clusters = {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away}
+    at_home = {pools[name]: {"address": "127.0.0.1:1"} for name in HOME}
+    clusters = {PD_POOL: {"role": "pd", "pools": at_home, "engines": home}, **away}
     tenants: dict[str, dict[str, Any]] = {
         name: {"keys": [f"sha256:{n:064}"]} for n, name in enumerate(TENANTS)
     }

@@ -18,7 +18,7 @@ from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
 
-from .rules import BLOCK_TOKENS, PD_POOL, World, held
+from .rules import BLOCK_TOKENS, World, held
 
 LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
 
@@ -64,7 +64,7 @@ class Lives:
             decode = self.world.decode_names[index]
         is_remote = found.decision.path is Path.REMOTE
         prefill = found.prefill if is_remote or found.prefill != decode else ""
-        pools = (found.source if is_remote else PD_POOL, PD_POOL)
+        pools = found.prefill_pool, found.destination
         return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS)
 
     def step(self, number: int, event: AnyEvent) -> list[AnyAction]:

@@ -32,9 +32,10 @@ SECOND_PRICE = 0.001
 """Of a second, where bytes have a price: the dearer link then costs 80 ns a byte."""
 HOME = ("p00000", "p00001", "p00002")
 CLUSTERS = {"far": ("r00000", "r00001"), "prfaas": ("r00002", "r00003", "r00004")}
-"""PrfaaS clusters; each has one pool of its name."""
+"""PrfaaS clusters."""
 AWAY = tuple(name for names in CLUSTERS.values() for name in names)
-POOLS = (PD_POOL, *CLUSTERS)
+Ends = tuple[str, str]
+"""Pools at both ends of a link."""
 NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
@@ -72,6 +73,18 @@ class Rules:
     """One PD instance prefills and the others decode, instead of all doing both."""
     regions: bool = False
     """Clusters have regions, and half of the tenants exclude one."""
+    num_hosts: int = 1
+    """Of each cluster, with one pool each; a single pool has the name of its cluster."""
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """Pool of each instance."""
+        clusters = {PD_POOL: HOME, **CLUSTERS}
+        return {
+            name: cluster if self.num_hosts == 1 else f"{cluster}-{i % self.num_hosts}"
+            for cluster, names in clusters.items()
+            for i, name in enumerate(names)
+        }
 
     @property
     def bandwidth(self) -> Bandwidth:
@@ -107,6 +120,8 @@ class World(ABC):
     driver: DispatcherBooks
     decode_names: Sequence[str]
     """Names by which the driver knows PD instances that decode."""
+    links: Sequence[Ends]
+    """Links that the driver knows, those to the PD cluster first."""
 
     @abstractmethod
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
@@ -142,14 +157,14 @@ class World(ABC):
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
 
     @abstractmethod
-    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
+    def set_link(self, ends: Ends, up: bool, now_ns: int) -> list[int]: ...
 
     @abstractmethod
-    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
-        """The pool node of a cluster reads the counters of its link."""
+    def count_link(self, ends: Ends, seen: Counted, now_ns: int) -> None:
+        """The pool node that sends over a link reads its counters."""
 
     @abstractmethod
-    def report_link(self, cluster: str, now_ns: int) -> None:
+    def report_link(self, ends: Ends, now_ns: int) -> None:
         """The last reading, if any, reaches the driver."""
 
     def choose_decode(self, number: int) -> int | None:
@@ -188,7 +203,7 @@ def held(world: World) -> tuple[int, int]:
 
 def signals(world: World, now_ns: int) -> list[tuple[LinkState | None, float]]:
     """State of the links, as far as it is known."""
-    books = [world.dispatcher.links.between(cluster, PD_POOL).book for cluster in CLUSTERS]
+    books = [world.dispatcher.links.between(*ends).book for ends in world.links]
     return [(book.latest(now_ns), book.mean_utilisation(now_ns)) for book in books]
 
 

@@ -6,6 +6,7 @@ and instances.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,6 @@ from .rules import (
     HOME,
     PD_POOL,
     PLANNED_BITS_PER_S,
-    POOLS,
     PRICES_PER_TB,
     REGIONS,
     RTT_NS,
@@ -50,6 +50,7 @@ from .rules import (
     Action,
     Counted,
     Delivered,
+    Ends,
     Rules,
     World,
     block_ids,
@@ -65,17 +66,18 @@ class SimulatorWorld(World):
 
     rules: Rules
     driver: Front = field(init=False)
-    _goodputs: dict[str, tuple[LinkGoodput, Delivered]] = field(
-        default_factory=lambda: {cluster: (LinkGoodput(), Delivered()) for cluster in CLUSTERS}
+    _goodputs: defaultdict[Ends, tuple[LinkGoodput, Delivered]] = field(
+        default_factory=lambda: defaultdict(lambda: (LinkGoodput(), Delivered()))
     )
-    _reports: dict[str, LinkReport] = field(default_factory=dict)
+    _reports: dict[Ends, LinkReport] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         setup = _setup(self.rules)
         self.driver = Front(setup)
         self.decode_names = self.driver.decode_names if self.driver.has_roles else HOME
-        for cluster in CLUSTERS:
-            self.driver.set_link(cluster, up=False)
+        self.links = self.driver.links
+        for ends in self.links:
+            self.driver.set_link(ends, up=False)
         if self.rules.split:
             self._clock = _Clock()
             system = _System(setup, self.driver, self._clock)
@@ -92,7 +94,7 @@ class SimulatorWorld(World):
 
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         caches, blocks = self.driver.caches, block_ids(family, num_blocks)
-        if holder in POOLS:
+        if holder in caches.pools:
             caches.pools[holder].store(blocks)
         else:
             caches.devices.store(holder, blocks)
@@ -107,19 +109,19 @@ class SimulatorWorld(World):
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
         self.driver.report_loads(now_ns, [(name, num_waiting)])
 
-    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
-        return self.driver.set_link(cluster, up=up)
+    def set_link(self, ends: Ends, up: bool, now_ns: int) -> list[int]:
+        return self.driver.set_link(ends, up=up)
 
-    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
-        goodput, delivered = self._goodputs[cluster]
+    def count_link(self, ends: Ends, seen: Counted, now_ns: int) -> None:
+        goodput, delivered = self._goodputs[ends]
         num_bytes = delivered.go_on(seen.bits_per_s, now_ns)
         goodput.sample(now_ns, num_bytes, is_busy=seen.is_busy, rtt_ns=RTT_NS)
         rate, busy_ns = goodput.bits_per_s, goodput.busy_ns
-        self._reports[cluster] = LinkReport(now_ns, rate, seen.arrived_bytes, busy_ns, RTT_NS)
+        self._reports[ends] = LinkReport(now_ns, rate, seen.arrived_bytes, busy_ns, RTT_NS)
 
-    def report_link(self, cluster: str, now_ns: int) -> None:
-        if cluster in self._reports:
-            self.driver.dispatcher.report_link(cluster, PD_POOL, self._reports[cluster])
+    def report_link(self, ends: Ends, now_ns: int) -> None:
+        if ends in self._reports:
+            self.driver.dispatcher.report_link(*ends, self._reports[ends])
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns
@@ -184,7 +186,7 @@ def _setup(rules: Rules) -> Setup:
     num_prefill = rules.roles.count(Role.PREFILL) if rules.split else len(HOME)
     return Setup(
         prfaas=tuple(
-            ClusterSetup(name, len(names), COSTS, links[name], UNLIMITED)
+            ClusterSetup(name, len(names), COSTS, links[name], UNLIMITED, rules.num_hosts)
             for name, names in CLUSTERS.items()
         ),
         num_prefill=num_prefill,
@@ -204,6 +206,7 @@ def _setup(rules: Rules) -> Setup:
         placement=PlacementSetup(rules.pulls, second_price=rules.second_price),
         name=PD_POOL,
         cache=UNLIMITED,
+        num_hosts=rules.num_hosts,
         blocks=BlockSetup(BLOCK_TOKENS),
         slo=SloSetup(None if rules.ttft_max_s is None else rules.ttft_max_s * NS_PER_S),
     )

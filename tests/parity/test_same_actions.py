@@ -27,7 +27,6 @@ from .rules import (
     NUM_BLOCKS_MAX,
     PD_POOL,
     PLANNED_BITS_PER_S,
-    POOLS,
     Action,
     Counted,
     Rules,
@@ -38,7 +37,6 @@ from .rules import (
 from .simulator_world import SimulatorWorld
 
 EVERYBODY = HOME + AWAY
-HOLDERS = POOLS + EVERYBODY
 ROLE_KINDS = ("decode", "weigh", "look", "queue", "queue", "turn")
 KINDS = (
     *("arrive",) * 6,
@@ -79,6 +77,7 @@ RULES = st.builds(
     priced=st.booleans(),
     split=st.booleans(),
     regions=st.booleans(),
+    num_hosts=st.integers(1, 3),
 )
 
 
@@ -96,8 +95,10 @@ class Run:
         """Actions in which an instance's own memory holds more than its pool."""
         self.engines = AWAY if world.rules.split else EVERYBODY
         """Those that may fail: PD instances with roles do not in the simulator."""
-        for cluster in CLUSTERS:
-            world.set_link(cluster, True, 0)
+        self.links = list(world.links)
+        self.holders = (*dict.fromkeys(world.rules.pools.values()), *EVERYBODY)
+        for ends in self.links:
+            world.set_link(ends, True, 0)
 
     def apply(self, event: Event) -> object:
         """Let an event happen; what the driver did."""
@@ -115,7 +116,7 @@ class Run:
             case "prefilled" | "landed" | "ready" | "first" | "end" if self.open:
                 self._go_on(event.kind, number, event.b if event.b % 2 else 0)
             case "store":
-                self._store(HOLDERS[event.a % len(HOLDERS)], event)
+                self._store(self.holders[event.a % len(self.holders)], event)
             case "forget":
                 self._forget(EVERYBODY[event.a % len(EVERYBODY)])
             case "load":
@@ -126,16 +127,19 @@ class Run:
                 world.set_ready(names[event.a % len(names)], event.yes and event.b % 3 > 0, now)
             case "link":
                 # More often up than down, or little would be sent over it.
-                return sorted(world.set_link(_cluster(event), event.yes or event.a % 2 == 0, now))
+                return sorted(world.set_link(self._link(event), event.yes or event.a % 2 == 0, now))
             case "count":
                 # More often busy than not, or no link would ever be filled.
                 seen = Counted(10**7 + event.b, event.a * 1000, event.yes or event.a % 2 == 0)
-                world.count_link(_cluster(event), seen, now)
+                world.count_link(self._link(event), seen, now)
             case "report":
-                world.report_link(_cluster(event), now)
+                world.report_link(self._link(event), now)
             case "tick":
                 return world.tick(now)
         return None
+
+    def _link(self, event: Event) -> tuple[str, str]:
+        return self.links[event.b % len(self.links)]
 
     def _store(self, holder: str, event: Event) -> None:
         family, num_blocks = event.a // 16 % 4, 1 + event.b % NUM_BLOCKS_MAX
@@ -151,7 +155,7 @@ class Run:
         """Count what the memory of an instance holds beyond its pool."""
         if found.facts.pd_hit_tokens > found.present_tokens:
             self.own["home"] += 1
-        if found.decision.path is Path.REMOTE:
+        if found.decision.path is Path.REMOTE and not found.pulled_from:
             in_pool = min(self.stored.get((found.source, family), 0), num_blocks) * BLOCK_TOKENS
             self.own["away"] += found.hit_tokens > in_pool
 
@@ -209,6 +213,7 @@ def test_both_drivers_act_alike(rules: Rules, events: list[Event]) -> None:
 
 def _same_state(live: Run, simulated: Run) -> None:
     """Books and the known state of links have to be the same as well."""
+    assert live.links == simulated.links
     assert held(live.world) == held(simulated.world)
     assert signals(live.world, live.now_ns) == signals(simulated.world, simulated.now_ns)
     factors = [each.world.dispatcher.carried.factor for each in (live, simulated)]
@@ -225,10 +230,6 @@ def _kinds_of_signals(run: Run) -> Iterator[str]:
         yield {0.0: "idle", 1.0: "full"}.get(state.utilisation, "partly")
 
 
-def _cluster(event: Event) -> str:
-    return list(CLUSTERS)[event.b % len(CLUSTERS)]
-
-
 def _name(action: object) -> str:
     match action:
         case [Role(), *_]:
@@ -236,13 +237,21 @@ def _name(action: object) -> str:
         case int():
             return "decode"
         case Routed():
-            return "pulled" if action.pulls else action.decision.reason.value
+            return _way(action)
         case Refused():
             return action.reason.value
         case [_, *_]:
             return "several"
         case _:
             return "nothing"
+
+
+def _way(routed: Routed) -> str:
+    if routed.pulls_from_host:
+        return f"pulled from a host, {routed.decision.path.value}"
+    if routed.changes_host:
+        return "handed to a host"
+    return "pulled" if routed.pulls else routed.decision.reason.value
 
 
 @pytest.mark.parametrize("policy", PolicyName)
@@ -304,12 +313,36 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     assert own["away"] > 20 or policy is PolicyName.LOCAL
 
 
+@pytest.mark.parametrize("num_hosts", [2, 3])
+@pytest.mark.parametrize("split", [False, True])
+def test_long_histories_of_several_hosts_move_blocks_inside_clusters(
+    num_hosts: int, split: bool
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        draw, policy = random.Random(seed), PolicyName.ADAPTIVE if seed % 4 else PolicyName.REMOTE
+        rules = Rules(policy, None, True, pulls=seed % 2 > 0, split=split, num_hosts=num_hosts)
+        live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+        kinds = [kind for kind in KINDS if split or kind not in ROLE_KINDS]
+        kinds += ["store", "load", "arrive", "end"] * 8
+        for _ in range(400):
+            gap_ns, a, b = draw.randrange(NS_PER_S), draw.randrange(2**16), draw.randrange(2**31)
+            each = Event(draw.choice(kinds), gap_ns, a, b, draw.random() < 0.8)
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            _same_state(live, simulated)
+            seen[_name(action)] += 1
+    assert seen["pulled from a host, local"] > 3, seen
+    assert seen["pulled from a host, remote"] > 3, seen
+    assert seen["handed to a host"] > 3 or not split, seen
+
+
 @pytest.mark.parametrize(("priced", "source"), [(False, "far"), (True, "prfaas")])
 def test_both_send_prompts_over_the_cheaper_of_two_equal_links(priced: bool, source: str) -> None:
     rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=False, priced=priced)
     for world in (GatewayWorld(rules), SimulatorWorld(rules)):
-        for cluster in CLUSTERS:
-            world.set_link(cluster, True, 0)
+        for ends in world.links:
+            world.set_link(ends, True, 0)
         action = world.arrive(1, 0, NUM_BLOCKS_MAX, 0, False)
         assert isinstance(action, Routed)
         assert action.source == source
@@ -372,7 +405,7 @@ def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
         # Below the threshold, and all but the last block lies in one of the PrfaaS clusters.
         family, length = draw.randrange(4), draw.randrange(2, 7)
         names = range(16 * family, 16 * family + 16)
-        where = next(a for a in names if HOLDERS[a % len(HOLDERS)] in CLUSTERS)
+        where = next(a for a in names if live.holders[a % len(live.holders)] in CLUSTERS)
         held = Event("store", 0, where, length - 2, True)
         loads = [Event("load", 0, name, 0, True) for name in range(len(HOME) + len(AWAY))]
         seen = [
@@ -402,8 +435,8 @@ def test_both_keep_the_prompts_of_a_tenant_in_its_regions() -> None:
     for world in (GatewayWorld(rules), SimulatorWorld(rules)):
         found: dict[int, list[str]] = {}
         for up in (("far", "prfaas"), ("far",)):
-            for cluster in CLUSTERS:
-                world.set_link(cluster, cluster in up, 0)
+            for ends in world.links:
+                world.set_link(ends, ends[0] in up, 0)
             for number, family in enumerate(range(4), 10 * len(up)):
                 action = world.arrive(number, family, NUM_BLOCKS_MAX, 0, False)
                 assert isinstance(action, Routed)

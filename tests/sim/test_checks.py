@@ -152,7 +152,7 @@ def test_a_link_whose_state_is_known_too_early_is_noticed(
         if name == "_told_after_ns":
             self._told_after_ns = 0
         else:
-            self._setup = replace(self._setup, dead_after_ns=0)
+            self.setup = replace(self.setup, dead_after_ns=0)
 
     monkeypatch.setattr(Transport, "__init__", hasty)
     simulation = done(cut)

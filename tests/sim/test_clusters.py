@@ -98,7 +98,7 @@ def test_traffic_is_priced_by_link_and_purpose() -> None:
     simulation = played(setup, requests_at([0], [1000]))
     near, far = traffic_of(simulation)
     assert near.price_by_purpose[Purpose.HANDOFF] == pytest.approx(1e6 / 1e12 * 20)
-    assert (near.cluster, far.cluster) == ("near", "far")
+    assert (near.network, far.network) == ("near", "far")
     assert sum(far.price_by_purpose.values()) == 0
 
 

@@ -39,7 +39,7 @@ FAILURES = st.lists(
         for_ns=st.integers(1, 20 * NS_PER_S),
         index=st.integers(0, 1),
         capacity_ratio=st.sampled_from([0.0, 0.1]),
-    ),
+    ).map(lambda f: replace(f, index=0) if f.kind is FailureKind.POOL else f),
     max_size=2,
     unique_by=lambda f: (f.kind, f.index) if f.kind is not FailureKind.LINK else f.kind,
 )

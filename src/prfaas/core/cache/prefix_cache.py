@@ -94,6 +94,12 @@ class PrefixCache:
             if key in held:
                 renew(key)
 
+    def demote(self, block_ids: Sequence[int]) -> None:
+        """Make blocks the next ones to be evicted, the last one first."""
+        for key in block_ids:
+            if key in self._held:
+                self._held.move_to_end(key, last=False)
+
     def clear(self) -> None:
         """Lose everything, as when a host restarts."""
         self._held.clear()

@@ -125,6 +125,11 @@ class TieredCache:
         _lift(self._disk, found)
         self._host.store(found, None if state else 0)
 
+    def demote(self, block_ids: Sequence[int]) -> None:
+        """Make blocks in host memory the next ones to be evicted from it, the last one first."""
+        if self._host is not None:
+            self._host.demote(block_ids)
+
     def clear(self, *, keep_disk: bool) -> None:
         """Lose host memory, and the disk too unless it is kept."""
         if self._host is not None:

@@ -67,14 +67,17 @@ class Costs:
         last = (num_prompt_tokens - present_tokens - 1) % self.chunk_tokens + 1
         return self.shipped_bytes(num_prompt_tokens, num_prompt_tokens - last)
 
-    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
-        """End of every remote chunk: tokens computed, and ns since the start of prefill."""
-        step, table = self.chunk_tokens if self.overlap else num_new_tokens, self.remote_ns
+    def chunks(self, num_new_tokens: int, *, is_local: bool = False) -> list[tuple[int, int]]:
+        """End of every chunk of a prefill, remote unless it is local: tokens computed, and ns since
+        its start."""
+        step = self.chunk_tokens if self.overlap else num_new_tokens
+        table = self.local_ns if is_local else self.remote_ns
         found = [
             (end, table[end] if end < len(table) else _beyond(table, end))
             for end in range(step, num_new_tokens, step)
         ]
-        found.append((num_new_tokens, self.remote_prefill_ns(num_new_tokens)))
+        whole = self.local_prefill_ns if is_local else self.remote_prefill_ns
+        found.append((num_new_tokens, whole(num_new_tokens)))
         return found
 
 
@@ -102,12 +105,12 @@ class ScaledBytes:
         return round(self._tail(num_prompt_tokens, present_tokens) * self._factor)
 
 
-def layout_of(costs: Costs, num_tokens: int) -> Layout:
+def layout_of(costs: Costs, num_tokens: int, *, has_state: bool = True) -> Layout:
     """A layout of blocks that have the bytes of `costs` for a prompt of this length."""
     token_bytes = (costs.kv_bytes(num_tokens) - costs.state_bytes) // num_tokens
     attention = CacheGroup(0, GroupKind.FULL_ATTENTION, 1, token_bytes)
     state = CacheGroup(1, GroupKind.LINEAR_STATE, 1, costs.state_bytes)
-    return Layout(bytes(LAYOUT_ID_BYTES), 1, "", (attention, state))
+    return Layout(bytes(LAYOUT_ID_BYTES), 1, "", (attention, state)[: 1 + has_state])
 
 
 def _beyond(table: list[int], index: int) -> int:

@@ -19,10 +19,13 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.membership.pool_links import LinkEnds, PoolLinks
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import ScaledBytes, layout_of
+from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.engine.oracle_check import Heard
 from prfaas.sim.resources.pool_caches import Caches
@@ -34,10 +37,13 @@ class Front(DispatcherBooks):
     """The gateway of a simulated run. Output lengths do not get past it."""
 
     def __init__(self, setup: Setup) -> None:
-        self.home = setup.name
         self.heard = Heard()
         self._block_tokens = setup.blocks.tokens
         self._asked: dict[int, Request] = {}
+        self._layout: Layout | None = None
+        """Counts the bytes between hosts, for a policy that has no plan to count by."""
+        if setup.routing.policy is PolicyName.OBSERVED:
+            self._layout = layout_of(setup.costs, EXPECTED_TOKENS, has_state=False)
         # Instances that may change their role are known under a name in either.
         both = setup.num_prefill + setup.num_decode if setup.roles else 0
         self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
@@ -47,17 +53,24 @@ class Front(DispatcherBooks):
         if setup.roles is not None:
             self.decode_names = tuple(decode_name(name) for name in self.prefill_names)
         self.settings = _settings(setup)
+        prefill = _members(self.prefill_names, setup.pools)
+        # Names of one instance in its two roles are of one host; others follow each other.
+        first = 0 if setup.roles else setup.num_prefill
+        decode = _members(self.decode_names, setup.pools, first)
+        away = {
+            each.name: _members(self.prfaas_names[each.name], each.pools) for each in setup.prfaas
+        }
         self.dispatcher = Dispatcher(
             HomeCluster(
                 setup.name,
-                tuple(Member(name, setup.name) for name in self.prefill_names),
-                tuple(Member(name, setup.name) for name in self.decode_names) or None,
+                prefill,
+                decode or None,
                 _planned(setup.prfaas[0]) if setup.prfaas else setup.costs,
             ),
             [
                 RemoteCluster(
                     cluster.name,
-                    tuple(Member(name, cluster.name) for name in self.prfaas_names[cluster.name]),
+                    away[cluster.name],
                     _planned(cluster),
                     cluster.link.price_per_tb,
                     cluster.link.bits_per_s
@@ -68,14 +81,21 @@ class Front(DispatcherBooks):
             ],
             self.settings,
         )
+        clusters = {setup.name: (*prefill, *decode), **away}
+        members = [(each.name, each.pool, name) for name, its in clusters.items() for each in its]
+        self.pool_of = {name: pool for name, pool, _ in members}
+        """Pool of each instance."""
+        self.links = PoolLinks(members, (setup.name,)).all()
+        """Links to the PD cluster, and between the hosts of a cluster."""
         self._decodes = frozenset(self.decode_names)
         self.has_roles = bool(self._decodes)
         self._down: set[Target] = set()
         """Instances that are not there, or have another role, and links that are dead."""
         self._broken: set[Target] = set()
         """Targets with an open breaker."""
+        for ends in self.links:
+            self.set_link(ends, up=True)
         for cluster in setup.prfaas:
-            self.set_link(cluster.name, up=True)
             if setup.signals.layouts and not _is_right(cluster):
                 self.dispatcher.expect_bytes(layout_of(cluster.costs, EXPECTED_TOKENS), now_ns=0)
 
@@ -101,6 +121,7 @@ class Front(DispatcherBooks):
             tenant=request.tenant,
             offloadable=offloadable,
             avoid=avoid,
+            layout=self._layout,
         )
 
     def as_now(self, number: int, avoid: str, *, offloadable: bool) -> Arrival:
@@ -129,11 +150,10 @@ class Front(DispatcherBooks):
 
     # Instances and links
 
-    def set_link(self, cluster: str, *, up: bool) -> list[int]:
+    def set_link(self, ends: LinkEnds, *, up: bool) -> list[int]:
         """A link was found dead or alive; indices of the requests that were on it."""
-        (self._down.discard if up else self._down.add)((cluster, self.home))
-        self._apply_link(self.home, cluster)
-        return self._apply_link(cluster, self.home)
+        (self._down.discard if up else self._down.add)(ends)
+        return self._apply_link(*ends)
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance failed or recovered, or got or lost the role of this name."""
@@ -149,8 +169,8 @@ class Front(DispatcherBooks):
 
     def _apply_link(self, source: str, destination: str) -> list[int]:
         ends = source, destination
-        is_alive = not self._down & {ends, ends[::-1]}
-        return self.dispatcher.set_link(*ends, up=is_alive and ends not in self._broken)
+        up = ends not in self._down and ends not in self._broken
+        return self.dispatcher.set_link(*ends, up=up)
 
     # Reports
 
@@ -169,10 +189,9 @@ class Front(DispatcherBooks):
     @property
     def offload_threshold(self) -> int:
         """Current t of the first link, tokens; 0 without one."""
-        first = next(iter(self.prfaas_names), None)
-        if first is None:
+        if not self.prfaas_names:
             return 0
-        return self.dispatcher.links.between(first, self.home).policy.offload_threshold
+        return self.dispatcher.links.between(*self.links[0]).policy.offload_threshold
 
 
 def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ...]]:
@@ -182,6 +201,10 @@ def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ..
         cluster.name: tuple(f"r{next(number):05}" for _ in range(cluster.num_instances))
         for cluster in clusters
     }
+
+
+def _members(names: Sequence[str], pools: Sequence[str], first: int = 0) -> tuple[Member, ...]:
+    return tuple(Member(name, pools[i % len(pools)]) for i, name in enumerate(names, first))
 
 
 def _planned(cluster: ClusterSetup) -> CostModel:

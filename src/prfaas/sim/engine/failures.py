@@ -42,7 +42,7 @@ def in_words(failure: Failure) -> str:
 def _break(simulation: RunParts, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
-            for transport in _transports(simulation, failure):
+            for transport in simulation.wans.get(_cluster(simulation, failure), ()):
                 transport.set_capacity(failure.capacity_ratio)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
             _fail_prefill(simulation, _prefill_instance(simulation, failure))
@@ -63,7 +63,7 @@ def _break(simulation: RunParts, failure: Failure) -> None:
 def _mend(simulation: RunParts, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
-            for transport in _transports(simulation, failure):
+            for transport in simulation.wans.get(_cluster(simulation, failure), ()):
                 transport.set_capacity(1.0)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
             _mend_prefill(simulation, _prefill_instance(simulation, failure))
@@ -80,38 +80,39 @@ def _mend(simulation: RunParts, failure: Failure) -> None:
 
 def _cluster(simulation: RunParts, failure: Failure) -> str:
     """The cluster of a failure; the first PrfaaS cluster by default."""
-    return failure.cluster or next(iter(simulation.transports), "")
+    return failure.cluster or next(iter(simulation.wans), "")
 
 
-def _transports(simulation: RunParts, failure: Failure) -> list[Transport]:
-    """The links of the cluster a failure is about."""
-    cluster = _cluster(simulation, failure)
-    if cluster == simulation.setup.name:
-        return list(simulation.transports.values())
-    found = simulation.transports.get(cluster)
-    return [] if found is None else [found]
+def _pool(simulation: RunParts, failure: Failure) -> str:
+    """The pool of a failure."""
+    return simulation.setup.pools_of[_cluster(simulation, failure)][failure.index]
+
+
+def _transports(simulation: RunParts, pool: str) -> list[Transport]:
+    """The links of a pool."""
+    return [each for ends, each in simulation.transports.items() if pool in ends]
 
 
 def _fail_pool(simulation: RunParts, failure: Failure) -> None:
     """A pool node dies: its cache is lost, its connections close, the gateway knows at once.
 
-    Engines go on without it. What decode had kept of unfinished transfers is lost with the PD
-    cluster's pool.
+    Engines go on without it. What it had kept of unfinished transfers is lost with it.
     """
-    cluster = _cluster(simulation, failure)
-    simulation.front.caches.pools[cluster].fail(keeps_disk=failure.keeps_disk)
-    if cluster == simulation.setup.name:
-        for run in simulation.open.values():
+    pool = _pool(simulation, failure)
+    simulation.front.caches.pools[pool].fail(keeps_disk=failure.keeps_disk)
+    for run in simulation.open.values():
+        if run.request.kept_in == pool:
             run.request.kept_tokens = 0
-    for transport in _transports(simulation, failure):
+    for transport in _transports(simulation, pool):
         transport.set_pool(up=False)
 
 
 def _mend_pool(simulation: RunParts, failure: Failure) -> None:
     """It stores again; what it holds counts as nothing until the gateway has a snapshot."""
-    pool = simulation.front.caches.pools[_cluster(simulation, failure)]
+    name = _pool(simulation, failure)
+    pool = simulation.front.caches.pools[name]
     pool.is_up = True
-    for transport in _transports(simulation, failure):
+    for transport in _transports(simulation, name):
         transport.set_pool(up=True)
     simulation.clock.after(failure.rebuild_ns, _know, pool)
 

@@ -27,7 +27,8 @@ class Copier:
     def routed(self, request: Request, found: Routed, considered: Considered) -> None:
         """A request was routed: count what it computes in the PD cluster and a PrfaaS pool has."""
         for option in considered.missed(found):
-            costs = self._sim.transports[option.cluster.name].cluster.costs
+            ends = option.pull_link.source, found.destination
+            costs = self._sim.transports[ends].costs
             prompt = Prompt(
                 request.block_ids,
                 request.num_prompt_tokens,
@@ -36,7 +37,6 @@ class Copier:
                 partial(_bytes_between, costs),
             )
             held_tokens, now_ns = option.facts.pullable_tokens, self._sim.clock.now_ns
-            ends = option.pull_link.source, found.destination
             self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
 
     def tick(self) -> None:
@@ -58,7 +58,8 @@ class Copier:
                 pool.store(copy.block_ids)
 
         link.book.promise(copy.num_bytes, self._sim.clock.now_ns)
-        self._sim.transports[link.source].copy(copy.num_bytes, ended)
+        ends = link.source, link.destination
+        self._sim.transports[ends].copy(copy.num_bytes, ended)
 
 
 def _bytes_between(costs: CostModel, have_tokens: int, final_tokens: int) -> int:

@@ -64,7 +64,8 @@ class RunParts(Protocol):
         fleet: What the machines of all requests share.
         reactions: Counts of what was done about failures.
         open: Requests under way, by index.
-        transports: Links by PrfaaS cluster.
+        transports: Links by their two pools.
+        wans: Links to the PD cluster by PrfaaS cluster.
         locals: Prefill instances of the PD cluster, by name.
         remotes: Prefill instances of the PrfaaS clusters, by name.
         decoders: Decode instances, by name.
@@ -78,7 +79,8 @@ class RunParts(Protocol):
     reactions: Reactions
     suspects: Suspects
     open: dict[int, RequestRun]
-    transports: dict[str, Transport]
+    transports: dict[tuple[str, str], Transport]
+    wans: dict[str, list[Transport]]
     locals: dict[str, PrefillInstance]
     remotes: dict[str, PrefillInstance]
     decoders: dict[str, DecodeInstance]
@@ -123,8 +125,7 @@ class RequestRun(Executor):
     def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
         self._parts, self.request = parts, request
         self._take(routed)
-        home = routed.destination
-        pools = (routed.source if self.is_remote else home), home
+        pools = routed.prefill_pool, routed.destination
         # Where instances only decode, one is chosen once it is needed.
         decode = routed.decode or ""
         prefill = "" if routed.prefill == decode else routed.prefill
@@ -171,8 +172,9 @@ class RequestRun(Executor):
 
     def _start_pull(self, _: actions.StartPull) -> None:
         routed = self._on_route()
-        transport = self._parts.transports[routed.source]
-        transport.pull(self.request, self._real_bytes(), routed.present_tokens)
+        transport = self._transport(Blocks.PULL)
+        num_bytes = self._num_bytes(Blocks.PULL, transport)
+        transport.pull(self.request, num_bytes, routed.prefill_pool_tokens)
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         parts = self._parts
@@ -224,16 +226,22 @@ class RequestRun(Executor):
         self.decoder = ""
         self._parts.clock.after(action.after_ns, self._decode_on, action.engine)
 
-    def _abort(self, _: actions.Abort) -> None:
+    def _abort(self, action: actions.Abort) -> None:
         """Keep blocks that have arrived."""
-        transport = self._parts.transports[self.routed.source]
-        self._keep_what_came()
+        transport = self._transport(action.blocks)
+        self._keep_what_came(transport)
         transport.give_up(self.request)
 
-    def _keep_what_came(self) -> None:
-        transport = self._parts.transports[self.routed.source]
+    def _transport(self, which: Blocks) -> Transport:
+        """The link of blocks in transit."""
+        routed = self.routed
+        is_pull = which is Blocks.PULL
+        ends = routed.pull_link if is_pull else (routed.prefill_pool, routed.destination)
+        return self._parts.transports[ends]
+
+    def _keep_what_came(self, transport: Transport) -> None:
         arrived_tokens = transport.arrived_tokens(self.request)
-        self._parts.front.caches.keep(self.request, arrived_tokens)
+        self._parts.front.caches.keep(self.request, transport.ends[1], arrived_tokens)
 
     def _fell_back(self, action: actions.FellBack) -> None:
         self._parts.reactions.fell_back(self.request.index, action)
@@ -267,26 +275,34 @@ class RequestRun(Executor):
         if not instance.up:
             self.prefill_failed(may_have_died=False)
             return
-        if not self.is_remote:
-            instance.submit(Job(request, request.attempt, parts.chunks(request.num_new_tokens)))
-            return
-        request.offloaded = True
-        transport = parts.transports[routed.cluster]
-        costs = transport.cluster.costs
-        transport.promise(request, self._real_bytes(), routed.present_tokens)
-        instance.submit(Job(request, request.attempt, costs.chunks(request.num_new_tokens)))
+        num_new_tokens, transport = request.num_new_tokens, None
+        if routed.ships:
+            transport = self._transport(Blocks.HAND_OFF)
+            num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
+            transport.promise(request, num_bytes, routed.present_tokens)
+        if transport is None:
+            chunks = parts.chunks(num_new_tokens)
+        else:
+            chunks = transport.costs.chunks(num_new_tokens, is_local=not self.is_remote)
+        request.offloaded = request.offloaded or self.is_remote
+        instance.submit(Job(request, request.attempt, chunks, transport))
 
-    def _real_bytes(self) -> int:
-        """Bytes of the blocks that the route ships; the gateway knows what its plan has for it."""
-        routed = self.routed
-        length = self.request.num_prompt_tokens if self.is_remote else routed.hit_tokens
-        costs = self._parts.transports[routed.source].cluster.costs
-        return costs.shipped_bytes(length, routed.present_tokens)
+    def _num_bytes(self, which: Blocks, transport: Transport) -> int:
+        """Bytes of blocks that the route moves; the gateway knows what its plan has for them."""
+        routed, length = self.routed, self.request.num_prompt_tokens
+        if which is Blocks.HAND_OFF:
+            return transport.costs.shipped_bytes(length, routed.present_tokens)
+        return transport.costs.shipped_bytes(routed.hit_tokens, routed.prefill_pool_tokens)
 
     def prefilled(self) -> None:
         """The answer of the prefill leg has come."""
-        parts = self._parts
-        parts.guards.ended(self.routed.prefill, Told.GOOD, parts.clock.now_ns)
+        parts, routed = self._parts, self.routed
+        parts.guards.ended(routed.prefill, Told.GOOD, parts.clock.now_ns)
+        if routed.pulled_from and routed.pulls_from_host:
+            span = parts.setup.blocks.tokens
+            copied = slice(routed.prefill_pool_tokens // span, routed.hit_tokens // span)
+            copies = self.request.block_ids[copied]
+            parts.front.caches.pools[routed.prefill_pool].demote(copies)
         self._report(_PREFILL_DONE)
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
@@ -299,21 +315,28 @@ class RequestRun(Executor):
 
     # Blocks in transit
 
-    def transfer_ended(self, kind: TransferEnd) -> None:
-        """The blocks of the request have landed, or can not."""
-        which = Blocks.HAND_OFF if self.is_remote else Blocks.PULL
-        parts, routed = self._parts, self.routed
-        link = routed.source, routed.destination
-        parts.guards.ended(link, told_of_link(kind), parts.clock.now_ns)
+    def transfer_ended(self, which: Blocks, kind: TransferEnd, transport: Transport) -> None:
+        """Blocks of the request have landed, or can not."""
+        parts = self._parts
+        parts.guards.ended(transport.ends, told_of_link(kind), parts.clock.now_ns)
         if kind is TransferEnd.COMMITTED:
             # Nothing is learnt from bytes that are those of the plan.
-            is_planned = parts.transports[routed.source].cluster.link.planned_bytes_ratio == 1.0
+            is_planned = transport.setup.planned_bytes_ratio == 1.0
             event = _COMMITTED[which]
-            self._report(event if is_planned else replace(event, num_bytes=self._real_bytes()))
+            if not is_planned:
+                event = replace(event, num_bytes=self._num_bytes(which, transport))
+            self._report(event)
             return
-        self._keep_what_came()
-        parts.transports[routed.source].give_up(self.request)
+        self._keep_what_came(transport)
+        transport.give_up(self.request)
         self._report(TransferEnded(which, kind))
+
+    def link_lost(self, transport: Transport) -> None:
+        """A link is dead that blocks of the request were to take."""
+        for which in Blocks:
+            blocks = self.life.blocks.get(which)
+            if blocks is not None and blocks.link == transport.ends:
+                self.transfer_ended(which, TransferEnd.LINK_LOST, transport)
 
     # The decode leg
 
@@ -344,7 +367,7 @@ class RequestRun(Executor):
         """The engine waits no longer for blocks that are in transit."""
         if self._waits_for is blocks:
             self._waits_for = None
-            self._keep_what_came()
+            self._keep_what_came(self._parts.transports[blocks.link])
             self._compute()
 
     def _compute(self) -> None:
@@ -355,6 +378,7 @@ class RequestRun(Executor):
             hand_off is not None
             and hand_off.is_open
             and (hand_off.end is TransferEnd.COMMITTED or not hand_off.crosses_link)
+            and hand_off.destination == parts.front.pool_of[self.decoder]
         ):
             request.landed_at_ns = parts.clock.now_ns
             parts.decoders[self.decoder].submit(request)
@@ -364,7 +388,8 @@ class RequestRun(Executor):
     def _recompute(self) -> None:
         """Have the instance that decodes compute what has not arrived."""
         request, parts = self.request, self._parts
-        self._found_tokens = parts.front.caches.held_at_home(request)
+        front = parts.front
+        self._found_tokens = front.caches.hits(request).get(front.pool_of[self.decoder], 0)
         self._resume_after(self._found_tokens)
         parts.reactions.num_recomputed += self.decoder != self.routed.prefill
         chunks = parts.chunks(request.num_new_tokens + request.had_tokens)

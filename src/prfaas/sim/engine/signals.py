@@ -27,8 +27,8 @@ class Observation(Record, frozen=True):
 class _Watch:
     """One direction of a link, as its pool node sees it: it reports while transfers are open."""
 
-    def __init__(self, source: str, destination: str, link: SharedLink) -> None:
-        self._ends, self._link, self._was_open = (source, destination), link, False
+    def __init__(self, ends: tuple[str, str], link: SharedLink) -> None:
+        self._ends, self._link, self._was_open = ends, link, False
 
     def look(self, now_ns: int) -> Iterator[tuple[str, str, LinkReport]]:
         """Its counters, with both of its pools."""
@@ -44,9 +44,8 @@ class Telemetry:
     def __init__(self, simulation: RunParts, copier: Copier | None) -> None:
         self._sim, self._copier = simulation, copier
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
-        home = simulation.setup.name
         self._watches = [
-            _Watch(name, home, transport.home) for name, transport in simulation.transports.items()
+            _Watch(ends, transport.link) for ends, transport in simulation.transports.items()
         ]
 
     def start(self) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Refusal, Refused, Routed
-from prfaas.core.request.events import Outcome
+from prfaas.core.membership.pool_links import LinkEnds
+from prfaas.core.request.events import Blocks, Outcome
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, Target
@@ -32,7 +34,7 @@ from prfaas.sim.engine.suspects import Suspects
 from prfaas.sim.engine.time_series import NUM_SAMPLES_MAX, Series
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
 from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
-from prfaas.sim.resources.shared_link import SharedLink
+from prfaas.sim.resources.shared_link import SharedLink, Wan
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.arrivals import Arrivals, Progress
 from prfaas.sim.system.clock import Clock
@@ -42,6 +44,8 @@ from prfaas.sim.system.setup import ClusterSetup, Setup
 _LOOKS = 1 / 1.26
 """Number of checks of a route within its predicted time: the first one is when the route can be
 late by its prediction (`core/resilience/late_routes.py`). The gateway checks more often."""
+Chunks = Callable[[int], list[tuple[int, int]]]
+"""Chunks of a prefill by its new tokens, as in `Job`."""
 
 
 class Simulation:
@@ -77,16 +81,19 @@ class Simulation:
         self.fleet = Fleet(
             self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
         )
-        self.transports = {cluster.name: self._transport(cluster) for cluster in setup.prfaas}
+        self.transports = {ends: self._transport(ends) for ends in self.front.links}
+        self.wans = {each.name: self._wan(each) for each in setup.prfaas}
         self._lanes: dict[str, PrefillInstance] = {}
         decoders = self.front.decode_names or self.front.prefill_names
         self.decoders = {n: self._decode_instance(n) for n in decoders}
-        local = self._prefill_instance if self.front.has_roles else self.lane
+        chunks = partial(setup.costs.chunks, is_local=True)
+        prefill = partial(self._prefill_instance, shipped=chunks)
+        local = prefill if self.front.has_roles else self.lane
         self.locals = {n: local(n) for n in self.front.prefill_names}
         self.remotes = {
-            name: self._prfaas_instance(name, self.transports[cluster])
-            for cluster, names in self.front.prfaas_names.items()
-            for name in names
+            name: self._prefill_instance(name, cluster.costs.chunks)
+            for cluster in setup.prfaas
+            for name in self.front.prfaas_names[cluster.name]
         }
         self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
@@ -94,34 +101,36 @@ class Simulation:
         self.telemetry = Telemetry(self, self.copier)
         self.series = Series(self, self.roles, num_samples_max)
 
-    def _transport(self, cluster: ClusterSetup) -> Transport:
+    def _transport(self, ends: LinkEnds) -> Transport:
+        setup = self.setup
+        cluster = next((each for each in setup.prfaas if ends[0] in each.pools), None)
+        is_wan = cluster is not None and ends[1] in setup.pools
         return Transport(
             self.clock,
-            cluster,
+            ends,
+            cluster.link if cluster is not None and is_wan else setup.host_link,
+            setup.costs if cluster is None else cluster.costs,
             on_landed=self._landed,
             on_pulled=self._pulled,
             on_change=self._link_changed,
-            told_after_ns=self.setup.signals.delay_ns,
+            told_after_ns=setup.signals.delay_ns,
         )
 
-    def _prefill_instance(self, name: str) -> PrefillInstance:
+    def _wan(self, cluster: ClusterSetup) -> list[Transport]:
+        """Links of a PrfaaS cluster to the PD cluster; several share the capacity."""
+        ends = product(cluster.pools, self.setup.pools)
+        found, wan = [self.transports[each] for each in ends], Wan()
+        for transport in found if len(found) > 1 else ():
+            transport.link.join(wan)
+        return found
+
+    def _prefill_instance(self, name: str, shipped: Chunks) -> PrefillInstance:
+        pool = self.front.pool_of[name]
         return PrefillInstance(
             name,
             self.clock,
-            on_start=partial(self._local_started, name),
-            on_chunk=_nothing,
-            on_done=self.front.caches.devices.keeping(name, self._local_done),
-        )
-
-    def _prfaas_instance(self, name: str, transport: Transport) -> PrefillInstance:
-        return PrefillInstance(
-            name,
-            self.clock,
-            on_start=partial(self._remote_started, transport, name),
-            on_chunk=transport.chunk,
-            on_done=self.front.caches.devices.keeping(
-                name, partial(self._remote_done, transport.cluster)
-            ),
+            on_start=partial(self._prefill_started, pool, name, shipped),
+            on_done=self.front.caches.devices.keeping(name, partial(self._prefilled, pool)),
         )
 
     def _decode_instance(self, name: str) -> DecodeInstance:
@@ -172,7 +181,7 @@ class Simulation:
     @property
     def links(self) -> list[SharedLink]:
         """Links from every PrfaaS cluster to the PD cluster."""
-        return [transport.home for transport in self.transports.values()]
+        return [transport.link for wan in self.wans.values() for transport in wan]
 
     # Arrival and dispatch
 
@@ -205,16 +214,20 @@ class Simulation:
         """Chunks of a prefill in the PD cluster: tokens and end, ns."""
         return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
 
-    def _local_started(self, name: str, job: Job) -> None:
-        self._started(job, self.setup.name, name, self.chunks)
+    def _prefill_started(self, pool: str, name: str, shipped: Chunks, job: Job) -> None:
+        transport = job.transport
+        if transport is None:
+            self._started(job, pool, name, self.chunks)
+            return
+        self._started(job, pool, name, shipped)
+        transport.start(job.request)
+        self.front.choose_decode(job.request.index)
 
-    def _started(
-        self, job: Job, cluster: str, name: str, chunks: Callable[[int], list[tuple[int, int]]]
-    ) -> None:
+    def _started(self, job: Job, pool: str, name: str, chunks: Chunks) -> None:
         """A prefill starts: what is cached is looked up again, as engines do."""
         request = job.request
         request.prefill_started_at_ns = self.clock.now_ns
-        hit = self.front.caches.resume(request, cluster, name)
+        hit = self.front.caches.resume(request, pool, name)
         held, read_ns = hit.num_tokens, hit.read_ns
         if held != request.num_hit_tokens or read_ns:
             request.num_hit_tokens = held
@@ -223,22 +236,17 @@ class Simulation:
                 (tokens, end_ns + read_ns) for tokens, end_ns in chunks(request.num_new_tokens)
             ]
 
-    def _remote_started(self, transport: Transport, name: str, job: Job) -> None:
-        self._started(job, transport.cluster.name, name, transport.cluster.costs.chunks)
-        transport.start(job.request)
-        self.front.choose_decode(job.request.index)
-
-    def _local_done(self, job: Job) -> None:
-        if job.attempt == job.request.attempt:
-            job.request.prefilled_at_ns = self.clock.now_ns
-            self._store(self.setup.name, job.request)
-            self.open[job.request.index].prefilled()
-
-    def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:
-        if job.attempt == job.request.attempt:
-            job.request.prefilled_at_ns = self.clock.now_ns
-            self.clock.after(cluster.link.rtt_ns // 2, self._heard_of, job)
-        self._store(cluster.name, job.request)
+    def _prefilled(self, pool: str, job: Job) -> None:
+        """A prefill has ended; its answer takes as long as a byte of its blocks."""
+        request, transport = job.request, job.transport
+        self._store(pool, request)
+        if job.attempt != request.attempt:
+            return
+        request.prefilled_at_ns = self.clock.now_ns
+        if transport is None:
+            self.open[request.index].prefilled()
+        else:
+            self.clock.after(transport.setup.rtt_ns // 2, self._heard_of, job)
 
     def _heard_of(self, job: Job) -> None:
         """The answer of a prefill leg has crossed the link."""
@@ -250,27 +258,27 @@ class Simulation:
 
     # Link
 
-    def _landed(self, request: Request) -> None:
-        self._store(self.setup.name, request)
-        self.open[request.index].transfer_ended(TransferEnd.COMMITTED)
-
-    def _pulled(self, request: Request) -> None:
-        """A prefix that a request waits for has arrived in the PD pool."""
+    def _landed(self, request: Request, transport: Transport) -> None:
+        self._store(transport.ends[1], request)
         run = self.open[request.index]
-        blocks = run.routed.hit_tokens // self.setup.blocks.tokens
-        pool = self.front.caches.pools[self.setup.name]
-        pool.store(request.block_ids[:blocks], request.tenant)
-        run.transfer_ended(TransferEnd.COMMITTED)
+        run.transfer_ended(Blocks.HAND_OFF, TransferEnd.COMMITTED, transport)
 
-    def _link_changed(self, cluster: str, alive: bool) -> None:
-        news = News.LINK_ALIVE if alive else News.LINK_DEAD
-        changed_at_ns = self.transports[cluster].changed_at_ns
-        self.front.heard.note(news, changed_at_ns, self.clock.now_ns)
+    def _pulled(self, request: Request, transport: Transport) -> None:
+        """A prefix that a request waits for has arrived."""
+        run = self.open[request.index]
+        blocks = -(-run.routed.hit_tokens // self.setup.blocks.tokens)
+        pool = self.front.caches.pools[transport.ends[1]]
+        pool.store(request.block_ids[:blocks], request.tenant)
+        run.transfer_ended(Blocks.PULL, TransferEnd.COMMITTED, transport)
+
+    def _link_changed(self, transport: Transport, alive: bool) -> None:
+        news, ends = News.LINK_ALIVE if alive else News.LINK_DEAD, transport.ends
+        self.front.heard.note(news, transport.changed_at_ns, self.clock.now_ns)
         if alive:
-            seen = self.transports[cluster].home.report(self.clock.now_ns)
-            self.front.dispatcher.report_link(cluster, self.front.home, seen)
-        for index in sorted(self.front.set_link(cluster, up=alive)):
-            self.open[index].transfer_ended(TransferEnd.LINK_LOST)
+            seen = transport.link.report(self.clock.now_ns)
+            self.front.dispatcher.report_link(*ends, seen)
+        for index in sorted(self.front.set_link(ends, up=alive)):
+            self.open[index].link_lost(transport)
 
     # Decode and the end
 
@@ -281,15 +289,14 @@ class Simulation:
                 name,
                 self.clock,
                 on_start=partial(self._lane_started, name),
-                on_chunk=_nothing,
                 on_done=partial(self._lane_done, name),
             )
         return self._lanes[name]
 
     def _lane_started(self, name: str, job: Job) -> None:
         had = job.request.had_tokens
-        memory = instance_of(name)
-        self._started(job, self.setup.name, memory, lambda new: self.chunks(new + had))
+        memory, pool = instance_of(name), self.front.pool_of[name]
+        self._started(job, pool, memory, lambda new: self.chunks(new + had))
         num_tokens, work_ns = job.chunks[-1]
         num_steps = -(-num_tokens // self.setup.costs.chunk_tokens)
         step_ns = self.decoders[name].compute(work_ns / num_steps if num_steps else 0.0)
@@ -298,7 +305,7 @@ class Simulation:
     def _lane_done(self, name: str, job: Job) -> None:
         self.decoders[name].compute(0.0)
         if job.attempt == job.request.attempt:
-            self._store(self.setup.name, job.request)
+            self._store(self.front.pool_of[name], job.request)
             self.open[job.request.index].computed()
 
     def _finished(self, request: Request) -> None:
@@ -322,10 +329,5 @@ class Simulation:
 def _guards(front: Front, changed: Callable[[Target, BreakerState, BreakerState], None]) -> Guards:
     """Breakers of all instances and links."""
     remotes = [name for names in front.prfaas_names.values() for name in names]
-    links = [(cluster, front.home) for cluster in front.prfaas_names]
     at_home = front.prefill_names, front.decode_names
-    return Guards([*at_home[0], *at_home[1], *remotes, *links], front, changed, at_home)
-
-
-def _nothing(_job: Job, _tokens: int) -> None:
-    """Chunks matter only where they are shipped."""
+    return Guards([*at_home[0], *at_home[1], *remotes, *front.links], front, changed, at_home)

@@ -83,11 +83,11 @@ def _sample(sim: RunParts, roles: Roles) -> Sample:
         running += decoder.num_running
     bits_per_s: float = 0
     backlog: float = 0
-    for transport in sim.transports.values():
-        link = transport.home
-        bits_per_s += link.bits_per_s
-        backlog += link.backlog_bytes()
-        num_flows += link.num_active
+    for wan in sim.wans.values():
+        bits_per_s += max(transport.link.bits_per_s for transport in wan)
+        for transport in wan:
+            backlog += transport.link.backlog_bytes()
+            num_flows += transport.link.num_active
     return Sample(
         at_ns=sim.clock.now_ns,
         local_wait_ns=_mean_backlog(local),

@@ -50,7 +50,7 @@ def figures_of(run: Run) -> RunFigures:
         for r in sim.requests
         if r.outcome is Outcome.FINISHED and scenario.start_ns <= r.arrived_at_ns < end_ns
     ]
-    at_s, egress = _egress(window_bytes(sim), sim.clock.now_ns)
+    at_s, egress = _egress(window_bytes(sim.links), sim.clock.now_ns)
     return RunFigures(
         run.results,
         _thinned(sim.series.samples),

@@ -37,15 +37,16 @@ class Pool:
         blocks: What they count in.
         costs: Of the cluster's prefill, to decide if reading from disk pays.
         remote: True if the cluster is a PrfaaS cluster.
+        num_hosts: Of the cluster; each pool gets an equal part of the limits.
     """
 
     def __init__(
-        self, setup: CacheSetup, blocks: BlockSetup, costs: Costs, *, remote: bool
+        self, setup: CacheSetup, blocks: BlockSetup, costs: Costs, *, remote: bool, num_hosts: int
     ) -> None:
         self._span, self._costs = blocks.tokens, costs
         self._prefill_ns = costs.remote_prefill_ns if remote else costs.local_prefill_ns
-        tiers, shares = (setup.host_blocks, setup.disk_blocks), setup.shares
-        self._cache = TieredCache(*tiers, blocks.checkpoint_blocks, shares)
+        host, disk = (n and n // num_hosts for n in (setup.host_blocks, setup.disk_blocks))
+        self._cache = TieredCache(host, disk, blocks.checkpoint_blocks, setup.shares)
         self._has_disk = self._cache.has_disk
         self._ns_per_byte = BITS_PER_BYTE * NS_PER_S / setup.disk_bits_per_s
         self.is_up = self.is_known = True
@@ -81,6 +82,10 @@ class Pool:
         if self.is_up and block_ids:
             self._cache.store(block_ids, checkpoint=checkpoint, tenant=tenant)
 
+    def demote(self, block_ids: Sequence[int]) -> None:
+        """Evict these blocks first: another host has them too."""
+        self._cache.demote(block_ids)
+
     def num_held(self, block_ids: Sequence[int]) -> int:
         """Leading blocks that are there."""
         return self._cache.leading_run(block_ids)
@@ -105,11 +110,11 @@ class Caches:
     """
 
     def __init__(self, setup: Setup, instances: Mapping[str, Sequence[str]]) -> None:
-        self.home = setup.name
         self.block_tokens = setup.blocks.tokens
-        self.pools = {setup.name: Pool(setup.cache, setup.blocks, setup.costs, remote=False)}
+        self.pools = {name: _pool(setup, setup.blocks, remote=False) for name in setup.pools}
         for cluster in setup.prfaas:
-            self.pools[cluster.name] = _pool_of(cluster, setup.blocks)
+            for name in cluster.pools:
+                self.pools[name] = _pool(cluster, setup.blocks, remote=True)
         limits = {setup.name: setup.cache, **{c.name: c.cache for c in setup.prfaas}}
         self.devices = Devices([(instances[n], limits[n]) for n in limits], setup.blocks)
         self._have_own = self.devices.num_instances > 0
@@ -123,7 +128,7 @@ class Caches:
     def hits(self, request: Request) -> dict[str, int]:
         """Hits in each pool, and in each instance with its own memory, tokens.
 
-        Blocks of the request itself in the PD pool count too.
+        Blocks that a pool kept for the request itself count too.
         """
         found = {}
         if request.block_ids:
@@ -132,10 +137,10 @@ class Caches:
                 found.update(self.devices.hits(request))
         if request.kept_tokens:
             kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
-            found[self.home] = max(found.get(self.home, 0), kept)
+            found[request.kept_in] = max(found.get(request.kept_in, 0), kept)
         return found
 
-    def resume(self, request: Request, cluster: str, instance: str) -> Hit:
+    def resume(self, request: Request, pool: str, instance: str) -> Hit:
         """Look a prompt up once more as its prefill starts, and use what is there.
 
         A prompt may have waited long: others computed its prefix meanwhile, or it was evicted.
@@ -143,37 +148,35 @@ class Caches:
 
         Args:
             request: The request that starts its prefill.
-            cluster: Where it is prefilled.
-            instance: The instance that prefills.
+            pool: Pool of the instance that prefills.
+            instance: That instance.
 
         Returns:
             The prefix that prefill resumes after, and the time to read what of it lies on disk.
         """
         hit = _NO_HIT
         if request.block_ids:
-            hit = self.pools[cluster].hit(request)
-            self.pools[cluster].use(request, hit.num_tokens)
+            hit = self.pools[pool].hit(request)
+            self.pools[pool].use(request, hit.num_tokens)
             own = self.devices.resume(instance, request) if self._have_own else 0
             if own >= hit.num_tokens:
                 hit = Hit(own)
-        if request.kept_tokens and cluster == self.home:
+        if request.kept_tokens and pool == request.kept_in:
             kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
             return Hit(kept) if kept > hit.num_tokens else hit
         return hit
 
-    def held_at_home(self, request: Request) -> int:
-        """Prefix that a prefill in the PD cluster resumes after, tokens."""
-        return self.hits(request).get(self.home, 0)
-
-    def keep(self, request: Request, num_tokens: int) -> None:
-        """Add the first tokens of a prompt from a cut transfer to the PD pool."""
-        if not self.pools[self.home].is_up:
+    def keep(self, request: Request, pool: str, num_tokens: int) -> None:
+        """Add the first tokens of a prompt from a cut transfer to a pool."""
+        if not self.pools[pool].is_up:
             return
         whole = num_tokens // self.block_tokens
-        request.kept_tokens = max(request.kept_tokens, whole * self.block_tokens)
+        before = request.kept_tokens if request.kept_in == pool else 0
+        request.kept_tokens, request.kept_in = max(before, whole * self.block_tokens), pool
         blocks = request.block_ids[:whole]
-        self.pools[self.home].store(blocks, request.tenant, checkpoint=False)
+        self.pools[pool].store(blocks, request.tenant, checkpoint=False)
 
 
-def _pool_of(cluster: ClusterSetup, blocks: BlockSetup) -> Pool:
-    return Pool(cluster.cache, blocks, cluster.costs, remote=True)
+def _pool(cluster: Setup | ClusterSetup, blocks: BlockSetup, *, remote: bool) -> Pool:
+    hosts = cluster.num_hosts
+    return Pool(cluster.cache, blocks, cluster.costs, remote=remote, num_hosts=hosts)

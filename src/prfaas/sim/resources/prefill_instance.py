@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 
@@ -18,11 +19,13 @@ class Job:
         request: Whose.
         attempt: The request's attempt this belongs to.
         chunks: End of each chunk: tokens computed, ns since the start. The last ends the job.
+        transport: Ships the computed blocks; None where they stay in their pool.
     """
 
     request: Request
     attempt: int
     chunks: list[tuple[int, int]]
+    transport: Transport | None = None
 
     @property
     def work_ns(self) -> int:
@@ -30,15 +33,11 @@ class Job:
         return self.chunks[-1][1]
 
 
-Progress = Callable[[Job, int], None]
-
-
 class PrefillInstance:
     """One instance.
 
     Args:
         on_start: A job leaves the queue.
-        on_chunk: A chunk is done: the job and the tokens computed so far.
         on_done: A job is done; called after its last chunk.
     """
 
@@ -48,14 +47,13 @@ class PrefillInstance:
         clock: Clock,
         *,
         on_start: Callable[[Job], None],
-        on_chunk: Progress,
         on_done: Callable[[Job], None],
     ) -> None:
         self.name = name
         self.up = self.answers = True
         self.busy_ns = 0
         self._clock = clock
-        self._on_start, self._on_chunk, self._on_done = on_start, on_chunk, on_done
+        self._on_start, self._on_done = on_start, on_done
         self._queue: OrderedDict[Request, Job] = OrderedDict()
         self._queued_ns = 0
         self._running: Job | None = None
@@ -152,7 +150,8 @@ class PrefillInstance:
         if life != self._life:
             return
         chunks, number = job.chunks, self._next_chunk
-        self._on_chunk(job, chunks[number][0])
+        if job.transport is not None and job.attempt == job.request.attempt:
+            job.transport.chunk(job.request, chunks[number][0])
         number = self._next_chunk = number + 1
         if number < len(chunks):
             self._clock.at(self._started_at_ns + chunks[number][1], self._chunk_done, event)

@@ -1,4 +1,5 @@
-"""A link between two clusters: capacity that its flows share equally.
+"""A link between two pools: capacity that its flows share equally, with those of other links where
+several share one WAN.
 
 All active flows get the same rate: an equal share of the capacity, or what loss lets the
 connections of one pool node carry, whichever is less. One counter of bytes served to each flow is
@@ -48,6 +49,22 @@ class Flow:
     ended: bool = False
 
 
+class Wan:
+    """Links between the hosts of two clusters, whose flows share one capacity."""
+
+    def __init__(self) -> None:
+        self.links: list[SharedLink] = []
+        self.num_active = 0
+        """Flows of all links with bytes to send."""
+
+    def change(self, num_flows: int) -> None:
+        """So many more flows have bytes to send, or less."""
+        self.num_active += num_flows
+        for link in self.links:
+            if link.num_active:
+                link.share_again()
+
+
 class SharedLink:
     """One direction of a link.
 
@@ -82,8 +99,14 @@ class SharedLink:
         """Ends of flows; one that its flow has not any more is void."""
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
+        self._wan: Wan | None = None
         self._in_flight: dict[Flow, None] = {}
         self._share()
+
+    def join(self, wan: Wan) -> None:
+        """Share the capacity with other links, before anything is sent."""
+        wan.links.append(self)
+        self._wan = wan
 
     @property
     def num_active(self) -> int:
@@ -168,6 +191,13 @@ class SharedLink:
         self._share()
         self._plan_next()
 
+    def share_again(self) -> None:
+        """Flows of other links that share the capacity began or ended."""
+        self._advance()
+        self._activate(0)
+        self._share()
+        self._plan_next()
+
     def drop(self, flow: Flow) -> None:
         """Give a transfer up; its bytes count as lost."""
         if flow.ended:
@@ -187,7 +217,8 @@ class SharedLink:
 
     def _share(self) -> None:
         """Divide the capacity between the active flows."""
-        share, most = self.bits_per_s / (self._num_active or 1), self._flow_bits_per_s
+        num_active = self._num_active if self._wan is None else self._wan.num_active
+        share, most = self.bits_per_s / (num_active or 1), self._flow_bits_per_s
         self._bytes_per_ns = (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
 
     def _advance(self) -> None:
@@ -214,7 +245,9 @@ class SharedLink:
             self.goodput.change_rate(
                 self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
             )
-        if num_active > 1 or before > 1:
+        if self._wan is not None and num_flows:
+            self._wan.change(num_flows)
+        elif num_active > 1 or before > 1:
             self._share()
 
     def _plan_next(self) -> None:
@@ -246,7 +279,7 @@ class SharedLink:
                 self._activate(-1)
                 if flow.closed:
                     self._clock.after(self._rtt_ns // 2, self._land, flow)
-        if heap:
+        if heap or self._wan is not None:
             self._plan_next()
 
     def _land(self, flow: Flow) -> None:

@@ -1,7 +1,7 @@
-"""The link between a PrfaaS cluster and the PD cluster, and what is in transit over it.
+"""The link between two pools, and what is in transit over it.
 
-Hand-offs go home chunk by chunk as they are computed. Prefixes that are pulled for a local prefill,
-and copies of hot ones, go whole.
+Hand-offs go chunk by chunk as they are computed. Prefixes that are pulled for a prefill, and copies
+of hot ones, go whole.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.core.routing.cost_tables import Costs
 from prfaas.sim.resources.coded_link import make_link
-from prfaas.sim.resources.prefill_instance import Job
 from prfaas.sim.resources.shared_link import Flow, Purpose
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
-from prfaas.sim.system.setup import ClusterSetup
+from prfaas.sim.system.setup import LinkSetup
 
 
 @dataclass(slots=True)
 class _Transfer:
-    """Blocks of one request. `present_tokens` of its prompt are already in the PD pool.
+    """Blocks of one request. `present_tokens` of its prompt are at the destination already.
 
     Of the first tokens of the prompt, all KV bytes but `kept_bytes` may leave once they are
     computed: what is present stays, and the linear state comes with the last chunk.
@@ -36,11 +36,13 @@ Ended = Callable[[bool], None]
 
 
 class Transport:
-    """One link, from the PrfaaS cluster.
+    """One direction of a link.
 
     Args:
+        ends: Pools that send and receive.
+        costs: Bytes of prompts.
         on_landed: Called when all blocks of a hand-off have arrived.
-        on_pulled: A prefix that a request waits for has arrived in the PD pool.
+        on_pulled: A prefix that a request waits for has arrived.
         on_change: The link was found dead (False) or alive (True).
         told_after_ns: From the link's recovery, or a pool's failure, until it is known.
     """
@@ -48,15 +50,17 @@ class Transport:
     def __init__(
         self,
         clock: Clock,
-        cluster: ClusterSetup,
+        ends: tuple[str, str],
+        setup: LinkSetup,
+        costs: Costs,
         *,
-        on_landed: Callable[[Request], None],
-        on_pulled: Callable[[Request], None],
-        on_change: Callable[[str, bool], None],
+        on_landed: Callable[[Request, Transport], None],
+        on_pulled: Callable[[Request, Transport], None],
+        on_change: Callable[[Transport, bool], None],
         told_after_ns: int,
     ) -> None:
-        self.cluster = cluster
-        self._clock, self._setup, self._costs = clock, cluster.link, cluster.costs
+        self.ends, self.setup, self.costs = ends, setup, costs
+        self._clock = clock
         self._on_landed, self._on_pulled, self._on_change = on_landed, on_pulled, on_change
         self._told_after_ns = told_after_ns
         self._taken_for_alive = True
@@ -64,73 +68,72 @@ class Transport:
         self._capacity_ratio, self._num_pools_down = 1.0, 0
         self._open: dict[Request, _Transfer] = {}
         self._copies: dict[Flow, Ended] = {}
-        self.home = make_link(clock, cluster.link, cluster.costs.state_bytes, self._landed)
+        self.link = make_link(clock, setup, costs.state_bytes, self._landed)
 
     # Hand-offs
 
     def promise(self, request: Request, shipped_bytes: int, present_tokens: int) -> None:
         """A transfer was decided; its bytes come once prefill starts."""
-        costs = self._costs
+        costs = self.costs
         kept = costs.kv_bytes(present_tokens) if present_tokens else costs.state_bytes
         self._open[request] = _Transfer(shipped_bytes, present_tokens, kept)
 
     def start(self, request: Request) -> None:
         """The prefill of a promised transfer starts."""
         transfer = self._open[request]
-        transfer.flow = self.home.open(request, transfer.shipped_bytes)
+        transfer.flow = self.link.open(request, transfer.shipped_bytes)
 
-    def chunk(self, job: Job, tokens: int) -> None:
+    def chunk(self, request: Request, tokens: int) -> None:
         """The first `tokens` new tokens of a prompt are computed: ship what belongs to them."""
-        request = job.request
         transfer = self._open.get(request)
-        if transfer is None or transfer.flow is None or job.attempt != request.attempt:
+        if transfer is None or transfer.flow is None:
             return
         flow, left_tokens = transfer.flow, request.num_new_tokens - tokens
         if not left_tokens:
             added_bytes = transfer.shipped_bytes - flow.added_bytes
-            self.home.add(flow, added_bytes if added_bytes > 0 else 0, last=True)
+            self.link.add(flow, added_bytes if added_bytes > 0 else 0, last=True)
             return
-        ready_bytes = self._costs.kv_bytes(request.num_prompt_tokens - left_tokens)
+        ready_bytes = self.costs.kv_bytes(request.num_prompt_tokens - left_tokens)
         added_bytes = ready_bytes - transfer.kept_bytes - flow.added_bytes
         if added_bytes > 0:
-            self.home.add(flow, added_bytes, last=False)
+            self.link.add(flow, added_bytes, last=False)
 
     # Prefixes
 
     def pull(self, request: Request, num_bytes: int, present_tokens: int) -> None:
         """Ask for a prefix; it leaves when the question has crossed the link."""
-        flow = self.home.open(request, num_bytes, Purpose.PULL)
+        flow = self.link.open(request, num_bytes, Purpose.PULL)
         self._open[request] = _Transfer(num_bytes, present_tokens, flow=flow)
-        self._clock.after(self._setup.rtt_ns // 2, self._answer, flow)
+        self._clock.after(self.setup.rtt_ns // 2, self._answer, flow)
 
     def _answer(self, flow: Flow) -> None:
-        self.home.add(flow, flow.promised_bytes, last=True)
+        self.link.add(flow, flow.promised_bytes, last=True)
 
     def copy(self, num_bytes: int, ended: Ended) -> None:
-        """Copy blocks to the PD cluster."""
-        flow = self.home.open(None, num_bytes, Purpose.COPY)
+        """Copy blocks."""
+        flow = self.link.open(None, num_bytes, Purpose.COPY)
         self._copies[flow] = ended
-        self.home.add(flow, num_bytes, last=True)
+        self.link.add(flow, num_bytes, last=True)
 
     # Endings
 
     def arrived_tokens(self, request: Request) -> int:
-        """Usable leading tokens of a prompt in the PD pool, earlier ones included.
+        """Usable leading tokens of a prompt at the destination, earlier ones included.
 
         Attention blocks are of use one by one; a model with linear state can resume only at the
         state's checkpoint, which comes last.
         """
         transfer = self._open.get(request)
-        if transfer is None or transfer.flow is None or self._costs.state_bytes:
+        if transfer is None or transfer.flow is None or self.costs.state_bytes:
             return 0
-        sent = self.home.sent_of(transfer.flow)
-        return self._costs.tokens_in(transfer.present_tokens, sent)
+        sent = self.link.sent_of(transfer.flow)
+        return self.costs.tokens_in(transfer.present_tokens, sent)
 
     def give_up(self, request: Request) -> None:
         """End the wait for a request's blocks; no effect without a transfer."""
         transfer = self._open.pop(request, None)
         if transfer is not None and transfer.flow is not None:
-            self.home.drop(transfer.flow)
+            self.link.drop(transfer.flow)
 
     def _landed(self, flow: Flow) -> None:
         if flow.purpose is Purpose.COPY:
@@ -141,14 +144,14 @@ class Transport:
         transfer = self._open.get(request)
         if transfer is not None and transfer.flow is flow:
             del self._open[request]
-            (self._on_pulled if flow.purpose is Purpose.PULL else self._on_landed)(request)
+            (self._on_pulled if flow.purpose is Purpose.PULL else self._on_landed)(request, self)
 
     # Failures
 
     def set_capacity(self, ratio: float) -> None:
         """The capacity changes to a share of the whole; a cut that lasts is noticed later."""
         self._capacity_ratio = ratio
-        self._apply(self._setup.dead_after_ns)
+        self._apply(self.setup.dead_after_ns)
 
     def set_pool(self, *, up: bool) -> None:
         """A pool at one end failed, which closes its connections, or came back."""
@@ -157,9 +160,9 @@ class Transport:
 
     def _apply(self, noticed_after_ns: int) -> None:
         ratio = 0.0 if self._num_pools_down else self._capacity_ratio
-        if (self.home.bits_per_s > 0) != (ratio > 0):
+        if (self.link.bits_per_s > 0) != (ratio > 0):
             self.changed_at_ns = self._clock.now_ns
-        self.home.set_rate(self._setup.bits_per_s * ratio)
+        self.link.set_rate(self.setup.bits_per_s * ratio)
         if ratio <= 0:
             self._clock.after(noticed_after_ns, self._maybe_dead, self.changed_at_ns)
         else:
@@ -170,16 +173,16 @@ class Transport:
         if silent_since_ns == self.changed_at_ns and self._taken_for_alive:
             self._taken_for_alive = False
             self._lose_copies()
-            self._on_change(self.cluster.name, False)
+            self._on_change(self, False)
 
     def _lose_copies(self) -> None:
         for flow, ended in list(self._copies.items()):
-            self.home.drop(flow)
+            self.link.drop(flow)
             ended(False)
         self._copies.clear()
 
     def _tell_alive(self, back_since_ns: int) -> None:
         if back_since_ns == self.changed_at_ns and not self._taken_for_alive:
             self._taken_for_alive = True
-            self.home.goodput.restart()
-            self._on_change(self.cluster.name, True)
+            self.link.goodput.restart()
+            self._on_change(self, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from prfaas.core.control.role_loop import Role
@@ -10,8 +12,9 @@ from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import PrfaasError
 from prfaas.sim.engine.oracle_check import News, too_early
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.resources.shared_link import SharedLink
+from prfaas.sim.resources.shared_link import Flow, SharedLink
 from prfaas.sim.results.columns import Columns, columns_of, have_finished
+from prfaas.sim.results.link_traffic import window_bytes
 from prfaas.sim.system.request import UNSET
 from prfaas.sim.system.setup import FailureKind
 
@@ -65,8 +68,8 @@ def _conservation(sim: Simulation, columns: Columns) -> list[str]:
     for wrong in np.flatnonzero(~split)[:1]:
         index = sim.requests[wrong].index
         found.append(f"request {index}: cached and new tokens do not add up to its prompt")
-    for link in sim.links:
-        found += _link_bytes(link)
+    for transport in sim.transports.values():
+        found += _link_bytes(transport.link)
     return found
 
 
@@ -113,11 +116,11 @@ def _roles(sim: Simulation) -> list[str]:
 def _capacity(sim: Simulation) -> list[str]:
     """Check that no second of a link exceeds its capacity, and no batch its limit."""
     found = []
-    for name, transport in sim.transports.items():
-        most = transport.cluster.link.bits_per_s / BITS_PER_BYTE * (1 + _CONSERVED_TOLERANCE) + 1
+    for name, transports in sim.wans.items():
+        most = transports[0].setup.bits_per_s / BITS_PER_BYTE * (1 + _CONSERVED_TOLERANCE) + 1
         found += [
             f"the link of {name} carried {sent:.0f} bytes in second {window}, {most:.0f} fit"
-            for window, sent in transport.home.window_bytes.items()
+            for window, sent in window_bytes(each.link for each in transports).items()
             if sent > most
         ]
     batch_max = sim.setup.decode.batch_max
@@ -148,7 +151,7 @@ def _leaks(sim: Simulation) -> list[str]:
     held = {
         "bytes promised to links": _promised(sim),
         "KV bytes held by decode": sum(d.kv_used_bytes for d in sim.decoders.values()),
-        "open transfers": sum(1 for link in sim.links for f in link.flows() if f.request),
+        "open transfers": sum(1 for flow in _flows(sim) if flow.request),
         "requests open at the gateway": len(sim.front.dispatcher.requests),
     }
     return [f"{count} {what} after the last request ended" for what, count in held.items() if count]
@@ -156,8 +159,12 @@ def _leaks(sim: Simulation) -> list[str]:
 
 def _promised(sim: Simulation) -> int:
     """Bytes promised to links, those of copies that are still in transit left out."""
-    copies = sum(f.promised_bytes for link in sim.links for f in link.flows() if not f.request)
+    copies = sum(flow.promised_bytes for flow in _flows(sim) if not flow.request)
     return sim.front.dispatcher.promised_bytes - copies
+
+
+def _flows(sim: Simulation) -> Iterator[Flow]:
+    return (flow for each in sim.transports.values() for flow in each.link.flows())
 
 
 def _oracle(sim: Simulation) -> list[str]:

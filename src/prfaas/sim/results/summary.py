@@ -67,7 +67,7 @@ class Results:
         tenants: By name: requests that arrived, were admitted and met every target, and seconds of
             prefill that were admitted, as PD-P instances take them.
         jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
-        traffic: Of each link: bytes and price by purpose.
+        traffic: Of each network: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens.
     """
 
@@ -170,7 +170,7 @@ def summarise(
         ),
         role_changes=[change_as_dict(change) for change in sim.roles.changes],
         traffic={
-            t.cluster: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
+            t.network: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
             for t in traffic_of(sim)
         },
         price=_price(sim),
@@ -209,7 +209,7 @@ def _queues(sim: Simulation) -> dict[str, dict[str, float]]:
 
 def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:
     windows = range(start_ns // NS_PER_S, max(end_ns // NS_PER_S, start_ns // NS_PER_S + 1))
-    by_window = window_bytes(sim)
+    by_window = window_bytes(sim.links)
     sent = np.array([by_window.get(w, 0.0) for w in windows]) * BITS_PER_BYTE
     return {
         "avg_bits_per_s": float(sent.mean()),

@@ -16,16 +16,19 @@ def make_failures(
     home: str,
     num_prefill: int,
     num_pd_instances: int,
+    num_pd_hosts: int,
 ) -> tuple[Failure, ...]:
     """Failures.
 
     Args:
         num_prefill: PD instances that prefill.
+        num_pd_hosts: Hosts of the PD cluster.
 
     Raises:
         ConfigError: A cluster or an instance does not exist.
     """
     counts = {cluster.name: cluster.num_instances for cluster in clusters}
+    hosts = {home: num_pd_hosts, **{cluster.name: cluster.num_hosts for cluster in clusters}}
     for table in tables:
         cluster = _check_cluster(table, list(counts), home)
         of = {
@@ -33,12 +36,14 @@ def make_failures(
             FailureKind.PREFILL: num_prefill,
             FailureKind.DECODE: num_pd_instances - num_prefill,
             FailureKind.FREEZE: num_pd_instances - num_prefill,
+            FailureKind.POOL: hosts.get(cluster, 0),
             FailureKind.STALL: num_prefill if cluster == home else counts.get(cluster, 0),
         }
         count = of.get(table.kind, table.index + 1)
+        unit = "host" if table.kind is FailureKind.POOL else "instance"
         if table.index >= count:
             raise ConfigError(
-                f"failure of {table.kind} instance {table.index}: there are {count}, counted from 0"
+                f"failure of {table.kind} {unit} {table.index}: there are {count}, counted from 0"
             )
     return tuple(failure for table in tables for failure in _repeated(table))
 

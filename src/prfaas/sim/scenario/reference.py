@@ -17,6 +17,7 @@ from prfaas.planner.answer.plan_file import BitsPerSecond, Seconds
 from prfaas.sim.scenario.scenario_file import (
     CacheTable,
     FailureTable,
+    HostsTable,
     LinkTable,
     PlacementTable,
     RoutingTable,
@@ -41,6 +42,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[workload]", WorkloadTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[residency]", ResidencyTable, ()),
+    ("[hosts]", HostsTable, ()),
     ("[link]", LinkTable, ()),
     ("[cache]", CacheTable, ()),
     ("[placement]", PlacementTable, ()),

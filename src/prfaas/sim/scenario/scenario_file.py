@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.config.governance.scenario_regions import ResidencyTable
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
@@ -21,6 +22,8 @@ from prfaas.units import NS_PER_S
 
 Count = Annotated[int, Field(ge=0)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
+HOSTS_MAX = 64
+"""Hosts of a cluster: links between them are as many as hosts squared."""
 
 
 class _Table(BaseModel):
@@ -59,6 +62,19 @@ class RoutingTable(_Table):
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
 
+class HostsTable(_Table):
+    """`[hosts]`: hosts of the clusters; each has one pool and an equal part of the instances."""
+
+    pd: Annotated[int, Field(ge=1, le=HOSTS_MAX)] = 1
+    """Hosts of the PD cluster."""
+    prfaas: Annotated[int, Field(ge=1, le=HOSTS_MAX)] = 1
+    """Hosts of each PrfaaS cluster."""
+    bandwidth: BitsPerSecond = SITE_BITS_PER_S
+    """Capacity between two hosts of a cluster, each pair and direction."""
+    rtt: Seconds = 0.0002
+    """Round-trip time between two hosts of a cluster."""
+
+
 class LinkTable(_Table):
     """`[link]`: changes to the plan's links, to all of them."""
 
@@ -78,7 +94,8 @@ class LinkTable(_Table):
     """Data connections of a pool node; its own choice if absent. Counts with
     loss."""
     pool_nodes: Annotated[int, Field(ge=1)] = 1
-    """Pool nodes that send over a link in parallel; a transfer uses one. Counts with loss."""
+    """Pool nodes that send over a link in parallel, at least `hosts.prfaas`; a transfer uses one.
+    Counts with loss."""
     codec: LinkCodec | None = None
     """Lossless coding of blocks: raw, auto where it raises the rate of the link, or always; the
     plan's if absent. Ratio, rate and cores of the codec are the plan's."""
@@ -89,10 +106,11 @@ class LinkTable(_Table):
 
 
 class CacheTable(_Table):
-    """`[cache]`: prefix caches, one for each cluster and, if wanted, one for each instance."""
+    """`[cache]`: prefix caches, one for each host and, if wanted, one for each instance."""
 
     pd_blocks: Count | None = None
-    """Host memory of the PD cluster, blocks; unlimited if absent, 0 is no cache."""
+    """Host memory of the PD cluster, blocks; unlimited if absent, 0 is no cache. Its hosts have
+    equal parts."""
     prfaas_blocks: Count | None = None
     """The same of each PrfaaS cluster."""
     pd_disk_blocks: Count = 0
@@ -159,6 +177,7 @@ _OF_FAILURE = {
         FailureKind.PREFILL,
         FailureKind.PRFAAS,
         FailureKind.DECODE,
+        FailureKind.POOL,
         FailureKind.STALL,
         FailureKind.FREEZE,
     ),
@@ -181,7 +200,7 @@ class FailureTable(_Table):
     duration: Seconds
     """Duration of the failure."""
     index: Count = 0
-    """Index of the instance; not for link and pool."""
+    """Index of the instance, or of the host of a pool; not for link."""
     cluster: str = ""
     """Cluster of the link, PrfaaS instance, pool or stalled instance, by its name in the plan; the
     first PrfaaS cluster if absent."""
@@ -222,6 +241,8 @@ class ScenarioFile(_Table):
     """Routing."""
     residency: ResidencyTable = ResidencyTable()
     """Regions of clusters and tenants."""
+    hosts: HostsTable = HostsTable()
+    """Hosts of the clusters; one each if absent."""
     link: LinkTable = LinkTable()
     """Changes to the plan's link."""
     cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)

@@ -24,7 +24,6 @@ from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
 from prfaas.sim.scenario.failure_builder import make_failures
 from prfaas.sim.scenario.scenario_file import (
-    LinkTable,
     PlacementTable,
     ScenarioFile,
     SignalsTable,
@@ -85,11 +84,15 @@ def make_setup(
             file.cache.pd_device_blocks,
             {name: Share(*share) for name, share in file.cache.shares.items()},
         ),
+        num_hosts=_num_hosts("pd", file.hosts.pd, pd.num_instances),
+        host_link=LinkSetup(file.hosts.bandwidth, _ns(file.hosts.rtt)),
         blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
         placement=_placement(file.placement),
         signals=_signals(file.signals),
         slo=_slo(file.slo),
-        failures=make_failures(file.failure, clusters, pd.name, num_prefill, pd.num_instances),
+        failures=make_failures(
+            file.failure, clusters, pd.name, num_prefill, pd.num_instances, file.hosts.pd
+        ),
         price_per_h=problem.gpu_price_per_h,
         roles=_roles(file, problem),
     )
@@ -115,7 +118,7 @@ def _clusters(
             cluster.name,
             cluster.num_instances,
             _costs(file, question, cluster.prefill, num_prompt_tokens_max),
-            _link(file.link, cluster.link, problem.geometry),
+            _link(file, cluster.link, problem.geometry),
             CacheSetup(
                 table.prfaas_blocks,
                 table.prfaas_disk_blocks,
@@ -123,6 +126,7 @@ def _clusters(
                 table.prfaas_device_blocks,
                 {name: Share(*share) for name, share in table.shares.items()},
             ),
+            _num_hosts("prfaas", file.hosts.prfaas, cluster.num_instances),
         )
         for cluster in problem.prfaas
     )
@@ -139,6 +143,14 @@ def _costs(
         chunk_tokens=question.chunk_tokens,
         overlap=file.link.overlap,
     )
+
+
+def _num_hosts(key: str, num_hosts: int, num_instances: int) -> int:
+    if num_hosts > max(num_instances, 1):
+        raise ConfigError(
+            f"hosts.{key} is {num_hosts} of {num_instances} instances; each host needs one"
+        )
+    return num_hosts
 
 
 def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> int:
@@ -203,14 +215,16 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
     return RolesSetup(settings, split_plans(problem))
 
 
-def _link(table: LinkTable, planned: Link, geometry: KvGeometry) -> LinkSetup:
+def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
+    table = file.link
     coding = replace(planned.coding, mode=table.codec or planned.coding.mode)
     rtt_s = planned.rtt_s if table.rtt is None else table.rtt
     bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
     flow_bits_per_s = float("inf")
     if table.loss:
         path = Path(bits_per_s, rtt_s, table.loss)
-        transport = Transport(table.pool_nodes, table.connections or 0, table.congestion_control)
+        num_nodes = max(table.pool_nodes, file.hosts.prfaas)
+        transport = Transport(num_nodes, table.connections or 0, table.congestion_control)
         bits_per_s = goodput_bits_per_s(path, transport)
         flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
     return LinkSetup(

@@ -31,7 +31,8 @@ class Request:
         tenant: Whose it is; empty if nobody's in particular.
         followers: Requests of the same session that wait for its end.
         attempt: Counts prefills, also those given up; events of an earlier one are void.
-        kept_tokens: Prefix that decode kept of a transfer that was cut.
+        kept_tokens: Prefix that a pool kept of a transfer that was cut.
+        kept_in: That pool.
         had_tokens: Output that its client had when a decode instance broke; another one continues.
         routed_at_ns: When the last attempt began.
         offloaded: True if it was ever sent to the PrfaaS cluster.
@@ -50,6 +51,7 @@ class Request:
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
     kept_tokens: int = 0
+    kept_in: str = ""
     had_tokens: int = 0
     routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET

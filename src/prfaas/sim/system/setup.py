@@ -11,6 +11,7 @@ from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.control.split import Plans
+from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.residency import EVERYWHERE, Residency
@@ -28,7 +29,7 @@ class FailureKind(StrEnum):
     """An instance of the PrfaaS cluster."""
     DECODE = "decode"
     POOL = "pool"
-    """The pool of a cluster: its cache, and its links."""
+    """The pool of a host of a cluster: its cache, and its links."""
     STALL = "stall"
     """An instance that prefills takes requests and ends none; nothing else tells."""
     FREEZE = "freeze"
@@ -53,7 +54,7 @@ class Failure:
     """Something breaks at an instant and recovers later.
 
     Attributes:
-        index: Which instance; ignored for link and pool.
+        index: Which instance, or for a pool which host; ignored for link.
         capacity_ratio: What is left of the link's capacity; 0 is a cut.
         cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool, or instance
             that stalls. Empty is the first PrfaaS cluster.
@@ -101,8 +102,8 @@ class CacheSetup:
     """The prefix caches of a cluster; None is unlimited, 0 is none.
 
     Attributes:
-        host_blocks: Limit of its pool in host memory, blocks.
-        disk_blocks: Limit of its pool on disk, blocks.
+        host_blocks: Limit of its pools together in host memory, blocks.
+        disk_blocks: Limit of its pools together on disk, blocks.
         disk_bits_per_s: What reading from disk gives one prefill.
         device_blocks: Limit of each instance that prefills in its own memory, blocks.
         shares: Of tenants in its pool.
@@ -132,10 +133,11 @@ class ClusterSetup:
     """A PrfaaS cluster.
 
     Attributes:
-        name: Unique; its pool has the same name.
+        name: Unique.
         num_instances: They prefill.
-        link: To the PD cluster.
-        cache: Of its pool and instances.
+        link: To the PD cluster; all hosts share it.
+        cache: Of its pools and instances.
+        num_hosts: Each has one pool and every `num_hosts`-th instance.
     """
 
     name: str
@@ -143,6 +145,12 @@ class ClusterSetup:
     costs: Costs
     link: LinkSetup
     cache: CacheSetup = CacheSetup()
+    num_hosts: int = 1
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of its pools, one a host."""
+        return _pools(self.name, self.num_hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +247,11 @@ class Setup:
     """The system that is simulated.
 
     Attributes:
-        name: Of the PD cluster; its pool has the same name.
+        name: Of the PD cluster.
         costs: Times and bytes of the PD cluster.
-        cache: Of the PD cluster's pool and instances.
+        cache: Of the PD cluster's pools and instances.
+        num_hosts: Of the PD cluster; as in `ClusterSetup`.
+        host_link: Link between two hosts of a cluster, one for each pair and direction.
         price_per_h: Price of all GPUs for one hour.
         roles: How PD instances change their roles; None keeps them.
     """
@@ -255,6 +265,8 @@ class Setup:
     routing: RoutingSetup
     name: str = "pd"
     cache: CacheSetup = CacheSetup()
+    num_hosts: int = 1
+    host_link: LinkSetup = LinkSetup(SITE_BITS_PER_S)
     blocks: BlockSetup = BlockSetup()
     placement: PlacementSetup = PlacementSetup()
     signals: SignalSetup = SignalSetup()
@@ -262,3 +274,18 @@ class Setup:
     failures: tuple[Failure, ...] = ()
     price_per_h: float = 0.0
     roles: RolesSetup | None = None
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the PD cluster's pools, one a host."""
+        return _pools(self.name, self.num_hosts)
+
+    @property
+    def pools_of(self) -> dict[str, tuple[str, ...]]:
+        """Names of the pools of each cluster."""
+        return {self.name: self.pools, **{each.name: each.pools for each in self.prfaas}}
+
+
+def _pools(cluster: str, num_hosts: int) -> tuple[str, ...]:
+    """The pool of a single host has the name of its cluster."""
+    return (cluster,) if num_hosts == 1 else tuple(f"{cluster}-{i}" for i in range(num_hosts))
