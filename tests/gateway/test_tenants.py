@@ -20,6 +20,7 @@ from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival
+from prfaas.core.kv.tenant_tag import tenant_tag, user_salt
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import Access
 from prfaas.gateway.tenancy.api_keys import key_hash
@@ -105,6 +106,48 @@ async def test_tenants_have_salts_of_their_own_on_both_legs(two: World) -> None:
         red, blue, again = (call.body["cache_salt"] for call in engine.calls)
         assert red == again != blue
     assert (await two.record())["tenant"] == "red"
+
+
+async def test_users_of_a_tenant_that_isolates_them_have_salts_of_their_own(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    tables = tenants(isolate_users=True)
+    async with running(checkpoint, identities, tmp_path / "state", tenants=tables) as world:
+        sent: list[dict[str, Any]] = [
+            {"user": "ann"},
+            {"user": "bob"},
+            {"safety_identifier": "ann", "user": "anyone"},
+            {},
+            {"user": ""},
+        ]
+        for fields in sent:
+            status, _, _ = await ask(world, "red", LONG, **fields)
+            assert status == 200
+        for engine in (world.prefill, world.decode):
+            ann, bob, safe, nobody, empty = (call.body["cache_salt"] for call in engine.calls)
+            assert ann == safe
+            assert nobody == empty
+            assert len({ann, bob, nobody}) == 3
+            # Pool nodes and tickets see one tenant.
+            assert len({tenant_tag(salt) for salt in (ann, bob, nobody)}) == 1
+            assert "ann" not in ann
+        _, ticket = ticket_of(world.prefill.calls[0], identities)
+        assert ticket.tenant == tenant_tag(nobody)
+        status, _, answer = await ask(world, "red", SHORT, safety_identifier=["ann"])
+        assert (status, answer["error"]["param"]) == (400, "safety_identifier")
+        status, _, _ = await ask(world, "blue", SHORT, safety_identifier=["ann"])
+        assert status == 200
+        for user in ("ann", "bob"):
+            await ask(world, "blue", LONG, user=user)
+        one, other = (call.body["cache_salt"] for call in world.prefill.calls[-2:])
+        assert one == other
+
+
+def test_any_text_names_a_user() -> None:
+    salts = {user_salt("tenant", b"secret", user) for user in ("ann", "\ud800", "a.b", "A" * 9999)}
+    assert len(salts) == 4
+    assert {tenant_tag(salt) for salt in salts} == {tenant_tag("tenant")}
+    assert user_salt("tenant", b"other", "ann") not in salts
 
 
 async def test_health_is_open_and_the_rest_is_the_operators(

@@ -61,6 +61,9 @@ class TenantTable(Table):
     All reserves together are at most 0.75."""
     cache_max: float = Field(default=1.0, gt=0, le=1)
     """Largest share of the memory and of the disk of each pool node."""
+    isolate_users: bool = False
+    """Give each end user, as named by a request's `safety_identifier` or `user`, KV blocks of their
+    own; requests without these fields share the tenant's."""
 
     @property
     def has_share(self) -> bool:

@@ -23,11 +23,33 @@ TAG_PATTERN = rf"^(?:[0-9a-f]{{{TAG_CHARS}}})?\Z"
 """A tag, or none."""
 _TAG = re.compile(TAG_PATTERN)
 _PURPOSE = b"prfaas tenant salt 1\0"
+_USERS_PURPOSE = b"prfaas user salts 1\0"
 
 
 def salt_of(secret: bytes, tenant: str) -> str:
     """The salt of a tenant: HMAC-SHA256 of its name in URL-safe Base64. Never log it."""
-    digest = hmac.digest(secret, _PURPOSE + tenant.encode(), "sha256")
+    return _in_text(hmac.digest(secret, _PURPOSE + tenant.encode(), "sha256"))
+
+
+def user_secret_of(secret: bytes, tenant: str) -> bytes:
+    """The secret that the salts of a tenant's users derive from. Never log it."""
+    return hmac.digest(secret, _USERS_PURPOSE + tenant.encode(), "sha256")
+
+
+def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
+    """The salt of one user of a tenant: it names the tenant, and reveals no other user's salt.
+
+    Args:
+        tenant_salt: Of the tenant.
+        user_secret: Of the tenant.
+        user: As the request names the user.
+    """
+    # JSON has lone surrogates, which are a user like any other.
+    name = user.encode(errors="surrogatepass")
+    return f"{tenant_salt}{SUB_SALT}{_in_text(hmac.digest(user_secret, name, 'sha256'))}"
+
+
+def _in_text(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 

@@ -70,6 +70,7 @@ class ClientRequest:
             with images and the like, with a suffix, and where the engine cuts the prompt.
         num_bytes: Of the body; None where that is not known.
         is_for_adapter: True if the requested model is an adapter of the engines.
+        user: The end user, as the client sent it: any JSON value.
     """
 
     api: Api
@@ -88,6 +89,7 @@ class ClientRequest:
     is_exact: bool
     num_bytes: int | None = None
     is_for_adapter: bool = False
+    user: object = None
 
     @property
     def num_sequences(self) -> int:
@@ -140,6 +142,7 @@ def request_from(
     Raises:
         RequestError: 400 or 404.
     """
+    user = body.get("safety_identifier") or body.get("user")
     body = allowed(body, rules.fields)
     is_for_adapter = check_model(body, model, adapters)
     chat = api is Api.CHAT
@@ -180,6 +183,7 @@ def request_from(
         is_exact=not is_multimodal and not given & {"truncate_prompt_tokens", "suffix"},
         num_bytes=num_bytes,
         is_for_adapter=is_for_adapter,
+        user=user,
     )
 
 

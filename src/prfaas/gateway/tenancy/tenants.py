@@ -9,9 +9,10 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
-from prfaas.core.kv.tenant_tag import salt_of, tenant_tag
+from prfaas.core.kv.tenant_tag import salt_of, tenant_tag, user_salt, user_secret_of
 from prfaas.core.transfer.residency import Regions
 from prfaas.gateway.openai.fields import STRICT, RequestRules
+from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.cache_salt import deployment_secret
 from prfaas.units import BITS_PER_BYTE
@@ -29,6 +30,7 @@ class Tenant:
         cache_salt: Makes its blocks its own. Secret.
         link_weight: Its share of a link against the others'.
         link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
+        user_secret: Makes salts of its users; empty if they share their blocks. Secret.
         regions: Where its blocks may be; none in deployments without regions.
     """
 
@@ -39,6 +41,22 @@ class Tenant:
     link_bytes_per_s: int = 0
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
+    user_secret: bytes = b""
+
+    def salt_for(self, user: object) -> str:
+        """Return the salt of a request.
+
+        Args:
+            user: Its field `safety_identifier` or `user`; without one it shares with the tenant.
+
+        Raises:
+            RequestError: 400, it is no string, and the tenant's users are isolated.
+        """
+        if not self.user_secret or user in (None, ""):
+            return self.cache_salt
+        if not isinstance(user, str):
+            raise bad("safety_identifier and user must be strings", "safety_identifier")
+        return user_salt(self.cache_salt, self.user_secret, user)
 
 
 class Tenants:
@@ -60,6 +78,7 @@ class Tenants:
                 (table.link_rate or 0) // BITS_PER_BYTE,
                 _rules(deployment, table.request_fields),
                 regions(name),
+                user_secret_of(secret, name) if table.isolate_users else b"",
             )
             for name, table in tables.items()
         }

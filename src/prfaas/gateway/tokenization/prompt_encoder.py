@@ -140,7 +140,7 @@ class PromptMaker:
         the caller does not wait for the end.
 
         Args:
-            tenant: Whose it is: its salt begins the hash chain.
+            tenant: Whose it is: its salt, or that of its user, begins the hash chain.
             layout: What to hash for; None skips hashing.
             max_model_len: Text that cannot possibly fit is refused untokenised, and the rest of a
                 text is not tokenised once it is known not to fit.
@@ -150,7 +150,7 @@ class PromptMaker:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
             TooManyTokensError: 400, tokenising has shown that it is too long.
         """
-        work = partial(self._make, client, tenant.cache_salt, layout, max_model_len)
+        work = partial(self._make, client, tenant.salt_for(client.user), layout, max_model_len)
         charge: Callable[[Future[Prompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
