@@ -55,6 +55,8 @@ class ScriptedPool:
     is_barred: bool = True
     """Said at the end of a purge."""
     num_subscriptions: int = 0
+    shares: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """As the last subscription announced them."""
     is_mute: bool = False
     """Subscribed to, but says nothing."""
     gateways: frozenset[str] = frozenset({"gateway"})
@@ -93,8 +95,9 @@ class ScriptedPool:
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         match decode(frame.payload):
-            case Subscribe():
+            case Subscribe() as subscription:
                 self.num_subscriptions += 1
+                self.shares = subscription.shares
                 if not self.is_mute:
                     self._snapshot(channel)
             case Abort() as abort:

@@ -143,6 +143,17 @@ async def test_users_of_a_tenant_that_isolates_them_have_salts_of_their_own(
         assert one == other
 
 
+async def test_pools_get_the_shares_of_tenants_by_tag_and_no_name(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    tables = tenants(cache_reserve=0.2, cache_max=0.5)
+    async with running(checkpoint, identities, tmp_path / "state", tenants=tables) as world:
+        tag = tenant_tag(world.gateway.tenants.by_name["red"].cache_salt)
+        for pool in (world.pd_pool, world.prfaas_pool):
+            assert pool.shares == {tag: (0.2, 0.5)}
+        assert await world.metric('prfaas_tenant_cache_bytes{tenant="red",tier="host"}') == 0
+
+
 def test_any_text_names_a_user() -> None:
     salts = {user_salt("tenant", b"secret", user) for user in ("ann", "\ud800", "a.b", "A" * 9999)}
     assert len(salts) == 4
