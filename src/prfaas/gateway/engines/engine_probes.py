@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,7 +20,7 @@ from prfaas.gateway.http.json_codec import as_count, as_object, from_json
 from prfaas.gateway.openai.adapters import adapters_in
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
-from prfaas.tasks import cancel_all
+from prfaas.tasks import cancel_all, slot_of
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to answer a health check; a dead one refuses the connection
@@ -29,6 +30,13 @@ LOOKS_PER_S = 1000
 """At all engines together: with more of them each is asked less often."""
 POLL_MAX_S = 2.0
 """Longest pause from that: reports count as unknown after 3 s."""
+JITTER = 0.1
+"""Largest change of a pause, as a share of it: probes that began together spread out."""
+AT_ONCE_MAX = 64
+"""Probes in flight; one without an answer after `PROMPT_S` leaves its slot to another engine."""
+PROMPT_S = 0.25
+HUNG_AT_ONCE_MAX = 256
+"""Probes in flight of engines that are known to hang: they take no slot of the others."""
 LOOKS_A_LIST = 4
 """Looks for each time that an engine lists its adapters."""
 
@@ -61,6 +69,7 @@ class EngineProbes:
         self._limit_s, self._poll_s = limit_s, poll_s
         self.on_change: Callable[[Engine, Exception | None], None] = lambda *_: None
         """Called with an engine that has become ready, or with the reason why it is not."""
+        self._slots, self._hung = (asyncio.Semaphore(n) for n in (AT_ONCE_MAX, HUNG_AT_ONCE_MAX))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probed = {name: asyncio.Event() for name in engines}
 
@@ -91,12 +100,18 @@ class EngineProbes:
 
     async def _watch(self, engine: Engine) -> None:
         while True:
-            await self.look(engine)
+            is_hung = engine.num_missed and not engine.is_ready
+            slots, longest_s = (
+                (self._hung, 2 * self._limit_s) if is_hung else (self._slots, PROMPT_S)
+            )
+            async with slot_of(slots, longest_s):
+                await self.look(engine)
             self._probed[engine.name].set()
             # One that has not answered in time is asked again at once, while others wait for it.
             if not engine.is_ready or not engine.num_missed:
                 round_s = min(len(self._engines) / LOOKS_PER_S, POLL_MAX_S)
-                await asyncio.sleep(max(self._poll_s, round_s))
+                jitter = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
+                await asyncio.sleep(max(self._poll_s, round_s) * jitter)
 
     async def look(self, engine: Engine) -> None:
         """Probe an engine once, within the connect timeout."""
