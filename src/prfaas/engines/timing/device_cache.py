@@ -141,8 +141,10 @@ class DeviceCache:
             for group in self._layout.groups:
                 if (group.kind is GroupKind.LINEAR_STATE) == is_state:
                     self._events.add(BlockRemoved([block_hash], "GPU", group.index))
+        # A block and its checkpoint may leave together: the hash names both.
+        for number in {max(key, ~key) for key in self._evicted}:
             if not self._cache.holds(number) and not self._cache.holds(~number):
-                self._hash_of.pop(number)
+                self._hash_of.pop(number, None)
                 self._stains.pop(number, None)
         self._evicted.clear()
         self._events.flush()
