@@ -69,7 +69,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 def pod_templates(objects: list[Object]) -> Iterator[tuple[str, Object]]:
     """Pod templates with the names of what makes pods of them."""
-    for each in of_kind(objects, "Deployment", "DaemonSet"):
+    for each in of_kind(objects, "Deployment", "DaemonSet", "StatefulSet"):
         yield each["metadata"]["name"], each["spec"]["template"]
     for each in of_kind(objects, "LeaderWorkerSet"):
         yield each["metadata"]["name"], each["spec"]["leaderWorkerTemplate"]["workerTemplate"]

@@ -20,6 +20,19 @@
     {{- $role := $engine.role | default "both" -}}
     {{- $roles = append $roles $role -}}
     {{- if and (not $pd) (ne $role "both") }}{{ fail (printf "%s.engines[%d].role: %q, and engines have a role at PD sites only; leave it out" $place $number $role) }}{{ end -}}
+    {{- $place := printf "%s.engines[%d]" $place $number -}}
+    {{- with $engine.maxReplicas -}}
+      {{- if not $pd }}{{ fail (printf "%s.maxReplicas: engines of a PrfaaS site are listed one by one at the PD site, and each has a certificate; give each an entry" $place) }}{{ end -}}
+      {{- if eq $role "decode" }}{{ fail (printf "%s.maxReplicas: engines are scaled by their prefill work, and this one only decodes; leave it out" $place) }}{{ end -}}
+      {{- if eq $values.pool.mode "Sidecar" }}{{ fail (printf "%s.maxReplicas: with pool.mode Sidecar each engine has a pool node of its own; scaled engines need pool.mode DaemonSet" $place) }}{{ end -}}
+      {{- if ne $values.engines.kind "Deployment" }}{{ fail (printf "%s.maxReplicas: scaled engines are a StatefulSet, and engines.kind is %q; set it to Deployment" $place $values.engines.kind) }}{{ end -}}
+      {{- if not $values.membership.endpointSlices }}{{ fail (printf "%s.maxReplicas: gateways learn of scaled engines by EndpointSlices; set membership.endpointSlices to true" $place) }}{{ end -}}
+      {{- if not $values.monitoring.prometheusUrl }}{{ fail (printf "monitoring.prometheusUrl: missing; %s.maxReplicas asks Prometheus" $place) }}{{ end -}}
+      {{- if gt (int64 ($engine.minReplicas | default 1)) (int64 .) }}{{ fail (printf "%s.minReplicas: %d is above maxReplicas, %d" $place (int64 $engine.minReplicas) (int64 .)) }}{{ end -}}
+      {{- if ge (int64 $values.engines.autoscaling.drainSeconds) (int64 $values.engines.stopSeconds) }}{{ fail (printf "engines.autoscaling.drainSeconds: %d is not below engines.stopSeconds, %d, after which a pod is killed" (int64 $values.engines.autoscaling.drainSeconds) (int64 $values.engines.stopSeconds)) }}{{ end -}}
+    {{- else -}}
+      {{- if $engine.minReplicas }}{{ fail (printf "%s.maxReplicas: missing beside minReplicas" $place) }}{{ end -}}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- if not (has "both" $roles) -}}

@@ -7,10 +7,15 @@ annotations: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* Name of an engine: that of its pod, where there are several. */ -}}
+{{- define "prfaas.engine.name" -}}
+{{- if .engine.maxReplicas }}$(POD_NAME){{ else }}{{ .engine.name }}{{ end -}}
+{{- end }}
+
 {{- define "prfaas.timing.args" -}}
 {{- $values := .root.Values -}}
 {{- $timing := $values.engines.timing -}}
-- --engine={{ .engine.name }}=0.0.0.0:{{ $values.engines.port }}
+- --engine={{ include "prfaas.engine.name" . }}=0.0.0.0:{{ $values.engines.port }}
 - --plan={{ $timing.plan }}
 {{- with $timing.cluster }}
 - --cluster={{ . }}
@@ -23,13 +28,13 @@ annotations: {{ toYaml . | nindent 2 }}
 - --bytes-scale={{ $timing.bytesScale }}
 - --block-tokens={{ int64 $timing.blockTokens }}
 {{- if include "prfaas.kvEvents" .root }}
-- --kv-events={{ .engine.name }}=tcp://0.0.0.0:5557,tcp://0.0.0.0:5558
+- --kv-events={{ include "prfaas.engine.name" . }}=tcp://0.0.0.0:5557,tcp://0.0.0.0:5558
 {{- end }}
 {{- end }}
 
 {{- define "prfaas.vllm.args" -}}
 {{- $values := .root.Values -}}
-{{- $extra := dict "cpu_bytes_to_use" (int64 (include "prfaas.bytes" $values.engines.hostMemory)) "prfaas_engine" .engine.name "prfaas_pool" "/run/prfaas/pool.sock" -}}
+{{- $extra := dict "cpu_bytes_to_use" (int64 (include "prfaas.bytes" $values.engines.hostMemory)) "prfaas_engine" (include "prfaas.engine.name" .) "prfaas_pool" "/run/prfaas/pool.sock" -}}
 {{- $transfer := dict "kv_connector" "PrfaasConnector" "kv_connector_module_path" "prfaas.engines.vllm_connector" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" "kv_connector_extra_config" $extra -}}
 {{- $events := dict "enable_kv_cache_events" true "publisher" "zmq" "endpoint" "tcp://*:5557" "replay_endpoint" "tcp://*:5558" -}}
 - --model={{ $values.model.path }}
@@ -75,6 +80,10 @@ args:
 {{- end }}
 imagePullPolicy: {{ $values.image.pullPolicy }}
 env:
+  {{- if .engine.maxReplicas }}
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  {{- end }}
   - {name: PYTHONHASHSEED, value: "0"}
   - {name: VLLM_NO_USAGE_STATS, value: "1"}
   - {name: VLLM_MEDIA_URL_ALLOW_REDIRECTS, value: "0"}
@@ -118,6 +127,12 @@ readinessProbe:
   httpGet: {path: /health, port: http}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
+{{- if .engine.maxReplicas }}
+# The gateway sends nothing new to a pod that terminates; its requests end before the engine is stopped.
+lifecycle:
+  preStop:
+    exec: {command: [sleep, {{ $engines.autoscaling.drainSeconds | quote }}]}
 {{- end }}
 {{- with $engines.resources }}
 resources: {{ toYaml . | nindent 2 }}

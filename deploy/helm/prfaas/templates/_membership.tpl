@@ -81,17 +81,26 @@ service_account = "/etc/prfaas/api"
 {{- end }}
 {{- end }}
 
-{{- /* Labels by which a Service's EndpointSlices describe a member: (dict "root" $ "kind" KIND "part" NAME "host" HOST "role" ROLE) */ -}}
+{{- /* Labels by which a Service's EndpointSlices describe a member: (dict "root" $ "kind" KIND "part" NAME, or "" for the names of the pods, "host" HOST "role" ROLE) */ -}}
 {{- define "prfaas.memberLabels" -}}
 {{- if include "prfaas.endpointSlices" .root }}
 prfaas/kind: {{ .kind }}
 prfaas/cluster: {{ .root.Values.site.name }}
-prfaas/name: {{ .part }}
+{{- with .part }}
+prfaas/name: {{ . }}
+{{- end }}
 {{- if eq .kind "engine" }}
 prfaas/pool: {{ .host }}
 prfaas/role: {{ .role | default "both" }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- /* Number of entries of hosts[].engines[] that are scaled. */ -}}
+{{- define "prfaas.engineGroups" -}}
+{{- $count := 0 -}}
+{{- range .Values.hosts }}{{ range .engines }}{{ if .maxReplicas }}{{ $count = add1 $count }}{{ end }}{{ end }}{{ end -}}
+{{- $count -}}
 {{- end }}
 
 {{- /* Volumes with the members, and with what the API server asks for. */ -}}
