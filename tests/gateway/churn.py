@@ -14,8 +14,9 @@ import itertools
 import random
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from aiohttp import web
 from prfaas.config.membership import KubernetesTable
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.membership.members import State
+from prfaas.gateway.app import Gateway
 from prfaas.membership.kubernetes import Kubernetes, WatchTiming
 from tests.membership.fake_api import FakeApi, Slice, endpoint, endpoint_slice
 
@@ -42,24 +44,24 @@ KINDS = ("add", "add", "remove", "not_ready", "ready", "move", "old", "hang", "c
 
 
 @dataclass
-class Churn:
+class Churn(ABC):
     """One run.
 
     Attributes:
-        world: The gateway and its fixed parts.
+        gateway: Sends requests to the engines.
         api: Lists the engines.
         most: Engines at a time.
         chance: Of the events.
     """
 
-    world: World
+    gateway: Gateway
     api: FakeApi
     most: int
     chance: random.Random
-    engines: dict[str, ScriptedEngine] = field(default_factory=dict)
+    ports: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Ports of the engines that are there, by their names."""
     away: set[str] = field(default_factory=set)
     """Engines that are not ready, as the gateway knows."""
-    started: list[ScriptedEngine] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -69,31 +71,47 @@ class Churn:
     """The part of it until the gateway has read the list."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def watch_routes(self) -> None:
+    def __post_init__(self) -> None:
+        self._fixed = self.gateway.engines.by_name.keys() | ()
+        self._watch_routes()
+
+    @abstractmethod
+    async def ask(self) -> None:
+        """One request, whose answer is checked."""
+
+    @abstractmethod
+    async def start(self, name: str) -> dict[str, int]:
+        """Start an engine; one of this name may be there already.
+
+        Returns:
+            Its ports, by their names in an EndpointSlice.
+        """
+
+    @abstractmethod
+    async def left(self, name: str) -> None:
+        """An engine was taken off the list, and the gateway has noticed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop all engines."""
+
+    def _watch_routes(self) -> None:
         """Check every route against what the gateway has been told."""
-        driver = self.world.gateway.driver
+        driver = self.gateway.driver
         route = driver.route
 
         def checked(*args: Any) -> Any:
             found = route(*args)
-            if isinstance(found[0], Routed) and found[0].prefill in self.away:
-                self.late.append(found[0].prefill)
+            if isinstance(found[0], Routed):
+                used = {found[0].prefill, found[0].decode}
+                self.late += [each for each in used if each in self.away]
             return found
 
         driver.route = checked  # type: ignore[assignment,method-assign]
 
-    async def ask(self) -> None:
-        """One request."""
-        prompt = f"request {next(self._numbers)}"
-        status, body = await self.world.post({"prompt": prompt, "max_tokens": 3})
-        text = body["choices"][0]["text"] if status == 200 else str(body)
-        self.counts["requests"] += 1
-        if text != ANSWER:
-            self.errors.append(f"{status}: {text}")
-
     async def event(self) -> None:
         """One random event."""
-        kind, names = self.chance.choice(KINDS), sorted(self.engines)
+        kind, names = self.chance.choice(KINDS), sorted(self.ports)
         if kind == "add" and len(names) >= self.most:
             kind = "remove"
         if kind != "add" and not names:
@@ -104,19 +122,20 @@ class Churn:
 
     async def _add(self, _: str) -> None:
         name = f"e{next(self._numbers)}"
-        await self._start(name)
+        self.ports[name] = await self.start(name)
         began_s = time.monotonic()
         await self.api.put(self._slice(name))
         await self._until(lambda: self._state(name) is not None)
         self.joined_after_s.append(time.monotonic() - began_s)
-        await self._until(lambda: self._state(name) is State.READY)
+        await self._until(lambda: self._takes(name))
         self.usable_after_s.append(time.monotonic() - began_s)
 
     async def _remove(self, name: str) -> None:
-        del self.engines[name]
+        del self.ports[name]
         await self.api.delete(f"slice-{name}")
         await self._until(lambda: self._state(name) in (State.DRAINING, None))
         self.away.add(name)
+        await self.left(name)
 
     async def _not_ready(self, name: str) -> None:
         await self.api.put(self._slice(name, ready=False))
@@ -126,16 +145,17 @@ class Churn:
     async def _ready(self, name: str) -> None:
         self.away.discard(name)
         await self.api.put(self._slice(name))
-        await self._until(lambda: self._state(name) is State.READY)
+        await self._until(lambda: self._takes(name))
 
     async def _move(self, name: str) -> None:
         """A pod with the same name at another address."""
+        ports = await self.start(name)
         self.away.discard(name)
-        await self._start(name)
+        self.ports[name] = ports
         await self.api.put(self._slice(name))
-        known, url = self.world.gateway.engines.by_name, self.engines[name].url
+        known, url = self.gateway.engines.by_name, f"http://127.0.0.1:{ports['http']}"
         await self._until(lambda: name in known and known[name].url == url)
-        await self._until(lambda: self._state(name) is State.READY)
+        await self._until(lambda: self._takes(name))
 
     async def _old(self, _: str) -> None:
         await self.api.expire()
@@ -150,25 +170,18 @@ class Churn:
         self.api.is_hanging = False
         await self.api.cut()
 
-    async def _start(self, name: str) -> None:
-        engine = ScriptedEngine(name, script=self._serve)
-        self.engines[name] = engine
-        self.started.append(engine)
-        await engine.start()
-
-    async def _serve(
-        self, engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
-    ) -> web.StreamResponse:
-        await asyncio.sleep(self.chance.uniform(0, SERVICE_S))
-        return await engine.answer(request, body)
-
     def _slice(self, name: str, *, ready: bool = True) -> Slice:
-        port = int(self.engines[name].url.rpartition(":")[2])
-        pod = endpoint(name, "127.0.0.1", ready=ready)
-        return endpoint_slice(f"slice-{name}", LABELS | {"prfaas/name": name}, {"http": port}, pod)
+        pod, labels = endpoint(name, "127.0.0.1", ready=ready), LABELS | {"prfaas/name": name}
+        return endpoint_slice(f"slice-{name}", labels, self.ports[name], pod)
 
     def _state(self, name: str) -> State | None:
-        return self.world.gateway.members.machine.state_of(name)
+        return self.gateway.members.machine.state_of(name)
+
+    def _takes(self, name: str) -> bool:
+        """Return True if the gateway may route requests to an engine."""
+        engine = self.gateway.engines.by_name.get(name)
+        is_ready = self._state(name) is State.READY
+        return is_ready and engine is not None and self.gateway.engines.takes(engine)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110 - nobody signals it
@@ -176,14 +189,13 @@ class Churn:
 
     async def settled(self) -> None:
         """Wait until all that have left are forgotten."""
-        wanted = set(self.engines)
-        known = self.world.gateway.engines.by_name
-        await self._until(lambda: known.keys() - {"prefill", "decode", "spare"} == wanted)
+        wanted, known = set(self.ports), self.gateway.engines.by_name
+        await self._until(lambda: known.keys() - self._fixed == wanted)
 
     def remnants(self) -> set[str]:
         """Knowledge of the gateway about engines that are no more."""
-        gateway = self.world.gateway
-        there = {*self.engines, "prefill", "decode", "spare"}
+        gateway = self.gateway
+        there = {*self.ports, *self._fixed}
         dispatcher = gateway.driver.dispatcher
         known = {
             *gateway.index._sources.keys() - set(gateway.pools.names()),
@@ -194,28 +206,93 @@ class Churn:
         }
         return known - there - set(gateway.pools.names())
 
+    def report(self, num_events: int, took_s: float) -> None:
+        """Print what was seen."""
+        joined, usable = sorted(self.joined_after_s), sorted(self.usable_after_s)
+        pairs = zip(self.usable_after_s, self.joined_after_s, strict=True)
+        probed = sorted(usable_s - joined_s for usable_s, joined_s in pairs)
+        print(f"events {num_events} in {took_s:.0f} s: {dict(self.counts)}")
+        print(f"engines at most {self.most}, at the end {len(self.ports)}")
+        print(f"client errors or wrong answers {len(self.errors)} {self.errors[:3]}")
+        print(f"routes to engines that were not ready {len(self.late)}")
+        whats = ("usable", usable), ("joined", joined), ("from joined to usable", probed)
+        for what, times in whats:
+            median, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
+            shown = f"median {median:.2f} s, p99 {p99:.2f} s, longest {times[-1]:.2f} s"
+            print(f"time from listed as ready, {what}: {shown}")
+        print(f"left behind of engines that are gone: {sorted(self.remnants()) or 'nothing'}")
+
+
+@dataclass
+class ScriptedChurn(Churn):
+    """A run with engines that answer always the same."""
+
+    post: Callable[[object], Awaitable[tuple[int, dict[str, Any]]]] = field(kw_only=True)
+    started: list[ScriptedEngine] = field(default_factory=list)
+
+    async def ask(self) -> None:
+        """See `Churn`."""
+        prompt = f"request {next(self._numbers)}"
+        status, body = await self.post({"prompt": prompt, "max_tokens": 3})
+        text = body["choices"][0]["text"] if status == 200 else str(body)
+        self.counts["requests"] += 1
+        if text != ANSWER:
+            self.errors.append(f"{status}: {text}")
+
+    async def start(self, name: str) -> dict[str, int]:
+        """See `Churn`."""
+        engine = ScriptedEngine(name, script=self._serve)
+        self.started.append(engine)
+        await engine.start()
+        return {"http": int(engine.url.rpartition(":")[2])}
+
+    async def left(self, name: str) -> None:
+        """See `Churn`."""
+
+    async def close(self) -> None:
+        """See `Churn`."""
+        for engine in self.started:
+            await engine.stop()
+
+    async def _serve(
+        self, engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        await asyncio.sleep(self.chance.uniform(0, SERVICE_S))
+        return await engine.answer(request, body)
+
 
 @asynccontextmanager
 async def churning(world: World, account: Path, most: int, seed: int) -> AsyncIterator[Churn]:
-    """A churn with half of its engines, and requests going on."""
-    api = FakeApi(page_items=50)
-    await api.start()
-    churn = Churn(world, api, most, random.Random(seed))
-    churn.watch_routes()
-    table = KubernetesTable(url=api.url, namespace="prfaas", service_account=account)
-    source, members = Kubernetes(table, TIMING), world.gateway.members
-    members.sources.append(source)
-    following = asyncio.create_task(source.follow(partial(members.listed, source.name)))
-    try:
-        for _ in range(most // 2):
-            await churn._add("")
+    """A churn of scripted engines."""
+    chance, post = random.Random(seed), world.post
+    churn = ScriptedChurn(world.gateway, FakeApi(page_items=50), most, chance, post=post)
+    async with following(churn, account):
         yield churn
+
+
+@asynccontextmanager
+async def following(churn: Churn, account: Path) -> AsyncIterator[None]:
+    """Half of the engines of a churn, as members of the gateway by an API server.
+
+    Args:
+        churn: The churn.
+        account: Folder with the token of the API server.
+    """
+    api = churn.api
+    await api.start()
+    table = KubernetesTable(url=api.url, namespace="prfaas", service_account=account)
+    source, members = Kubernetes(table, TIMING), churn.gateway.members
+    members.sources.append(source)
+    task = asyncio.create_task(source.follow(partial(members.listed, source.name)))
+    try:
+        for _ in range(churn.most // 2):
+            await churn._add("")
+        yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await api.stop()
-        for engine in churn.started:
-            await engine.stop()
+        await churn.close()
 
 
 async def run(churn: Churn, num_events: int, *, per_s: float | None = None) -> None:
@@ -266,19 +343,7 @@ async def main(num_engines: int, num_events: int, per_s: float) -> None:
         ):
             began_s = time.monotonic()
             await run(churn, num_events, per_s=per_s)
-            took_s = time.monotonic() - began_s
-            joined, usable = sorted(churn.joined_after_s), sorted(churn.usable_after_s)
-            probed = sorted(
-                u - j for u, j in zip(churn.usable_after_s, churn.joined_after_s, strict=True)
-            )
-    print(f"events {num_events} in {took_s:.0f} s: {dict(churn.counts)}")
-    print(f"engines at most {num_engines}, at the end {len(churn.engines)}")
-    print(f"client errors or wrong answers {len(churn.errors)} {churn.errors[:3]}")
-    print(f"routes to engines that were not ready {len(churn.late)}")
-    for what, times in (("usable", usable), ("joined", joined), ("from joined to usable", probed)):
-        shown = f"median {times[len(times) // 2]:.2f} s, p99 {times[len(times) * 99 // 100]:.2f} s"
-        print(f"time from listed as ready, {what}: {shown}, longest {times[-1]:.2f} s")
-    print(f"left behind of engines that are gone: {sorted(churn.remnants()) or 'nothing'}")
+            churn.report(num_events, time.monotonic() - began_s)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,6 @@ async def test_engines_come_and_go_at_random_under_requests(world: World, tmp_pa
         assert not churn.remnants()
         assert churn.counts["requests"] > 10
         members = world.gateway.members.machine
-        for name in churn.engines:
+        for name in churn.ports:
             wanted = State.SEEN if name in churn.away else State.READY
             assert members.state_of(name) is wanted

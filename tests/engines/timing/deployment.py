@@ -104,6 +104,7 @@ async def running(
     has_ranks: bool = False,
     plan_text: str = PLAN,
     pd_memory_bytes: int = MEMORY_BYTES,
+    poll_s: float = 0.02,
     **tables: Any,
 ) -> AsyncIterator[World]:
     """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
@@ -145,7 +146,8 @@ async def running(
                 kv_events=kv_events,
                 has_ranks=has_ranks,
                 **tables,
-            )
+            ),
+            poll_s,
         )
         world = World(url, http, gateway, parts.sites, parts.hosts, wire)
         await until(lambda: is_well(world))

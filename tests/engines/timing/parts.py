@@ -86,7 +86,9 @@ class PartsOnStack:
         self.hosts.append(host)
         self.urls |= urls
 
-    async def gateway(self, deployment: Deployment) -> tuple[str, aiohttp.ClientSession, Gateway]:
+    async def gateway(
+        self, deployment: Deployment, poll_s: float = 0.02
+    ) -> tuple[str, aiohttp.ClientSession, Gateway]:
         """Start a gateway in front of all parts; its URL, and a session to ask it with."""
         made = Gateway(
             deployment,
@@ -94,7 +96,7 @@ class PartsOnStack:
                 engines=self.urls,
                 pools={name: (LOOPBACK, site.port) for name, site in self.sites.items()},
             ),
-            poll_s=0.02,
+            poll_s=poll_s,
             timing=PoolTiming(backoff_s=0.01, backoff_max_s=0.05),
         )
         url = await made.start()
