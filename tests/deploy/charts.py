@@ -136,6 +136,25 @@ WHOLE_GATEWAY: Object = {
 }
 
 
+def hosts(*found: Object) -> Object:
+    return {"hosts": list(found)}
+
+
+def host(name: str, node: str, *engines: Object) -> Object:
+    return {"name": name, "node": node, "engines": list(engines)}
+
+
+PROMETHEUS: Object = {"monitoring": {"prometheusUrl": "http://prometheus:9090"}}
+SCALED: Object = {"name": "p", "maxReplicas": 6}
+SCALED_SITE: Object = {
+    **hosts(
+        host("pd-a", "n", SCALED | {"role": "prefill"}, {"name": "d", "role": "decode"}),
+        host("pd-b", "m", SCALED | {"name": "q", "minReplicas": 2, "role": "prefill"}),
+    ),
+    **PROMETHEUS,
+}
+
+
 CELLS = list(
     product(("pd", "prfaas"), ("cert-manager", "existingSecret"), ("DaemonSet", "Sidecar"))
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .charts import S3, Object, template
+from .charts import S3, Object, host, hosts, template
 
 POOL: Object = {"name": "other-a", "address": "a.other.example.net:7100"}
 ENGINE: Object = {"name": "other-a-0", "pool": "other-a", "url": "https://a.other.example.net:8100"}
@@ -15,14 +15,6 @@ def peer(**changes: Any) -> Object:
     """Values of a PD site with one peer, as it should be but for some keys; None leaves one out."""
     whole = {"name": "other", "cidrs": ["10.0.0.0/8"], "pools": [POOL], "engines": [ENGINE]}
     return {"site": {"peers": [{k: v for k, v in (whole | changes).items() if v is not None}]}}
-
-
-def hosts(*found: Object) -> Object:
-    return {"hosts": list(found)}
-
-
-def host(name: str, node: str, *engines: Object) -> Object:
-    return {"name": name, "node": node, "engines": list(engines)}
 
 
 A, B = {"name": "e-a"}, {"name": "e-b"}

@@ -1,4 +1,4 @@
-"""Engines that KEDA scales: valid for every Kubernetes, members under the names of their pods."""
+"""Engines that KEDA scales: bounds, members under the names of their pods, and refusals."""
 
 import json
 
@@ -7,28 +7,22 @@ import pytest
 from prfaas.membership.endpoint_slices import members_in, read_slice
 from tests.membership.fake_api import endpoint, endpoint_slice
 
-from .charts import Object, containers, of_kind, rendered, template
-from .test_chart_refusals import host, hosts
-from .test_chart_validity import VERSIONS, check
-
-PROMETHEUS: Object = {"monitoring": {"prometheusUrl": "http://prometheus:9090"}}
-SCALED: Object = {"name": "p", "maxReplicas": 6}
-VALUES: Object = {
-    **hosts(
-        host("pd-a", "n", SCALED | {"role": "prefill"}, {"name": "d", "role": "decode"}),
-        host("pd-b", "m", SCALED | {"name": "q", "minReplicas": 2, "role": "prefill"}),
-    ),
-    **PROMETHEUS,
-}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_scaled_engines_are_valid(version: str) -> None:
-    check(rendered("pd", VALUES, version), version)
+from .charts import (
+    PROMETHEUS,
+    SCALED,
+    SCALED_SITE,
+    Object,
+    containers,
+    host,
+    hosts,
+    of_kind,
+    rendered,
+    template,
+)
 
 
 def test_a_scaled_engine_is_a_stateful_set_between_two_bounds() -> None:
-    objects = rendered("pd", VALUES)
+    objects = rendered("pd", SCALED_SITE)
     sets, scaled = of_kind(objects, "StatefulSet"), of_kind(objects, "ScaledObject")
     targets = [each["spec"]["scaleTargetRef"] for each in scaled]
     names = [each["metadata"]["name"] for each in sets]
@@ -44,7 +38,7 @@ def test_a_scaled_engine_is_a_stateful_set_between_two_bounds() -> None:
 
 
 def test_scaled_engines_are_members_under_the_names_of_their_pods() -> None:
-    objects = rendered("pd", VALUES)
+    objects = rendered("pd", SCALED_SITE)
     (workload, _) = of_kind(objects, "StatefulSet")
     (engine,) = containers(workload["spec"]["template"])
     assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in (
@@ -65,7 +59,7 @@ def test_scaled_engines_are_members_under_the_names_of_their_pods() -> None:
 
 
 def test_requests_of_a_replica_end_before_it_is_stopped() -> None:
-    (workload, _) = of_kind(rendered("pd", VALUES), "StatefulSet")
+    (workload, _) = of_kind(rendered("pd", SCALED_SITE), "StatefulSet")
     pod = workload["spec"]["template"]["spec"]
     (engine,) = containers(workload["spec"]["template"])
     (_, seconds) = engine["lifecycle"]["preStop"]["exec"]["command"]

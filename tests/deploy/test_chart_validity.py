@@ -13,6 +13,7 @@ from kubernetes_validate import utils
 from .charts import (
     CHART,
     EXAMPLES,
+    SCALED_SITE,
     WHOLE,
     WHOLE_GATEWAY,
     Object,
@@ -97,6 +98,13 @@ def test_all_that_can_be_switched_on_is_valid(
     assert {"PodMonitor", "PrometheusRule"} <= kinds
     assert ({"ScaledObject"} <= kinds) == (role == "pd")
     assert kinds & {"HTTPRoute", "Ingress"} or role == "prfaas"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_scaled_engines_are_valid(version: str) -> None:
+    objects = rendered("pd", SCALED_SITE, version)
+    check(objects, version)
+    assert len(of_kind(objects, "ScaledObject")) == 2
 
 
 def test_validation_sees_a_misspelt_field() -> None:
