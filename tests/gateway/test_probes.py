@@ -15,7 +15,6 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.core.resilience.guards import Guards
 from prfaas.gateway.engines import engine_probes
 from prfaas.gateway.engines.engine import Engine
-from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD
 from prfaas.gateway.engines.engine_probes import (
     AT_ONCE_MAX,
     HUNG_AT_ONCE_MAX,
@@ -84,7 +83,6 @@ async def probing(fake: FakeEngines, limit_s: float) -> AsyncIterator[EngineProb
 @pytest.fixture(autouse=True)
 def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_probes, "read_answer", answer)
-    monkeypatch.setattr(engine_probes, "load_in", lambda _: UNKNOWN_LOAD)
 
 
 async def test_few_of_2000_engines_are_probed_at_a_time() -> None:
