@@ -6,7 +6,7 @@ PD cluster that only decode have names of their own in the simulator; the gatewa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Routed
@@ -92,5 +92,5 @@ def _gateways(target: str | tuple[str, str]) -> str | tuple[str, str]:
 def _named(action: AnyAction) -> AnyAction:
     match action:
         case StartDecode(engine) | ContinueOn(engine) | HoldBack(engine):
-            return replace(action, engine=str(_gateways(engine)))
+            return action._replace(engine=str(_gateways(engine)))
     return action

@@ -6,73 +6,63 @@ driver reports an event of theirs, or until a later action stops them; all other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import get_args
 
 from prfaas.core.request.events import Blocks
+from prfaas.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Record, frozen=True):
     """Base of all actions."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartPull(Action):
+class StartPull(Action, frozen=True):
     """Have the prefix fetched that the route counts on; the next leg waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartPrefill(Action):
+class StartPrefill(Action, frozen=True):
     """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes."""
 
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopPrefill(Action):
+class StopPrefill(Action, frozen=True):
     """End the prefill leg: no request waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDecode(Action):
+class StartDecode(Action, frozen=True):
     """Decode on `engine`, which computes what is missing of the prompt's KV cache."""
 
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class HoldBack(Action):
+class HoldBack(Action, frozen=True):
     """Find out whether `engine` died; if so, wait for the prompt's turn. Then report `TurnCame`."""
 
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueOn(Action):
+class ContinueOn(Action, frozen=True):
     """Decode on another engine, from the tokens so far, once `after_ns` are over."""
 
     engine: str
     after_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Abort(Action):
+class Abort(Action, frozen=True):
     """End the transfer at both pools; what has arrived stays. `why` is for people."""
 
     blocks: Blocks
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release(Action):
+class Release(Action, frozen=True):
     """End the wait for these blocks; an open transfer continues."""
 
     blocks: Blocks
 
 
-@dataclass(frozen=True, slots=True)
-class FellBack(Action):
+class FellBack(Action, frozen=True):
     """Record that the route was left, or did not pay off.
 
     Attributes:
@@ -91,20 +81,17 @@ class FellBack(Action):
         return f"{self.stage}/{self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Retry(Action):
+class Retry(Action, frozen=True):
     """Count a decode leg that is to run again, or may not because the budget is spent."""
 
     is_allowed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fail(Action):
+class Fail(Action, frozen=True):
     """Report the last failure to the client: no other engine can go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt(Action):
+class WakeAt(Action, frozen=True):
     """Report `Woke` at this instant, ns, once; replaces the last one. None cancels it."""
 
     at_ns: int | None
