@@ -14,37 +14,10 @@ from prfaas.config.deployment import Deployment, ModelTable
 from prfaas.config.load import load_deployment
 from prfaas.config.routing import RoutingTable
 from prfaas.errors import ConfigError
+from tests.config.good_file import GOOD, toml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
-GOOD: dict[str, Any] = {
-    "model": {"name": "tiny", "path": "/models/tiny"},
-    "gateway": {"listen": "127.0.0.1:8000"},
-    "routing": {"offload_threshold": 1000, "transfer_timeout": "5s"},
-    "security": {"identities": "identities"},
-    "clusters": {
-        "far": {
-            "role": "prfaas",
-            "pools": {"far-pool": {"memory": "1GiB"}},
-            "engines": {"far-engine": {"pool": "far-pool"}},
-        },
-        "home": {
-            "role": "pd",
-            "pools": {"home-pool": {"listen": "0.0.0.0:7100"}},
-            "engines": {"home-engine": {"pool": "home-pool", "url": "http://10.0.0.1:8101"}},
-        },
-    },
-}
 Change = Callable[[dict[str, Any]], object]
-
-
-def toml(table: dict[str, Any], place: str = "") -> str:
-    """A TOML text of nested tables with plain values."""
-    lines = [f"[{place}]"] if place else []
-    lines += [f"{key} = {_value(v)}" for key, v in table.items() if not isinstance(v, dict)]
-    for key, v in table.items():
-        if isinstance(v, dict):
-            lines.append(toml(v, f"{place}.{key}" if place else key))
-    return "\n".join(lines)
 
 
 def far_pool(tables: dict[str, Any]) -> dict[str, Any]:
@@ -71,10 +44,6 @@ def split_over_two_hosts(tables: dict[str, Any]) -> None:
     home["pools"]["other-pool"] = {"links": {"home-pool": {"budget": "10Gbps"}}}
     home["engines"]["home-engine"]["role"] = "decode"
     home["engines"]["a"] = {"pool": "other-pool", "role": "prefill"}
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def load(tmp_path: Path, change: Change = lambda _: None) -> Deployment:

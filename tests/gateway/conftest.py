@@ -140,6 +140,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "tracing": tables.get("tracing"),
             "audit": tables.get("audit"),
             "operators": tables.get("operators", {}),
+            "classes": tables.get("classes", {}),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",

@@ -21,6 +21,8 @@ class Loop(StrEnum):
     BREAKER = "breaker"
     OPERATOR = "operator"
     MEMBERS = "members"
+    PRICES = "prices"
+    """The price file."""
 
 
 @dataclass(frozen=True, slots=True)

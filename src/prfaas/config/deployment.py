@@ -16,6 +16,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
 from prfaas.config.governance.residency import check_regions, residency_of
+from prfaas.config.market.classes import CLASSES_MAX, ClassTable, check_classes
+from prfaas.config.market.prices import PriceTable, check_prices
 from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
@@ -153,6 +155,11 @@ class Deployment(Table):
     """Tenants. Without any, all clients can use it without a key."""
     operators: dict[PartName, OperatorTable] = Field(default={}, max_length=OPERATORS_MAX)
     """Operators with keys of their own."""
+    classes: dict[PartName, ClassTable] = Field(default={}, max_length=CLASSES_MAX)
+    """Classes of service. Without any, `service_tier` of requests is ignored."""
+    prices: dict[PartName, PriceTable] = Field(default={})
+    """Prices of the clusters, for the policy "cost" and the metrics of cost; those of the plan if
+    absent."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -169,6 +176,14 @@ class Deployment(Table):
     def _keys_have_one_owner(self) -> Deployment:
         check_keys(self.tenants, self.operators, self.gateway.operator_keys)
         check_shares(self.tenants)
+        return self
+
+    @model_validator(mode="after")
+    def _market_fits(self) -> Deployment:
+        check_prices(self.prices, self.clusters)
+        if self.prices and self.routing.plan is None:
+            raise ValueError("prices: they need a plan, which has the times and bytes of prompts")
+        check_classes(self.classes, self.tenants, has_plan=self.routing.plan is not None)
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,8 @@ from prfaas.config.clusters import (
     TimingTable,
 )
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
+from prfaas.config.market.classes import ClassTable
+from prfaas.config.market.prices import PriceTable
 from prfaas.config.membership import KubernetesTable, MembershipTable
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
@@ -52,6 +54,8 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[membership.kubernetes]", KubernetesTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[operators.OPERATOR]", OperatorTable, ()),
+    ("[classes.CLASS]", ClassTable, ()),
+    ("[prices.CLUSTER]", PriceTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role", "region", "has_roles")),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
+from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 
@@ -23,12 +24,14 @@ class RoutingTable(Table):
 
     "observed" does the same, but keeps a prompt local if observed TTFTs show that the local
     path is clearly faster. "adaptive" overrules the threshold if the other path is predicted to
-    be clearly faster. If absent: adaptive with a `plan`, else observed.
+    be clearly faster. "cost" selects the cluster of least cost in time, the PD cluster included;
+    it needs a `plan` and a `second_price`. If absent: adaptive with a `plan`, else observed.
     """
     plan: FilePathText | None = None
     """Plan file of `prfaas plan` with the instances' profiles, for predictions.
 
-    Its PrfaaS clusters are matched by name; a single one matches all. "adaptive" needs it.
+    Its PrfaaS clusters are matched by name; a single one matches all. "adaptive" and "cost" need
+    it.
     """
     short_term_loop: bool = False
     """Adjust the threshold of "adaptive" to queues and links; needs a `plan`."""
@@ -56,6 +59,12 @@ class RoutingTable(Table):
     """Value of a second of a request's time, in the currency of the plan's `price_per_tb`. The
     price of shipped bytes then counts as time: for "adaptive", pulls, copies and the choice between
     PrfaaS clusters. If absent, bytes are free in decisions. Needs a `plan`."""
+    price_file: FilePathText | None = None
+    """File with tables `[prices.CLUSTER]` that take precedence over those here. The gateway reads
+    it again when it changes."""
+    price_hysteresis: Annotated[float, Field(ge=0, lt=1)] = HYSTERESIS
+    """Share of its cost by which another cluster has to be cheaper than the one that the last
+    prompt of about that length was sent to."""
     bandwidth: Annotated[Bandwidth, Field(strict=False)] = Bandwidth.SCARCE
     """Regime of the rule of "paper": "scarce" compares `offload_threshold` with the tokens missing
     from the PD pool, "abundant" with those missing from both pools, and fetches a longer prefix of
@@ -83,6 +92,13 @@ class RoutingTable(Table):
                 'policy = "adaptive" needs a plan: without profiles nothing is predicted; name one '
                 'with plan = "FILE", or say policy = "paper"'
             )
+        if self.policy is PolicyName.COST and (self.plan is None or self.second_price is None):
+            raise ValueError(
+                'policy = "cost" needs a plan, which has times, bytes and GPUs, and second_price, '
+                "the value of a second of a request's time"
+            )
+        if self.price_file is not None and self.plan is None:
+            raise ValueError("price_file needs a plan: it has the times and bytes of prompts")
         if self.short_term_loop and self.plan is None:
             raise ValueError(
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "

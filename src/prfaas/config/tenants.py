@@ -64,6 +64,10 @@ class TenantTable(Table):
     isolate_users: bool = False
     """Give each end user, as named by a request's `safety_identifier` or `user`, KV blocks of their
     own; requests without these fields share the tenant's."""
+    service_tier: str | None = None
+    """Class of service of its requests, a name of `[classes]`; none if absent."""
+    service_tiers: Annotated[list[str], Field(max_length=32)] = Field(default=[])
+    """Other classes that its requests may name in `service_tier`."""
 
     @property
     def has_share(self) -> bool:

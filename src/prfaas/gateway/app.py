@@ -290,6 +290,7 @@ class Gateway:
     def _watch(self) -> None:
         """Have the metrics read what the parts know, and those that have joined."""
         self.metrics.members.show(self.members)
+        self.metrics.market.show(self.driver.dispatcher.market)
         if not self.metrics.parts_changed:
             return
         self.metrics.parts_changed = False

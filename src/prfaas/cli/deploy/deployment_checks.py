@@ -18,6 +18,8 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
 from prfaas.gateway.tenancy.cache_salt import FILE_NAME
+from prfaas.market.price_file import deployment_market
+from prfaas.market.services import check_targets
 from prfaas.units import format_size
 from prfaas.wire.certificates import ends_soon
 from prfaas.wire.identity import identity_in
@@ -86,10 +88,12 @@ def check_plan(deployment: Deployment) -> None:
     from prfaas.planner.answer.plan_loader import load_question
 
     try:
-        load_profiles(deployment)
+        profiles = load_profiles(deployment)
         question = load_question(plan)
     except ConfigError as error:
         raise ConfigError(f"routing.plan: {error}") from None
+    deployment_market(deployment, profiles.sites)
+    check_targets(deployment, profiles.sites)
     for found in (*_other_instances(deployment, question), *_other_model(deployment, question)):
         raise ConfigError(f"routing.plan: {plan} cannot be this deployment's: {found}")
 

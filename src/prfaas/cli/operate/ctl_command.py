@@ -212,6 +212,40 @@ def on(gateway: Gateway, cluster: str) -> None:
 
 
 @ctl.command()
+@click.argument("cluster")
+@click.option("--gpu-hour", type=click.FloatRange(0, 1e9), help="Price of one GPU for one hour.")
+@click.option("--per-tb", type=click.FloatRange(0, 1e9), help="Price of 10**12 bytes on its link.")
+@click.option(
+    "--leaves-in", type=click.FloatRange(0, 1e9), metavar="SECONDS", help="Its capacity is revoked."
+)
+@click.option("--stays", is_flag=True, help="Its capacity stays, or is back.")
+@talks
+def price(
+    gateway: Gateway,
+    cluster: str,
+    gpu_hour: float | None,
+    per_tb: float | None,
+    leaves_in: float | None,
+    stays: bool,
+) -> None:
+    """Set prices of CLUSTER, or announce that its capacity is revoked.
+
+    A CLUSTER that leaves gets only requests that are predicted to have left it by then. A change of
+    the price file replaces these settings.
+
+    \b
+    Examples:
+      prfaas ctl price far --gpu-hour 1.2
+      prfaas ctl price far --leaves-in 30
+      prfaas ctl price far --stays
+    """
+    if gpu_hour is None and per_tb is None and leaves_in is None and not stays:
+        raise click.UsageError("give one of --gpu-hour, --per-tb, --leaves-in and --stays")
+    given = {"gpu_hour": gpu_hour, "per_tb": per_tb, "leaves_in_s": leaves_in, "stays": stays}
+    gateway.change("prices", cluster, **given)
+
+
+@ctl.command()
 @click.argument("request_id")
 @talks
 def explain(gateway: Gateway, request_id: str) -> None:

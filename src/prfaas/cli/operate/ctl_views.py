@@ -44,6 +44,7 @@ def status_lines(found: Json) -> list[str]:
             f"plan       bytes corrected by {bytes_['correction']:g}, "
             f"{bytes_['num_transfers']:,} transfers compared"
         )
+    lines += [_price_line(each) for each in found.get("prices", ())]
     for link in found["links"]:
         state = "up" if link["is_up"] else "DOWN"
         lines.append(
@@ -166,6 +167,8 @@ def explain_lines(found: Json) -> list[str]:
     lines.append(f"predicted  {_predicted(decision)}")
     for way in found["clusters"]:
         lines += _way_lines(way)
+    # A gateway of an earlier version sends none.
+    lines += [_cost_line(each) for each in found.get("costs", ())]
     if found["candidates"]:
         lines.append("candidates (a score ranks the engines of one cluster, not the clusters)")
     lines += [_candidate_line(candidate) for candidate in found["candidates"]]
@@ -198,6 +201,29 @@ def _way_lines(way: Json) -> list[str]:
         f"remote     {way['cluster']}{closed}  waits: {waits}",
         f"           link {way['link']}  {link}",
     ]
+
+
+def _price_line(found: Json) -> str:
+    leaves_in_s = found["leaves_in_s"]
+    leaves = ""
+    if leaves_in_s is not None:
+        leaves = "  REVOKED" if leaves_in_s <= 0 else f"  leaves in {leaves_in_s:,.0f} s"
+    spent = found["compute_cost"] + found["bytes_cost"]
+    return (
+        f"price      {found['cluster']}  {found['gpu_hour']:g} a GPU hour, {found['per_tb']:g} a "
+        f"TB{leaves}  spent {spent:.4g} for {found['num_requests']:,} prefills"
+    )
+
+
+def _cost_line(found: Json) -> str:
+    """A cluster that could have prefilled, with its cost or what excluded it."""
+    mark = "*" if found["is_chosen"] else " "
+    if found["excluded"]:
+        return f"cost      {mark}{found['cluster']}  excluded: {found['excluded']}"
+    return (
+        f"cost      {mark}{found['cluster']}  {found['cost']:.6f} = compute "
+        f"{found['compute']:.6f} + bytes {found['bytes']:.6f} + time {found['time']:.6f}"
+    )
 
 
 def _candidate_line(candidate: Json) -> str:

@@ -66,5 +66,7 @@ ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("retries", lambda r: _counts(r.retries)),
     ("breakers opened", lambda r: _counts(r.breakers_opened)),
     ("cost of traffic", lambda r: f"{r.price['traffic']:.2f}"),
+    ("cost of prefills by use", lambda r: f"{r.price['prefills']:.2f}"),
+    ("cost of a request in time", lambda r: f"{r.price['per_request_in_time']:.5f}"),
     ("cost of a million prompt tokens", lambda r: f"{r.price['per_million_prompt_tokens']:.3f}"),
 )

@@ -9,7 +9,7 @@ import click
 from prfaas.cli.plan.sweeping import place_options
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POLICIES = ("local", "remote", "paper", "observed", "adaptive")
+_POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 
 
 @click.command()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.core.admission.fair_share import FairSettings, FairShare
+from prfaas.core.admission.priorities import Priorities
+from prfaas.core.market.classes import ServiceClass
 from prfaas.core.routing.decision import Decision, Path
 from prfaas.units import NS_PER_S
 
@@ -76,16 +78,24 @@ class AdmissionControl:
     """Admits requests that are predicted to be in time, each tenant up to its fair share.
 
     Args:
-        target_ns: Target of the time to first token; None admits everything.
+        target_ns: Target of the time to first token; None admits every request whose class has
+            none either.
         fairness: How tenants share what is admitted under overload.
     """
 
     def __init__(self, target_ns: int | None, fairness: FairSettings) -> None:
         self._target_ns, self._fair = target_ns, FairShare(fairness)
-        self._margins = {path: Margin(target_ns or 0) for path in Path}
+        self._margins = {path: {target_ns or 0: Margin(target_ns or 0)} for path in Path}
+        self._priorities = Priorities()
 
     def decide(
-        self, tenant: str, path: Path, predicted_ns: int | None, work_ns: int, now_ns: int
+        self,
+        tenant: str,
+        path: Path,
+        predicted_ns: int | None,
+        work_ns: int,
+        now_ns: int,
+        service: ServiceClass | None = None,
     ) -> Admission:
         """Admit or refuse a request.
 
@@ -95,19 +105,29 @@ class AdmissionControl:
             predicted_ns: Predicted time to first token; None is unknown or unproven, and admitted.
             work_ns: Its prefill as a local instance takes it, ns; counted for the tenant.
             now_ns: Time.
+            service: Its class of service; None is that of the deployment.
         """
-        if self._target_ns is None:
+        target_ns, priority = self._target_ns, 0
+        if service is not None:
+            priority = service.priority
+            target_ns = target_ns if service.ttft_max_ns is None else service.ttft_max_ns
+        if target_ns is None:
             return _ADMITTED
-        within_ns = self._target_ns - self._margins[path].margin_ns
-        found = admit(predicted_ns, self._fair.limit(tenant, within_ns, now_ns))
+        margins = self._margins[path]
+        if target_ns not in margins:
+            margins[target_ns] = Margin(target_ns)
+        within_ns = self._fair.limit(tenant, target_ns - margins[target_ns].margin_ns, now_ns)
+        found = admit(predicted_ns, self._priorities.limit(priority, within_ns, now_ns))
         if found.admitted:
             self._fair.let_in(tenant, work_ns, now_ns)
         else:
             self._fair.refused(tenant, now_ns)
+            self._priorities.refused(priority, now_ns)
         return found
 
     def seen(self, decision: Decision, ttft_ns: int) -> None:
         """Record when the first token of an admitted request came."""
         predicted_ns = decision.predicted_ns
         if predicted_ns is not None:
-            self._margins[decision.path].seen(ttft_ns - predicted_ns)
+            for margin in self._margins[decision.path].values():
+                margin.seen(ttft_ns - predicted_ns)

@@ -2,8 +2,9 @@
 
 An engine runs a fixed number of sequences and queues the rest, first come first served: a tenant
 that sends a thousand makes all others wait. Here requests wait per tenant instead. The tenant that
-runs the fewest sequences for its weight is next. A tenant that is alone gets all slots but a small
-reserve, and the reserve goes to tenants that run little, so that a newcomer starts at once.
+runs the fewest sequences for its weight is next, and requests of a higher priority go first. A
+tenant that is alone gets all slots but a small reserve, and the reserve goes to tenants that run
+little, so that a newcomer starts at once.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ RESERVED_FROM = 8
 """Below this number of slots none is reserved: one would be too large a share."""
 
 
+_Key = tuple[int, str]
+"""Priority and name: requests of one tenant in several classes wait in several queues."""
+
+
 @dataclass(slots=True)
 class _Tenant:
     weight: float
+    priority: int = 0
     running: int = 0
     waiting: deque[int] = field(default_factory=deque)
 
     @property
-    def order(self) -> float:
-        return self.running / self.weight
+    def order(self) -> tuple[int, float]:
+        return -self.priority, self.running / self.weight
 
 
 @dataclass(slots=True)
 class _Request:
-    tenant: str
+    tenant: _Key
     width: int
     is_reserved: bool = False
     """Runs in slots of the reserve."""
@@ -46,7 +52,7 @@ class FairSlots:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[_Key, _Tenant] = {}
         self._requests: dict[int, _Request] = {}
         self._waiting: set[int] = set()
         self._reserved: dict[int, None] = {}
@@ -61,20 +67,21 @@ class FairSlots:
 
     def waiting_of(self, tenant: str) -> int:
         """Requests of a tenant that wait."""
-        found = self._tenants.get(tenant)
-        return 0 if found is None else len(found.waiting)
+        return sum(len(each.waiting) for key, each in self._tenants.items() if key[1] == tenant)
 
-    def ask(self, request: int, tenant: str, width: int) -> None:
+    def ask(self, request: int, tenant: str, width: int, priority: int = 0) -> None:
         """Have a request wait for its turn.
 
         Args:
             request: Unique among those that run or wait.
             tenant: Its tenant.
             width: Its sequences, at least 1.
+            priority: Of its class of service.
         """
-        self._requests[request] = _Request(tenant, width)
+        key = priority, tenant
+        self._requests[request] = _Request(key, width)
         self._waiting.add(request)
-        known = self._tenants.setdefault(tenant, _Tenant(self._weights.get(tenant, 1.0)))
+        known = self._tenants.setdefault(key, _Tenant(self._weights.get(tenant, 1.0), priority))
         known.waiting.append(request)
 
     def leave(self, request: int) -> None:
@@ -134,7 +141,7 @@ class FairSlots:
         return request if is_free else None
 
     def _first(self, may: Callable[[_Tenant], bool]) -> int | None:
-        """The oldest request of the tenant that runs least for its weight."""
+        """The oldest request of the tenant that runs least for its weight, highest class first."""
         ready = (tenant for tenant in self._tenants.values() if tenant.waiting and may(tenant))
         tenant = min(ready, key=lambda tenant: tenant.order, default=None)
         return None if tenant is None else tenant.waiting[0]

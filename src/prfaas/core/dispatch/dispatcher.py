@@ -19,6 +19,7 @@ from prfaas.core.dispatch.expected_times import ExpectedTimes
 from prfaas.core.dispatch.instance_load import LoadBook
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.links import Links
+from prfaas.core.dispatch.market.offers import decided, offers_of
 from prfaas.core.dispatch.open_requests import OpenRequests
 from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import Considered, RouteOption
@@ -34,6 +35,9 @@ from prfaas.core.dispatch.types import (
     ThresholdMoved,
 )
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.market.choice import Terms
+from prfaas.core.market.classes import terms_of
+from prfaas.core.market.market import Market
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.carried_bytes import CarriedBytes
 from prfaas.core.routing.decision import Decision, Path, Reason
@@ -65,6 +69,9 @@ class Dispatcher:
         self.requests = OpenRequests(home, self._routes, self._admission)
         """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
+        self.market = settings.market
+        self._home, self._buys = home.name, settings.policy is PolicyName.COST
+        self._usual = Terms(settings.second_price or 0.0, settings.ttft_max_ns)
         self.spared_ns = 0
         """Offloaded prefill below the threshold, ns of an instance."""
 
@@ -190,8 +197,7 @@ class Dispatcher:
             now_ns: Time.
             again: It was admitted before; admission is not asked.
         """
-        option = considered.best
-        decision = self._decide(option, now_ns)
+        option, decision = self._chosen(arrival, considered, now_ns)
         path = decision.path
         if self._is_unserved(option, path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
@@ -205,17 +211,41 @@ class Dispatcher:
         routed = self.requests.enter(arrival, decision, option, now_ns, again=again)
         if decision.reason is Reason.FASTER_REMOTE:
             self.spared_ns += self._times.local_ns(decision.num_new_tokens)
+        if self.market is not None:
+            self._spend(self.market, routed, option, now_ns)
         return routed
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
         """Return the decision for a request, without admission and side effects."""
         decode_wait = self.requests.decode_wait(now_ns)
-        option = self._routes.consider(arrival, now_ns, decode_wait).best
-        decision = self._decide(option, now_ns)
+        considered = self._routes.consider(arrival, now_ns, decode_wait)
+        option, decision = self._chosen(arrival, considered, now_ns, is_real=False)
         if self._is_unserved(option, decision.path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         return self.requests.route(decision, option)
+
+    def _chosen(
+        self, arrival: Arrival, considered: Considered, now_ns: int, *, is_real: bool = True
+    ) -> tuple[RouteOption, Decision]:
+        """The route of a request, and why."""
+        option = considered.best
+        if not self._buys or self.market is None:
+            return option, self._decide(option, now_ns)
+        terms, num_new_tokens = terms_of(arrival.service, self._usual), option.facts.num_new_tokens
+        offers = offers_of(considered.options, self._home, self._times)
+        choice = self.market.consider(offers, terms, num_new_tokens, now_ns)
+        if is_real:
+            self.market.chosen(choice, terms, num_new_tokens)
+        threshold = option.link.policy.offload_threshold
+        return decided(choice, considered.options, option, self._home, threshold)
+
+    def _spend(self, market: Market, routed: Routed, option: RouteOption, now_ns: int) -> None:
+        """Count the cost of a prefill, and of the blocks that cross a link for it."""
+        cluster, num_tokens, times = routed.cluster, routed.num_tokens_to_prefill, self._times
+        is_remote = routed.decision.path is Path.REMOTE
+        work_ns = times.remote_ns(cluster, num_tokens) if is_remote else times.local_ns(num_tokens)
+        market.spend(cluster, work_ns, routed.shipped_bytes, option.cluster.name, now_ns)
 
     def _is_unserved(self, option: RouteOption, path: Path) -> bool:
         """Return True if no instance of the PD cluster can take a request."""
@@ -228,7 +258,9 @@ class Dispatcher:
         calibration = self._times.calibration(decision.path, option.cluster.name)
         proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
         work_ns = self._times.local_ns(decision.num_new_tokens)
-        found = self._admission.decide(arrival.tenant, decision.path, proven_ns, work_ns, now_ns)
+        found = self._admission.decide(
+            arrival.tenant, decision.path, proven_ns, work_ns, now_ns, arrival.service
+        )
         if found.admitted:
             return None
         return Refused(Refusal.PREDICTED_LATE, found.retry_after_s, decision)

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.market.classes import ServiceClass
+from prfaas.core.market.market import Market
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.policies import Bandwidth, PolicyName
@@ -90,6 +92,8 @@ class DispatchSettings:
         second_price: What a second of a request's time is worth, in the currency of
             `price_per_tb`; None makes bytes free.
         residency: Regions of clusters and tenants.
+        market: Prices of all clusters; None without. `cost` needs it; under other policies it
+            only counts what is spent.
     """
 
     policy: PolicyName
@@ -104,6 +108,7 @@ class DispatchSettings:
     second_price: float | None = None
     calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
     residency: Residency = EVERYWHERE
+    market: Market | None = None
 
     def ns_per_byte(self, price_per_tb: float) -> float:
         """Worth of a byte as time of a request, ns."""
@@ -137,6 +142,7 @@ class Arrival(Record, frozen=True):
         layout: Of its blocks; None while unknown, and then they fit into every pool.
         streams: True if its first token is observed; only such requests measure decode.
         hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
+        service: Its class of service; None is that of the deployment.
     """
 
     request_id: int
@@ -152,6 +158,7 @@ class Arrival(Record, frozen=True):
     layout: Layout | None = None
     streams: bool = True
     hashes: Sequence[bytes] = ()
+    service: ServiceClass | None = None
 
 
 class Routed(Record, frozen=True):

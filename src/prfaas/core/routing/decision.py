@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from prfaas.core.market.choice import Choice
 from prfaas.records import Record
 from prfaas.units import format_seconds
 
@@ -47,6 +48,12 @@ class Reason(StrEnum):
     """Above the threshold, but tried locally to observe the time of such a length (`observed`)."""
     FASTER_REMOTE = "faster_remote"
     """Below the threshold, but the remote path is predicted to be clearly faster."""
+    CHEAPEST_REMOTE = "cheapest_remote"
+    """A PrfaaS cluster costs least of those that are in time (`cost`)."""
+    CHEAPEST_LOCAL = "cheapest_local"
+    """The PD cluster costs least of those that are in time (`cost`)."""
+    NONE_FEASIBLE = "none_feasible"
+    """No PrfaaS cluster is predicted to be in time and to stay (`cost`)."""
 
 
 class Unpredicted(StrEnum):
@@ -76,6 +83,9 @@ _WORDS = {
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster locally{predictions}",
     Reason.TRIED_LOCAL: "long ({compared}), but tried locally, to see how long that takes",
     Reason.FASTER_REMOTE: "short ({compared}), but predicted faster remotely{predictions}",
+    Reason.CHEAPEST_REMOTE: "the least cost for {new}",
+    Reason.CHEAPEST_LOCAL: "the least cost for {new}",
+    Reason.NONE_FEASIBLE: "no PrfaaS cluster is in time and stays for {new}",
 }
 
 
@@ -129,6 +139,7 @@ class Decision(Record, frozen=True):
         pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
         unpredicted: Why there are no predictions; None where there are, or where none are asked.
         detail: What of the reason is known beside; "" is nothing.
+        choice: Costs of all clusters; None unless the policy is `cost`.
     """
 
     path: Path
@@ -140,12 +151,16 @@ class Decision(Record, frozen=True):
     pull_tokens: int = 0
     unpredicted: Unpredicted | None = None
     detail: str = ""
+    choice: Choice | None = None
 
     @property
     def explanation(self) -> str:
         """The reason as text for people."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
-        words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        new = f"{self.num_new_tokens:,} new tokens"
+        words = _WORDS[self.reason].format(
+            compared=compared, new=new, predictions=self._predictions
+        )
         if self.detail:
             words += f": {self.detail}"
         if self.pull_tokens:

@@ -7,6 +7,7 @@
 | `paper` | static threshold, with the paper's scarce and abundant rules |
 | `observed` | the threshold; observed first tokens may keep a prompt local (`first_tokens`) |
 | `adaptive` | the threshold as prior; predicted completion on both paths may overrule it |
+| `cost` | least cost of compute, bytes and time (`core/market`); the threshold decides nothing |
 
 No policy sees output lengths, or anything else that a gateway would not know.
 """
@@ -40,6 +41,7 @@ class PolicyName(StrEnum):
     PAPER = "paper"
     OBSERVED = "observed"
     ADAPTIVE = "adaptive"
+    COST = "cost"
 
 
 class Bandwidth(StrEnum):
@@ -206,7 +208,7 @@ def make_policy(
             return RemotePolicy(offload_threshold)
         case PolicyName.PAPER:
             return PaperPolicy(offload_threshold, bandwidth)
-        case PolicyName.OBSERVED:
+        case PolicyName.OBSERVED | PolicyName.COST:
             return PaperPolicy(offload_threshold)
         case PolicyName.ADAPTIVE:
             return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))

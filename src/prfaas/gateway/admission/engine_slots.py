@@ -21,16 +21,22 @@ LOOK_S = 1.0
 class Holding:
     """Holds requests until the PD cluster has free slots for their sequences.
 
-    With one tenant nothing is held: its requests wait in the engines, which know best when they
-    can start.
+    With one tenant and no classes of service nothing is held: its requests wait in the engines,
+    which know best when they can start.
 
     Args:
         num_slots: Sequences that engines which are ready run at once; 0 without any.
     """
 
-    def __init__(self, weights: Mapping[str, float], num_slots: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        num_slots: Callable[[], int],
+        *,
+        has_classes: bool = False,
+    ) -> None:
         self._slots = FairSlots(weights)
-        self._is_on = len(weights) > 1
+        self._is_on = len(weights) > 1 or has_classes
         self._num_slots = num_slots
         self._turns: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count()
@@ -54,7 +60,9 @@ class Holding:
             )
 
     @asynccontextmanager
-    async def slots(self, tenant: str, num_sequences: int) -> AsyncIterator[None]:
+    async def slots(
+        self, tenant: str, num_sequences: int, priority: int = 0
+    ) -> AsyncIterator[None]:
         """Wait for a turn; the slots are the request's while the context is open.
 
         Raises:
@@ -66,7 +74,7 @@ class Holding:
         self.check(num_sequences)
         number = next(self._numbers)
         turn = self._turns[number] = asyncio.get_running_loop().create_future()
-        self._slots.ask(number, tenant, num_sequences)
+        self._slots.ask(number, tenant, num_sequences, priority)
         try:
             self._start()
             while not turn.done():
@@ -101,4 +109,4 @@ def holding_for(deployment: Deployment, tenants: Tenants, engines: Engines) -> H
         )
 
     weights = {name: tenant.link_weight for name, tenant in tenants.by_name.items()}
-    return Holding(weights, num_slots)
+    return Holding(weights, num_slots, has_classes=bool(deployment.classes))

@@ -19,6 +19,7 @@ from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.explain import explain
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX
+from prfaas.market.operator import PriceBody
 
 BODY_BYTES_MAX = 4096
 _LIMIT_DEFAULT = 100
@@ -77,6 +78,7 @@ class ControlApi:
         router.add_post("/control/threshold", self._threshold)
         router.add_post("/control/engines/{name}", self._engine)
         router.add_post("/control/clusters/{name}", self._cluster)
+        router.add_post("/control/prices/{name}", self._price)
         router.add_post("/control/purge", self._purge)
 
     async def _purge(self, request: web.Request) -> web.Response:
@@ -117,6 +119,10 @@ class ControlApi:
     async def _cluster(self, request: web.Request) -> web.Response:
         body = await _body(request, ClusterBody)
         return _entries([self.control.turn(request.match_info["name"], on=body.on)])
+
+    async def _price(self, request: web.Request) -> web.Response:
+        body = await _body(request, PriceBody)
+        return _entries([self.control.price(request.match_info["name"], body)])
 
 
 def _entries(entries: Iterable[Entry]) -> web.Response:

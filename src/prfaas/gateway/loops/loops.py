@@ -15,10 +15,11 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.telemetry.request_record import Record
+from prfaas.market.price_file import MarketClock
 
 
 class Loops:
-    """The long-term loop, and replication.
+    """The long-term loop, replication, and prices.
 
     Raises:
         ConfigError: The plan is one of another deployment.
@@ -37,6 +38,9 @@ class Loops:
         if deployment.routing.replication is not None:
             settings = copy_settings(deployment.routing, BEAT_S * LOOP_EVERY)
             self.copier = Copier(driver, transfers, fetcher, settings, journal)
+        self.prices = MarketClock.of(
+            deployment, driver.dispatcher.market, profiles.sites, journal.priced
+        )
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)
@@ -45,7 +49,7 @@ class Loops:
     @property
     def all(self) -> list[Beaten]:
         """Running loops."""
-        return [loop for loop in (self.reroling, self.copier) if loop is not None]
+        return [loop for loop in (self.reroling, self.copier, self.prices) if loop is not None]
 
     def transfer_over(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""

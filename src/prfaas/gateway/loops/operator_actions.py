@@ -12,6 +12,8 @@ from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import Pulse
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.market.operator import PriceBody, change
+from prfaas.market.views import prices_json
 from prfaas.membership.views import members_json, sources_json
 
 THRESHOLD_MAX = 100_000_000
@@ -98,6 +100,15 @@ class Control:
         why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
         return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
 
+    def price(self, cluster: str, body: PriceBody) -> Entry:
+        """Set prices of a cluster, or announce that its capacity leaves.
+
+        Raises:
+            RequestError: There are no prices, or no such cluster.
+        """
+        old, new = change(self._live.driver.dispatcher.market, cluster, body)
+        return self._note("price", f"cluster {cluster}", old, new)
+
     # What there is
 
     def status(self) -> JsonObject:
@@ -114,6 +125,7 @@ class Control:
             },
             "predictions": self.predictions(),
             "plan_bytes": self.plan_bytes(),
+            "prices": prices_json(self._live.driver.dispatcher.market, time.monotonic_ns()),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
                 {"name": name, "role": table.role.value, "is_on": self._live.driver.is_on(name)}

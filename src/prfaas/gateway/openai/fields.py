@@ -21,6 +21,7 @@ import msgspec
 
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.validation import bad, shown
+from prfaas.market.services import NO_SERVICES, Services
 
 NUM_CHOICES_MAX = 128
 TOP_LOGPROBS_MAX = 1000
@@ -159,10 +160,12 @@ class RequestRules:
     Attributes:
         fields: Further fields that reach an engine.
         media_domains: Hosts in lower case that engines may fetch media from.
+        services: Classes of service.
     """
 
     fields: frozenset[str] = frozenset()
     media_domains: frozenset[str] = frozenset()
+    services: Services = NO_SERVICES
 
 
 STRICT = RequestRules()

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prfaas.core.market.classes import ServiceClass
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject, from_json, is_deeper_than, num_containers
 from prfaas.gateway.openai.fields import (
@@ -71,6 +72,7 @@ class ClientRequest:
         num_bytes: Of the body; None where that is not known.
         is_for_adapter: True if the requested model is an adapter of the engines.
         user: The end user, as the client sent it: any JSON value.
+        service: Its class of service; None is that of the deployment.
     """
 
     api: Api
@@ -90,6 +92,7 @@ class ClientRequest:
     num_bytes: int | None = None
     is_for_adapter: bool = False
     user: object = None
+    service: ServiceClass | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -143,6 +146,7 @@ def request_from(
         RequestError: 400 or 404.
     """
     user = body.get("safety_identifier") or body.get("user")
+    service = rules.services.named(body.get("service_tier"))
     body = allowed(body, rules.fields)
     is_for_adapter = check_model(body, model, adapters)
     chat = api is Api.CHAT
@@ -184,6 +188,7 @@ def request_from(
         num_bytes=num_bytes,
         is_for_adapter=is_for_adapter,
         user=user,
+        service=service,
     )
 
 

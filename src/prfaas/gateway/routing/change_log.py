@@ -44,6 +44,10 @@ class Journal:
         log_event(_log, logging.INFO, "control", **fields, why=why, **entry.numbers)
         return entry
 
+    def priced(self, action: str, why: str) -> None:
+        """Remember what became of the price file."""
+        self.note(Loop.PRICES, action, "prices", why=why)
+
     def latest(self, limit: int, after: int = 0) -> list[Entry]:
         """Up to `limit` entries with a number above `after`, the newest first."""
         newest_first = (entry for entry in reversed(self._entries) if entry.number > after)

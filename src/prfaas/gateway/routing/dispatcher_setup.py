@@ -16,6 +16,7 @@ from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.tenancy.tenants import fairness
+from prfaas.market.price_file import deployment_market
 
 
 def make_dispatcher(
@@ -56,13 +57,15 @@ def make_dispatcher(
             offload_threshold=routing.offload_threshold,
             bandwidth=routing.bandwidth,
             moving_threshold=routing.short_term_loop,
-            admission=routing.ttft_max is not None,
+            admission=routing.ttft_max is not None
+            or any(each.ttft is not None for each in deployment.classes.values()),
             ttft_max_ns=routing.ttft_max,
             fairness=fairness(deployment),
             pulls=routing.pull,
             second_price=routing.second_price,
             calibration=calibration or CalibrationSettings(),
             residency=deployment.residency,
+            market=deployment_market(deployment, profiles.sites),
         ),
     )
 

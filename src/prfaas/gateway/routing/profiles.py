@@ -11,6 +11,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import Plans
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.predictions import CostModel
+from prfaas.market.make import PlannedSite, planned_site
 
 if TYPE_CHECKING:
     from prfaas.planner.answer.plan_loader import Question
@@ -30,6 +31,7 @@ class Profiles:
         decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
         num_home: PD instances of the plan.
         plans: The best threshold for every split of the PD instances.
+        sites: GPUs, prices and round trips of all clusters by name.
     """
 
     home: CostModel | None = None
@@ -39,6 +41,7 @@ class Profiles:
     decode_slots: int = 0
     num_home: int = 0
     plans: Plans | None = None
+    sites: Mapping[str, PlannedSite] = field(default_factory=dict)
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
@@ -57,7 +60,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
     question = load_question(plan)
     names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
     found = {name: question.prfaas_cluster(name, plan) for name in names}
-    home = next(c for c in deployment.clusters.values() if c.role is ClusterRole.PD)
+    pd, home = next((n, c) for n, c in deployment.clusters.items() if c.role is ClusterRole.PD)
     remote = {
         name: _as_run(_costs(question, cluster), home, deployment.clusters[name])
         for name, cluster in found.items()
@@ -70,6 +73,10 @@ def load_profiles(deployment: Deployment) -> Profiles:
         decode_slots=question.problem.decode_slots,
         num_home=question.problem.pd.num_instances,
         plans=split_plans(question.problem),
+        sites={
+            pd: planned_site(question.problem.pd),
+            **{name: planned_site(cluster) for name, cluster in found.items()},
+        },
     )
 
 

@@ -47,7 +47,9 @@ async def serve(parts: Parts, exchange: Exchange) -> web.StreamResponse:
         UnavailableError: No engine could take it.
         EngineError: An engine broke after its answer had begun.
     """
-    async with parts.holding.slots(exchange.tenant.name, exchange.client.num_sequences):
+    client, service = exchange.client, exchange.client.service
+    priority = 0 if service is None else service.priority
+    async with parts.holding.slots(exchange.tenant.name, client.num_sequences, priority):
         parts.fleet.retries.deposit(time.monotonic_ns())
         try:
             plan = await parts.planner.plan(exchange.client, exchange.tenant, exchange.record)

@@ -135,6 +135,7 @@ class Planner:
             layout=layout,
             streams=client.stream,
             hashes=prompt.hashes if len(prompt.sequences) == 1 else (),
+            service=client.service,
         )
 
     def _layout(self, first: Engine) -> Layout | None:

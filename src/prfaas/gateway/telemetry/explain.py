@@ -9,6 +9,7 @@ from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, sc
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.request_records import as_json, decision_json, ms_of
+from prfaas.market.views import costs_json
 
 
 def explain(record: Record) -> JsonObject:
@@ -24,6 +25,7 @@ def explain(record: Record) -> JsonObject:
         "clusters": [_option(option) for option in record.considered.options if option.cluster.name]
         if record.considered
         else [],
+        "costs": costs_json(record.decision.choice if record.decision else None),
         "candidates": _candidates(record),
         "happened": _happened(record),
     }

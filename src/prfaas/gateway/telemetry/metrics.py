@@ -26,6 +26,7 @@ from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
+from prfaas.market.metrics import MarketMetrics
 from prfaas.membership.views import MemberMetrics
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
@@ -79,6 +80,7 @@ class Metrics:
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
         self.audit = AuditMetrics(self.registry, "prfaas_gateway")
+        self.market = MarketMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         self._decisions = make.counter("route_decisions", "Routing decisions", "path", "reason")

@@ -15,6 +15,7 @@ from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.market.services import Services, services_of
 from prfaas.units import BITS_PER_BYTE
 
 DEFAULT_NAME = "default"
@@ -76,7 +77,7 @@ class Tenants:
                 Quota(_limits(table)),
                 table.weight,
                 (table.link_rate or 0) // BITS_PER_BYTE,
-                _rules(deployment, table.request_fields),
+                _rules(deployment, services_of(deployment, table), table.request_fields),
                 regions(name),
                 user_secret_of(secret, name) if table.isolate_users else b"",
             )
@@ -94,7 +95,7 @@ class Tenants:
         self.default: Tenant | None = None
         if not tables:
             salt = salt_of(secret, DEFAULT_NAME)
-            rules = _rules(deployment)
+            rules = _rules(deployment, services_of(deployment))
             quota = Quota(Limits())
             self.default = Tenant(DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""))
             self.by_name[DEFAULT_NAME] = self.default
@@ -109,10 +110,11 @@ def fairness(deployment: Deployment) -> FairSettings:
     return FairSettings({name: table.weight for name, table in deployment.tenants.items()})
 
 
-def _rules(deployment: Deployment, fields: Iterable[str] = ()) -> RequestRules:
+def _rules(deployment: Deployment, services: Services, fields: Iterable[str] = ()) -> RequestRules:
     return RequestRules(
         frozenset({*deployment.gateway.request_fields, *fields}),
         frozenset(domain.lower() for domain in deployment.model.media_domains),
+        services,
     )
 
 

@@ -233,4 +233,5 @@ def _settings(setup: Setup) -> DispatchSettings:
         # Profiles are exact but where a scenario says otherwise: the gateway has proven them.
         CalibrationSettings(proven_first=all(_is_right(each) for each in setup.prfaas)),
         routing.residency,
+        None if setup.market is None else setup.market.make(routing.policy),
     )

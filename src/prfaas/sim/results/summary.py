@@ -68,7 +68,8 @@ class Results:
             prefill that were admitted, as PD-P instances take them.
         jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
         traffic: Of each network: bytes and price by purpose.
-        price: GPUs and traffic for the run, and for one million prompt tokens.
+        price: GPUs and traffic for the run, and for one million prompt tokens; with prices, the
+            prefills by use, and for one request in time.
     """
 
     window_s: float
@@ -173,7 +174,7 @@ def summarise(
             t.network: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
             for t in traffic_of(sim)
         },
-        price=_price(sim),
+        price=_price(sim, good / max(len(arrived), 1)),
         num_events=sim.clock.num_events,
         simulated_s=sim.clock.now_ns / NS_PER_S,
         digest=digest(sim),
@@ -236,7 +237,9 @@ def _busy(busy_ns: float, time_ns: float) -> float:
     return busy_ns / time_ns if time_ns else 0.0
 
 
-def _price(sim: Simulation) -> dict[str, float]:
+def _price(sim: Simulation, attainment: float) -> dict[str, float]:
+    market = sim.front.dispatcher.market
+    spent = 0.0 if market is None else market.spent
     hours = sim.clock.now_ns / NS_PER_S / _S_PER_H
     gpus = hours * sim.setup.price_per_h
     traffic = sum(sum(t.price_by_purpose.values()) for t in traffic_of(sim))
@@ -245,4 +248,6 @@ def _price(sim: Simulation) -> dict[str, float]:
         "gpus": gpus,
         "traffic": traffic,
         "per_million_prompt_tokens": (gpus + traffic) / max(tokens, 1) * 1e6,
+        "prefills": spent,
+        "per_request_in_time": spent / max(len(sim.requests) * attainment, 1.0),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prfaas.errors import ConfigError
+from prfaas.market.scenario import RevocationTable
 from prfaas.sim.scenario.scenario_file import FailureTable
 from prfaas.sim.system.setup import ClusterSetup, Failure, FailureKind
 from prfaas.units import NS_PER_S
@@ -46,6 +47,20 @@ def make_failures(
                 f"failure of {table.kind} {unit} {table.index}: there are {count}, counted from 0"
             )
     return tuple(failure for table in tables for failure in _repeated(table))
+
+
+def revoked(
+    tables: Sequence[RevocationTable], clusters: Sequence[ClusterSetup]
+) -> tuple[Failure, ...]:
+    """Failures of all instances of clusters whose capacity leaves."""
+    return tuple(
+        Failure(FailureKind.PRFAAS, at_ns, until_ns - at_ns, index, cluster=cluster.name)
+        for table in tables
+        for cluster in clusters
+        for _, at_ns, until_ns in (table.times_ns,)
+        if cluster.name == table.cluster
+        for index in range(cluster.num_instances)
+    )
 
 
 def _check_cluster(table: FailureTable, names: list[str], home: str) -> str:

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from prfaas.config.governance.scenario_regions import ResidencyTable
+from prfaas.config.market.prices import PriceTable
 from prfaas.config.reference import section
+from prfaas.market.scenario import RevocationTable
 from prfaas.planner.answer.plan_file import BitsPerSecond, Seconds
 from prfaas.sim.scenario.scenario_file import (
     CacheTable,
@@ -48,6 +50,8 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[placement]", PlacementTable, ()),
     ("[signals]", SignalsTable, ()),
     ("[slo]", SloTable, ()),
+    ("[prices.CLUSTER]", PriceTable, ()),
+    ("[[revocation]]", RevocationTable, ()),
     ("[[failure]]", FailureTable, ()),
 ]
 

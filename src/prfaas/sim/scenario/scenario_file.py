@@ -10,11 +10,14 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.config.governance.scenario_regions import ResidencyTable
+from prfaas.config.market.prices import PriceTable
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.dispatch.links import SITE_BITS_PER_S
+from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
+from prfaas.market.scenario import RevocationTable
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.system.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
@@ -34,7 +37,7 @@ class RoutingTable(_Table):
     """`[routing]`: who decides, and on what instances."""
 
     policy: PolicyName = PolicyName.ADAPTIVE
-    """local, remote, paper, observed or adaptive."""
+    """local, remote, paper, observed, adaptive or cost."""
     threshold: Count | None = None
     """Offload threshold, tokens; the planner's optimum if absent."""
     prefill_instances: Count | None = None
@@ -144,7 +147,9 @@ class PlacementTable(_Table):
     """Time in which the count of a prefix halves."""
     second_price: Positive | None = None
     """Value of a second of a request's time, in the plan's currency, compared with the price of
-    bytes; if absent, bytes are free in decisions."""
+    bytes; if absent, bytes are free in decisions, and "cost" counts no time."""
+    price_hysteresis: Annotated[float, Field(ge=0, lt=1)] = HYSTERESIS
+    """As in a deployment file, for "cost"."""
 
 
 class SignalsTable(_Table):
@@ -253,5 +258,10 @@ class ScenarioFile(_Table):
     """Delays of the gateway's signals."""
     slo: SloTable = SloTable()
     """Targets."""
+    prices: dict[str, PriceTable] = {}
+    """Prices by cluster, as in a deployment file; the plan's if absent. A run starts at
+    midnight."""
+    revocation: list[RevocationTable] = []
+    """Capacity that leaves."""
     failure: list[FailureTable] = []
     """Failures."""

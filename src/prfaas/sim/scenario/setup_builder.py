@@ -12,6 +12,7 @@ from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
+from prfaas.market.scenario import make_market_plan
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.hardware.cost_tables import make_costs
 from prfaas.planner.hardware.profiles import PrefillProfile
@@ -22,7 +23,7 @@ from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
-from prfaas.sim.scenario.failure_builder import make_failures
+from prfaas.sim.scenario.failure_builder import make_failures, revoked
 from prfaas.sim.scenario.scenario_file import (
     PlacementTable,
     ScenarioFile,
@@ -92,9 +93,13 @@ def make_setup(
         slo=_slo(file.slo),
         failures=make_failures(
             file.failure, clusters, pd.name, num_prefill, pd.num_instances, file.hosts.pd
-        ),
+        )
+        + revoked(file.revocation, clusters),
         price_per_h=problem.gpu_price_per_h,
         roles=_roles(file, problem),
+        market=make_market_plan(
+            file.prices, file.revocation, file.placement.price_hysteresis, problem
+        ),
     )
     coded = [
         f"link of {cluster.name}: {cluster.link.coding.in_words(cluster.link.bits_per_s / 8)}"

@@ -15,6 +15,7 @@ from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.residency import EVERYWHERE, Residency
+from prfaas.market.make import MarketPlan
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.units import NS_PER_S
 
@@ -254,6 +255,7 @@ class Setup:
         host_link: Link between two hosts of a cluster, one for each pair and direction.
         price_per_h: Price of all GPUs for one hour.
         roles: How PD instances change their roles; None keeps them.
+        market: Prices and revocations; None without.
     """
 
     prfaas: tuple[ClusterSetup, ...]
@@ -274,6 +276,7 @@ class Setup:
     failures: tuple[Failure, ...] = ()
     price_per_h: float = 0.0
     roles: RolesSetup | None = None
+    market: MarketPlan | None = None
 
     @property
     def pools(self) -> tuple[str, ...]:

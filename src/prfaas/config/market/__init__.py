@@ -1,0 +1,1 @@
+"""Tables of a deployment file about prices and classes of service."""

@@ -1,0 +1,1 @@
+"""Routes of a request as offers of the market."""

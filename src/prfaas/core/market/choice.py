@@ -1,0 +1,175 @@
+"""The choice of the cluster of least cost. Pure; gateway, simulator and planner share it.
+
+    cost = price of an instance x T(new tokens there) + price of a byte x bytes
+         + value of a second x predicted time to first token
+
+over the clusters that may be used, are ready, and are in time. The PD cluster is one of them; it
+is chosen too where none is in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from prfaas.core.market.prices import Quote
+from prfaas.units import NS_PER_S
+
+
+class Exclusion(StrEnum):
+    """Reason of the market against a cluster; others are those of routing."""
+
+    NOT_PREDICTED = "not_predicted"
+    """No fresh report of its queues or of its link, or no profile."""
+    NO_PRICE = "no_price"
+    REVOKED = "revoked"
+    LEAVES_FIRST = "leaves_first"
+    """Its capacity leaves before the blocks of the request would have arrived."""
+    NOTICE_TOO_SHORT = "notice_too_short"
+    """The request would take longer than the notice before a revocation."""
+    LATE = "predicted_late"
+
+
+class Offer(NamedTuple):
+    """A cluster that could prefill a request.
+
+    Attributes:
+        cluster: Its name.
+        work_ns: Prefill of an instance there: T of the new tokens.
+        num_bytes: Bytes on its link.
+        ttft_ns: Predicted time to first token; None is unknown.
+        away_ns: Time until nothing of the request is in the cluster any more; 0 for the PD cluster.
+        excluded: Reason against it that is known already; "" is none.
+    """
+
+    cluster: str
+    work_ns: int
+    num_bytes: int
+    ttft_ns: int | None
+    away_ns: int = 0
+    excluded: str = ""
+
+
+class Terms(NamedTuple):
+    """Terms of a request.
+
+    Attributes:
+        second_price: Value of a second of its time.
+        ttft_max_ns: Target of its time to first token; None is no target.
+    """
+
+    second_price: float = 0.0
+    ttft_max_ns: int | None = None
+
+
+class Costed(NamedTuple):
+    """An offer with its cost, in the currency of the prices.
+
+    Attributes:
+        gpu_cost: Compute.
+        link_cost: Bytes.
+        time_cost: Time to first token.
+        per_gpu_h: Price of one GPU for one hour there.
+        excluded: Reason against it; "" is none.
+    """
+
+    offer: Offer
+    gpu_cost: float
+    link_cost: float
+    time_cost: float
+    per_gpu_h: float
+    excluded: str
+
+    @property
+    def total(self) -> float:
+        """What is minimised."""
+        return self.gpu_cost + self.link_cost + self.time_cost
+
+    @property
+    def money(self) -> float:
+        """Part of it that is paid."""
+        return self.gpu_cost + self.link_cost
+
+
+class Choice(NamedTuple):
+    """The chosen offer, and all others.
+
+    Attributes:
+        best: The chosen one; None where none is feasible.
+        costed: All, the PD cluster's first.
+    """
+
+    best: Costed | None
+    costed: tuple[Costed, ...]
+
+
+def total(costed: Costed) -> float:
+    """The order of the market."""
+    return costed.total
+
+
+def choose(
+    offers: Sequence[Offer],
+    quotes: Mapping[str, Quote],
+    terms: Terms,
+    incumbent: str = "",
+    hysteresis: float = 0.0,
+    order: Callable[[Costed], float] = total,
+) -> Choice:
+    """Choose the offer of least cost.
+
+    Args:
+        offers: Of all clusters, the PD cluster's first.
+        quotes: Terms of the clusters by name.
+        terms: Of the request.
+        incumbent: Cluster of the last request like this one; another one has to be cheaper by
+            `hysteresis`, so that a small crossing of prices changes nothing.
+        hysteresis: That gain, as a share of the incumbent's cost, in [0, 1).
+        order: What is minimised; other orders are for comparisons.
+    """
+    costed = tuple(cost(offer, quotes.get(offer.cluster), terms) for offer in offers)
+    best: Costed | None = None
+    stays: Costed | None = None
+    for each in costed:
+        if each.excluded:
+            continue
+        if best is None or order(each) < order(best):
+            best = each
+        if each.offer.cluster == incumbent:
+            stays = each
+    if best is not None and stays is not None and order(stays) * (1 - hysteresis) <= order(best):
+        best = stays
+    return Choice(best, costed)
+
+
+def cost(offer: Offer, terms_there: Quote | None, terms: Terms) -> Costed:
+    """The cost of an offer, or the reason against it."""
+    if terms_there is None:
+        return Costed(offer, 0.0, 0.0, 0.0, 0.0, offer.excluded or Exclusion.NO_PRICE)
+    ttft_ns = offer.ttft_ns
+    return Costed(
+        offer,
+        offer.work_ns * terms_there.per_instance_ns,
+        offer.num_bytes * terms_there.per_byte,
+        0.0 if ttft_ns is None else ttft_ns * terms.second_price / NS_PER_S,
+        terms_there.per_gpu_h,
+        offer.excluded or _excluded(offer, terms_there, terms),
+    )
+
+
+def _excluded(offer: Offer, there: Quote, terms: Terms) -> str:
+    """Reason of the market against an offer; "" is none."""
+    ttft_ns, leaves_in_ns = offer.ttft_ns, there.leaves_in_ns
+    if ttft_ns is None:
+        return Exclusion.NOT_PREDICTED
+    if leaves_in_ns is not None:
+        if leaves_in_ns <= 0:
+            return Exclusion.REVOKED
+        if offer.away_ns >= leaves_in_ns:
+            return Exclusion.LEAVES_FIRST
+    if there.notice_ns is not None and offer.away_ns > there.notice_ns:
+        return Exclusion.NOTICE_TOO_SHORT
+    if terms.ttft_max_ns is not None and ttft_ns > terms.ttft_max_ns:
+        return Exclusion.LATE
+    return ""

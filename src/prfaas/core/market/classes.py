@@ -1,0 +1,34 @@
+"""Classes of service: what a request's time is worth, and how long it may take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prfaas.core.market.choice import Terms
+
+
+class ServiceClass(NamedTuple):
+    """A class of service.
+
+    Attributes:
+        name: Unique.
+        ttft_max_ns: Target of the time to first token; None is the deployment's.
+        second_price: Value of a second of a request's time; None is the deployment's.
+        priority: Requests of a higher one are admitted first.
+    """
+
+    name: str
+    ttft_max_ns: int | None = None
+    second_price: float | None = None
+    priority: int = 0
+
+
+def terms_of(service: ServiceClass | None, usual: Terms) -> Terms:
+    """Terms of a request by its class; what the class leaves out is the deployment's."""
+    if service is None:
+        return usual
+    price, target_ns = service.second_price, service.ttft_max_ns
+    return Terms(
+        usual.second_price if price is None else price,
+        usual.ttft_max_ns if target_ns is None else target_ns,
+    )
