@@ -85,8 +85,10 @@ class AdmissionControl:
 
     def __init__(self, target_ns: int | None, fairness: FairSettings) -> None:
         self._target_ns, self._fair = target_ns, FairShare(fairness)
-        self._margins = {path: {target_ns or 0: Margin(target_ns or 0)} for path in Path}
-        self._priorities = Priorities()
+        self._margins = {path: Margin(target_ns or 0) for path in Path}
+        self._class_margins: dict[tuple[Path, int], Margin] = {}
+        self._priorities: Priorities | None = None
+        """Made when the first request with a class comes."""
 
     def decide(
         self,
@@ -107,27 +109,33 @@ class AdmissionControl:
             now_ns: Time.
             service: Its class of service; None is that of the deployment.
         """
-        target_ns, priority = self._target_ns, 0
+        target_ns, margin = self._target_ns, self._margins[path]
         if service is not None:
-            priority = service.priority
-            target_ns = target_ns if service.ttft_max_ns is None else service.ttft_max_ns
+            self._priorities = self._priorities or Priorities()
+            if service.ttft_max_ns is not None:
+                target_ns = service.ttft_max_ns
+                margin = self._class_margins.setdefault((path, target_ns), Margin(target_ns))
         if target_ns is None:
             return _ADMITTED
-        margins = self._margins[path]
-        if target_ns not in margins:
-            margins[target_ns] = Margin(target_ns)
-        within_ns = self._fair.limit(tenant, target_ns - margins[target_ns].margin_ns, now_ns)
-        found = admit(predicted_ns, self._priorities.limit(priority, within_ns, now_ns))
+        within_ns = self._fair.limit(tenant, target_ns - margin.margin_ns, now_ns)
+        if self._priorities is not None:
+            priority = 0 if service is None else service.priority
+            within_ns = self._priorities.limit(priority, within_ns, now_ns)
+        found = admit(predicted_ns, within_ns)
         if found.admitted:
             self._fair.let_in(tenant, work_ns, now_ns)
         else:
             self._fair.refused(tenant, now_ns)
-            self._priorities.refused(priority, now_ns)
+            if self._priorities is not None:
+                self._priorities.refused(0 if service is None else service.priority, now_ns)
         return found
 
     def seen(self, decision: Decision, ttft_ns: int) -> None:
         """Record when the first token of an admitted request came."""
         predicted_ns = decision.predicted_ns
         if predicted_ns is not None:
-            for margin in self._margins[decision.path].values():
-                margin.seen(ttft_ns - predicted_ns)
+            self._margins[decision.path].seen(ttft_ns - predicted_ns)
+            if self._class_margins:
+                for (path, _), margin in self._class_margins.items():
+                    if path is decision.path:
+                        margin.seen(ttft_ns - predicted_ns)

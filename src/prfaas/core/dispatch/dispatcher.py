@@ -71,6 +71,8 @@ class Dispatcher:
         self.expected = ExpectedTimes(self.requests, self._routes)
         self.market = settings.market
         self._home, self._buys = home.name, settings.policy is PolicyName.COST
+        if self._buys and self.market is None:
+            raise ValueError("the policy `cost` needs a market")
         self._usual = Terms(settings.second_price or 0.0, settings.ttft_max_ns)
         self.spared_ns = 0
         """Offloaded prefill below the threshold, ns of an instance."""
@@ -197,7 +199,11 @@ class Dispatcher:
             now_ns: Time.
             again: It was admitted before; admission is not asked.
         """
-        option, decision = self._chosen(arrival, considered, now_ns)
+        if self._buys:
+            option, decision = self._bought(arrival, considered, now_ns)
+        else:
+            option = considered.best
+            decision = self._decide(option, now_ns)
         path = decision.path
         if self._is_unserved(option, path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
@@ -219,19 +225,22 @@ class Dispatcher:
         """Return the decision for a request, without admission and side effects."""
         decode_wait = self.requests.decode_wait(now_ns)
         considered = self._routes.consider(arrival, now_ns, decode_wait)
-        option, decision = self._chosen(arrival, considered, now_ns, is_real=False)
+        if self._buys:
+            option, decision = self._bought(arrival, considered, now_ns, is_real=False)
+        else:
+            option = considered.best
+            decision = self._decide(option, now_ns)
         if self._is_unserved(option, decision.path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         return self.requests.route(decision, option)
 
-    def _chosen(
+    def _bought(
         self, arrival: Arrival, considered: Considered, now_ns: int, *, is_real: bool = True
     ) -> tuple[RouteOption, Decision]:
-        """The route of a request, and why."""
+        """The route of least cost, and why."""
         option = considered.best
-        if not self._buys or self.market is None:
-            return option, self._decide(option, now_ns)
+        assert self.market is not None  # noqa: S101 (checked at the start)
         terms, num_new_tokens = terms_of(arrival.service, self._usual), option.facts.num_new_tokens
         offers = offers_of(considered.options, self._home, self._times)
         choice = self.market.consider(offers, terms, num_new_tokens, now_ns)
