@@ -250,3 +250,33 @@ def test_a_block_that_came_is_there_until_it_was_waited_for() -> None:
     assert all(name in store for name in (*names, newest))
     store.keep_room()
     assert all(name in store for name in (*names, newest))
+
+
+def test_copies_that_an_engine_reads_cost_no_block_of_this_host() -> None:
+    """An eighth is to be free, and copies take it: they go once they are read."""
+    mib = 1 << 20
+    store, size = BlockStore(64 * mib, Mirror()), mib - 64
+    own = [(b"a" * 32, BlockKey(0, bytes([number]) * 32)) for number in range(50)]
+    copies = [(b"a" * 32, BlockKey(0, bytes([100 + number]) * 32)) for number in range(10)]
+    for name in own:
+        assert store.put(*name, bytearray(size), b"d" * 32)
+    for name in copies:
+        assert store.put(*name, bytearray(size), b"d" * 32, lease_until_ns=10**18, is_copy=True)
+    # Four are in the memory of the store, and the last one is outside.
+    buffers = [store.receive_buffer(size) for _ in range(5)]
+    assert all(buffer is not None for buffer in buffers)
+    for name in copies:
+        _pin(store, name, 1)
+    store.keep_room()
+    assert all(name in store for name in own)
+    for name in copies:
+        _pin(store, name, -1)
+    store.keep_room()
+    assert all(name in store for name in own)
+    assert not all(name in store for name in copies)
+
+
+def _pin(store: BlockStore, name: tuple[bytes, BlockKey], by: int) -> None:
+    block = store.get(*name)
+    assert block is not None
+    block.pins += by

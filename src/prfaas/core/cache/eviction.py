@@ -87,6 +87,10 @@ class LeasedLast(EvictionPolicy[K]):
         """End and bytes of the lease of a block; None if it is not leased."""
         return self._leases.get(key)
 
+    def copies(self) -> Iterator[K]:
+        """Copies without lease, in order of eviction."""
+        return self._copies.order()
+
     def is_copy(self, key: K) -> bool:
         """Return True if a block is a copy."""
         return key in self._are_copies

@@ -214,6 +214,14 @@ class TenantShares(Generic[K]):
         leases = (lease for each in self._accounts.values() for lease in each.leases.values())
         return self._outside.num_bytes + sum(num_bytes for _, num_bytes in leases)
 
+    def copies(self) -> Iterator[K]:
+        """Copies without lease, in order of eviction."""
+        return self._outside.copies()
+
+    def is_copy(self, key: K) -> bool:
+        """Return True if a block is a copy."""
+        return self._outside.is_copy(key)
+
     @property
     def copy_bytes(self) -> int:
         """Bytes of leased copies. No reserve has copies."""

@@ -472,8 +472,8 @@ class BlockStore:
         """Evict blocks until others can be received without a wait for memory, if one had none.
 
         Leased blocks stay: a few blocks can be received outside the memory of the store. Leased
-        copies count as free memory: they go first once they are loaded, and the blocks of this host
-        that would be evicted in their place are nowhere else.
+        copies, and those that are read, count as free memory: they go first once they are loaded,
+        and the blocks of this host that would be evicted in their place are nowhere else.
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
@@ -482,6 +482,11 @@ class BlockStore:
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
+            if not self._policy.is_copy(victim):
+                # Copies that are left without a lease are read at present.
+                read = sum(charged_bytes(len(self._blocks[n].data)) for n in self._policy.copies())
+                if self.arena.used_bytes - read <= self.capacity_bytes - room:
+                    return
             if self._disk is not None and victim not in self._disk:
                 self._clean_bytes = 0
                 self.spill()
