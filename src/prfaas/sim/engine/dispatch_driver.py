@@ -81,11 +81,12 @@ class Front(DispatcherBooks):
             ],
             self.settings,
         )
-        clusters = {setup.name: (*prefill, *decode), **away}
-        members = [(each.name, each.pool, name) for name, its in clusters.items() for each in its]
-        self.pool_of = {name: pool for name, pool, _ in members}
+        members = (*prefill, *decode, *(member for its in away.values() for member in its))
+        self.pool_of = {member.name: member.pool for member in members}
         """Pool of each instance."""
-        self.links = PoolLinks(members, (setup.name,)).all()
+        # A cluster of no instances has a link as well.
+        pools = ((pool, pool, name) for name, its in setup.pools_of.items() for pool in its)
+        self.links = PoolLinks(pools, (setup.name,)).all()
         """Links to the PD cluster, and between the hosts of a cluster."""
         self._decodes = frozenset(self.decode_names)
         self.has_roles = bool(self._decodes)
