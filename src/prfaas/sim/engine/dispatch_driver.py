@@ -81,12 +81,13 @@ class Front(DispatcherBooks):
             ],
             self.settings,
         )
-        members = (*prefill, *decode, *(member for its in away.values() for member in its))
-        self.pool_of = {member.name: member.pool for member in members}
+        clusters = {setup.name: (*prefill, *decode), **away}
+        members = [(each.name, each.pool, name) for name, its in clusters.items() for each in its]
+        self.pool_of = {name: pool for name, pool, _ in members}
         """Pool of each instance."""
-        # A cluster of no instances has a link as well.
-        pools = ((pool, pool, name) for name, its in setup.pools_of.items() for pool in its)
-        self.links = PoolLinks(pools, (setup.name,)).all()
+        # A cluster without instances has a link as well.
+        members += [("", setup.pools_of[name][0], name) for name, its in away.items() if not its]
+        self.links = PoolLinks(members, (setup.name,)).all()
         """Links to the PD cluster, and between the hosts of a cluster."""
         self._decodes = frozenset(self.decode_names)
         self.has_roles = bool(self._decodes)
