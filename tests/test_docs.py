@@ -138,6 +138,15 @@ def test_every_page_is_in_the_table_of_contents() -> None:
         assert name == "README.md" or f"({name}" in contents, name
 
 
+def test_every_decision_has_a_number_of_its_own() -> None:
+    files = sorted(path.name for path in ROOT.glob("docs/decisions/*.md"))
+    numbers = [name.partition("-")[0] for name in files]
+    assert len(set(numbers)) == len(files), files
+    for name, number in zip(files, numbers, strict=True):
+        heading = (ROOT / "docs" / "decisions" / name).read_text().partition("\n")[0]
+        assert heading.startswith(f"# {int(number)}. "), name
+
+
 def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+) {2,}", (ROOT / "README.md").read_text()):
