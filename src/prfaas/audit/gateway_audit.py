@@ -13,6 +13,7 @@ from prfaas.audit.changes import Entry, Loop
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
+from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import Kind, permission
 from prfaas.core.audit.refusals import WINDOW_NS, RefusalCounts
 from prfaas.core.transfer.tickets import Ticket
@@ -42,10 +43,15 @@ class GatewayAudit:
         self._refusals = RefusalCounts()
         self._counting: asyncio.TimerHandle | None = None
 
-    def signed(self, ticket: Ticket, tenant: str) -> None:
-        """A ticket was signed for a tenant."""
+    def record(self, fields: Fields) -> None:
+        """Write a record."""
         if self._log is not None:
-            self._log.write(permission(Kind.TICKET, ticket, tenant_name=tenant))
+            self._log.write(fields)
+
+    def signed(self, ticket: Ticket, tenant: str, service: str = "") -> None:
+        """A ticket was signed for a tenant and a class of service."""
+        named = {"tenant_name": tenant, "class": service}
+        self.record(permission(Kind.TICKET, ticket, **named))
 
     def changed(self, change: Entry) -> None:
         """Record a change if an operator made it."""

@@ -10,6 +10,7 @@ from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.moved_bytes import Moved, MovedBytes
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
+from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import LATE, STOPPED, Kind, permission
 from prfaas.core.audit.refusals import RefusalCounts
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
@@ -55,6 +56,11 @@ class PoolAudit:
     def accepts(self) -> bool:
         """False while no ticket may be accepted, since the log cannot be written."""
         return self._log is None or self._log.accepts
+
+    def record(self, fields: Fields) -> None:
+        """Write a record."""
+        if self._log is not None:
+            self._log.write(fields)
 
     def granted(self, ticket: Ticket) -> None:
         """A ticket was accepted, and is used up."""

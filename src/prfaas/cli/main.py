@@ -14,6 +14,7 @@ from prfaas.errors import ConfigError, PrfaasError
 
 COMMANDS = {
     "audit": "operate.audit_command",
+    "bill": "operate.bill_command",
     "check": "deploy.up_command",
     "ctl": "operate.ctl_command",
     "demo": "deploy.demo_command",

@@ -12,10 +12,12 @@ from aiohttp import web
 from prfaas.audit.changes import Entry
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.audit.settings import AuditSettings
+from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.membership.machine import Membership
 from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.fleet import Fleet, Limits
@@ -63,6 +65,7 @@ from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
@@ -153,8 +156,7 @@ class Gateway:
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
         self.metrics = Metrics()
-        audit = AuditSettings.of(deployment.audit)
-        self._audit = GatewayAudit(audit, name, self.metrics.audit)
+        self._audit = GatewayAudit(AuditSettings.of(deployment.audit), name, self.metrics.audit)
         tickets = TicketOffice(
             self._signer,
             self.tenants.by_name,
@@ -213,7 +215,8 @@ class Gateway:
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         fetcher = Fetcher(tickets, self.pools.pull)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
-        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
+        self._meter = self._metered(deployment)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, (*self.loops.all, self._meter))
         self.metrics.control.watch_loops(lambda: self.pulse.frozen)
         control = Control(live, self.pulse)
         planner = Planner(live, self._prompts, self.loops.copier)
@@ -249,7 +252,7 @@ class Gateway:
                 self._door,
                 self._tracing,
                 self.charging,
-                self.loops.ended,
+                self._request_ended,
                 times.error_s,
             ),
             TokenApi(live, self._prompts, self._door),
@@ -264,6 +267,19 @@ class Gateway:
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._client_tls = ClientTls.of(deployment.gateway.tls)
+
+    def _metered(self, deployment: Deployment) -> GatewayMeter:
+        dispatcher, tenants = self.driver.dispatcher, self.tenants.by_name
+        tags = {name: tenant_tag(each.cache_salt) for name, each in tenants.items()}
+        meter = GatewayMeter(
+            deployment.clusters,
+            dispatcher.market,
+            tags,
+            self._audit.record,
+            self.metrics.registry,
+        )
+        dispatcher.count_prefills(meter.prefill)
+        return meter
 
     def _follow_members(
         self, deployment: Deployment, endpoints: Endpoints, sources: Sequence[Source]
@@ -371,11 +387,16 @@ class Gateway:
         await self.engines.close()
         self._prompts.close()
         await asyncio.to_thread(self._tracing.close)
+        self._meter.record()
         await asyncio.to_thread(self._audit.close)
 
     def _changed(self, change: Entry) -> None:
         self.metrics.control.changed(change)
         self._audit.changed(change)
+
+    def _request_ended(self, record: Record) -> None:
+        self.loops.ended(record)
+        self._meter.decoded(record)
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)

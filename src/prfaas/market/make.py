@@ -107,6 +107,8 @@ def site_price(site: PlannedSite, table: PriceTable) -> SitePrice:
         _tariff(table.per_tb, site.per_tb),
         site.gpus,
         table.notice,
+        _tariff(table.gb_hour, 0.0),
+        table.watts,
     )
 
 

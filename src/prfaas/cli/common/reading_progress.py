@@ -33,3 +33,17 @@ def reading(path: Path, num_bytes: int | None = None) -> Iterator[OnProgress]:
     with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task(f"reading {escape(path.name)}", total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def reading_bytes(path: Path, num_bytes: int) -> Iterator[OnProgress]:
+    """Show the same bar; what is yielded takes the bytes that were read since its last call."""
+    done = 0
+    with reading(path, num_bytes) as show:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done)
+
+        yield on_bytes

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from prfaas.audit.query import Filter, Sums, record_of, words
-from prfaas.audit.reading import OnBytes, logs_of, num_bytes, records, verify
+from prfaas.audit.reading import logs_of, num_bytes, records, verify
 from prfaas.audit.times import instant
-from prfaas.cli.common.reading_progress import reading
+from prfaas.cli.common.reading_progress import reading_bytes
 from prfaas.core.audit.records import Kind
 from prfaas.core.audit.verification import Report
 from prfaas.errors import ConfigError
@@ -68,7 +66,7 @@ def verify_command(
     public = _public_key(key) if key else None
     reports = {}
     for log, files in logs.items():
-        with _bar(folder, num_bytes(files)) as on_bytes:
+        with reading_bytes(folder, num_bytes(files)) as on_bytes:
             reports[log] = verify(
                 folder,
                 log,
@@ -144,7 +142,7 @@ def query_command(
         transfer,
     )
     logs, total = logs_of(folder, name), Sums()
-    with _bar(folder, sum(map(num_bytes, logs.values()))) as on_bytes:
+    with reading_bytes(folder, sum(map(num_bytes, logs.values()))) as on_bytes:
         for log, files in logs.items():
             for line in records(files, on_bytes):
                 if not wanted.takes(line):
@@ -200,16 +198,3 @@ def _public_key(text: str) -> str:
         return path.read_text() if path.is_file() else text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--key {text} cannot be read: {error}") from None
-
-
-@contextmanager
-def _bar(folder: Path, total: int) -> Iterator[OnBytes]:
-    done = 0
-    with reading(folder, total) as show:
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            show(done)
-
-        yield on_bytes

@@ -45,6 +45,11 @@ class PriceTable(Table):
     per_tb: Price | PriceSteps | None = None
     """Price of 10**12 bytes on its link to the PD cluster, in the same forms. The plan's if
     absent."""
+    gb_hour: Price | PriceSteps | None = None
+    """Price of 10**9 bytes of KV blocks in its pool nodes for one hour, in the same forms, for the
+    bill. 0 if absent."""
+    watts: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+    """Power of an instance of it while it works, for the energy in the bill; 0 is unknown."""
     revocable: bool = False
     """Its capacity may be revoked: requests that would take longer than `notice` are not sent
     there."""
@@ -58,7 +63,7 @@ class PriceTable(Table):
 
     _notice = field_validator("notice")(long_enough)
 
-    @field_validator("gpu_hour", "per_tb")
+    @field_validator("gpu_hour", "per_tb", "gb_hour")
     @classmethod
     def _rises(cls, value: float | list[PriceStep] | None) -> float | list[PriceStep] | None:
         if isinstance(value, list):

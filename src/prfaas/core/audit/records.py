@@ -33,6 +33,10 @@ class Kind(StrEnum):
     OPERATOR = "operator"
     """An operator changed something, or tried to."""
     PURGE = "purge"
+    USAGE = "usage"
+    """Usage of engines or of storage since the last record of it."""
+    TERMS = "terms"
+    """Prices and sizes of a cluster from now on."""
 
 
 class Why(StrEnum):

@@ -11,7 +11,7 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
@@ -37,7 +37,6 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.choice import Terms
 from prfaas.core.market.classes import terms_of
-from prfaas.core.market.market import Market
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.carried_bytes import CarriedBytes
 from prfaas.core.routing.decision import Decision, Path, Reason
@@ -45,6 +44,9 @@ from prfaas.core.routing.first_tokens import Work
 from prfaas.core.routing.policies import PolicyName
 
 RETRY_UNSERVED_S = 1
+
+PrefillMeter = Callable[[Arrival, Routed, int], None]
+"""Counts a booked prefill: request, route, and work of an instance, ns; 0 without a profile."""
 
 
 class Dispatcher:
@@ -71,10 +73,16 @@ class Dispatcher:
         self.expected = ExpectedTimes(self.requests, self._routes)
         self.market = settings.market
         self._home = home.name
+        self._meter: PrefillMeter | None = None
+        self._is_counted = self.market is not None
         self._buys = settings.policy is PolicyName.COST and self.market is not None
         self._usual = Terms(settings.second_price or 0.0, settings.ttft_max_ns)
         self.spared_ns = 0
         """Offloaded prefill below the threshold, ns of an instance."""
+
+    def count_prefills(self, meter: PrefillMeter) -> None:
+        """Call `meter` with each prefill from now on."""
+        self._meter, self._is_counted = meter, True
 
     # What there is
 
@@ -216,8 +224,8 @@ class Dispatcher:
         routed = self.requests.enter(arrival, decision, option, now_ns, again=again)
         if decision.reason is Reason.FASTER_REMOTE:
             self.spared_ns += self._times.local_ns(decision.num_new_tokens)
-        if self.market is not None:
-            self._spend(self.market, routed, option, now_ns)
+        if self._is_counted:
+            self._spend(arrival, routed, option, now_ns)
         return routed
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
@@ -248,12 +256,16 @@ class Dispatcher:
         threshold = option.link.policy.offload_threshold
         return decided(choice, considered.options, option, self._home, threshold)
 
-    def _spend(self, market: Market, routed: Routed, option: RouteOption, now_ns: int) -> None:
-        """Count the cost of a prefill, and of the blocks that cross a link for it."""
+    def _spend(self, arrival: Arrival, routed: Routed, option: RouteOption, now_ns: int) -> None:
+        """Count a prefill, its cost, and that of the blocks that cross a link for it."""
         cluster, num_tokens, times = routed.cluster, routed.num_tokens_to_prefill, self._times
         is_remote = routed.decision.path is Path.REMOTE
         work_ns = times.remote_ns(cluster, num_tokens) if is_remote else times.local_ns(num_tokens)
-        market.spend(cluster, work_ns, routed.shipped_bytes, option.cluster.name, now_ns)
+        if self._meter is not None:
+            self._meter(arrival, routed, work_ns if times.has_plan else 0)
+        if self.market is not None:
+            link = option.cluster.name
+            self.market.spend(cluster, work_ns, routed.shipped_bytes, link, now_ns)
 
     def _is_unserved(self, option: RouteOption, path: Path) -> bool:
         """Return True if no instance of the PD cluster can take a request."""

@@ -42,12 +42,16 @@ class SitePrice(NamedTuple):
         per_tb: 10**12 bytes on its link to the PD cluster; 0 for the PD cluster.
         gpus: GPUs of an instance.
         notice_ns: Notice before its capacity is revoked; None is capacity that stays.
+        gb_hour: 10**9 bytes in its pool nodes for one hour.
+        watts: Power of an instance while it works; 0 is unknown.
     """
 
     gpu_hour: Tariff
     per_tb: Tariff = Tariff((0,), (0.0,))
     gpus: int = 1
     notice_ns: int | None = None
+    gb_hour: Tariff = Tariff((0,), (0.0,))
+    watts: float = 0.0
 
 
 class Revocation(NamedTuple):

@@ -124,7 +124,8 @@ class Generation:
             adapters=self.live.engines.adapters(),
         )
         client = await read(request, parse)
-        record.parsed(stream=client.stream, num_sequences=client.num_sequences)
+        service = "" if client.service is None else client.service.name
+        record.parsed(stream=client.stream, num_sequences=client.num_sequences, service=service)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)

@@ -28,7 +28,7 @@ class TicketOffice:
         is_in_site: Return True if two pools are hosts of one cluster: between them no tenant's
             rate is limited.
         unix_ns: Unix time.
-        on_signed: Called with each ticket and the tenant's name.
+        on_signed: Called with each ticket, the tenant's name and the class of service.
     """
 
     signer: TicketSigner
@@ -36,7 +36,7 @@ class TicketOffice:
     lifetime_ns: int
     is_in_site: Callable[[str, str], bool] = lambda *_: False
     unix_ns: Callable[[], int] = time.time_ns
-    on_signed: Callable[[Ticket, str], None] = lambda *_: None
+    on_signed: Callable[[Ticket, str, str], None] = lambda *_: None
 
     def issue(
         self,
@@ -78,5 +78,5 @@ class TicketOffice:
             trace=transfer.trace,
             regions=tenant.regions,
         )
-        self.on_signed(ticket, tenant_name)
+        self.on_signed(ticket, tenant_name, transfer.service)
         return base64.b64encode(self.signer.seal(ticket)).decode()

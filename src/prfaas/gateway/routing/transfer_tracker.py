@@ -27,6 +27,7 @@ class TransferView:
     Attributes:
         transfer_id: 16 bytes.
         trace: W3C context for what its pools do; empty if nobody records it.
+        service: Class of service of its request; empty without.
         ended: How it ended, by pool.
         is_judged: True if its link was judged by its end.
     """
@@ -36,6 +37,7 @@ class TransferView:
     destination: str
     report: Report = lambda *_: None
     trace: str = ""
+    service: str = ""
     ended: dict[str, TransferEnded] = field(default_factory=dict)
     is_judged: bool = False
 

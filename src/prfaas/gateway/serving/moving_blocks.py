@@ -54,6 +54,7 @@ class MovingBlocks:
             record = self._exchange.record
             record.ships_by(view)
             view.trace = self._exchange.trace.of_transfer(record)
+            view.service = record.service
         return view
 
     def charge(self, plan: Plan, final_tokens: int) -> None:

@@ -25,6 +25,8 @@ class Record:
     api: str
     tenant: str
     stream: bool = False
+    service: str = ""
+    """Its class of service; empty without."""
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
     deadline_ns: int | None = None
@@ -83,6 +85,15 @@ class Record:
             return None
         return self.ttft_ns / predicted_ns
 
+    @property
+    def slot_ns(self) -> int:
+        """Time of its sequences in engines that decode; of a stream, from its first output on."""
+        if self.decode_at_ns is None or self.e2e_ns is None:
+            return 0
+        first_ns = self.started_at_ns + (self.ttft_ns or 0)
+        ended_ns = self.started_at_ns + self.e2e_ns
+        return self.num_sequences * (ended_ns - max(self.decode_at_ns, first_ns))
+
     def age_ns(self) -> int:
         """Time since the request came in."""
         return time.monotonic_ns() - self.started_at_ns
@@ -93,9 +104,9 @@ class Record:
         """Its time is over so long after it came in."""
         self.deadline_ns = self.started_at_ns + duration_ns
 
-    def parsed(self, *, stream: bool, num_sequences: int) -> None:
+    def parsed(self, *, stream: bool, num_sequences: int, service: str = "") -> None:
         """Its body was read."""
-        self.stream, self.num_sequences = stream, num_sequences
+        self.stream, self.num_sequences, self.service = stream, num_sequences, service
 
     def tokenised(self, num_prompt_tokens: int) -> None:
         """Its prompt has this number of tokens, in all sequences."""

@@ -8,6 +8,7 @@ from prometheus_client import Counter, Gauge
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.moved_bytes import MovedBytes
+from prfaas.billing.metrics import storage_counter
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.membership.views import MemberMetrics, PartRegistry
@@ -63,6 +64,7 @@ class PoolMetrics:
         """Called before the metrics are read."""
         self.members = MemberMetrics(self.registry, "prfaas_pool")
         self.audit = AuditMetrics(self.registry, "prfaas_pool")
+        self.storage = storage_counter(self.registry)
         self.moved = MovedBytes()
         """Bytes that the counters of links count, by transfer."""
         self.identity_ends = identity_gauge("pool", self.registry)

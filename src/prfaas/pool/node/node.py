@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from prfaas.audit.pool_audit import PoolAudit
+from prfaas.billing.storage_meter import StorageMeter, Tier
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey
@@ -96,6 +97,10 @@ class PoolNode:
         self._accepting = settings.identity.accepting()
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
         settings.check_certificate()
+        tiers: dict[str, Tier] = {HOST: self.store}
+        if self.disk is not None:
+            tiers[DISK] = self.disk
+        self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
         self._tickets = TicketChecks(
             settings.name, self._opener, self.metrics, audit=self._audit, regions=settings.regions
         )
@@ -243,6 +248,7 @@ class PoolNode:
                 self.disk.close()
             if self.shared is not None:
                 await self.shared.close()
+            self._storage.record(self._clock_ns())
             await asyncio.to_thread(self._audit.close)
             if self.settings.tracing is not None:
                 await asyncio.to_thread(self._spans.close)
@@ -492,6 +498,7 @@ class PoolNode:
             self.link_port.expire()
             self._purging.expire()
             self._audit.sweep(self._is_moving)
+            self._storage.read(self._clock_ns())
             self.peers.expire()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)

@@ -1,0 +1,1 @@
+"""Metering of usage in gateways and pool nodes, and the bill from their audit logs."""

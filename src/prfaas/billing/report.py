@@ -1,0 +1,119 @@
+"""A bill as a table, CSV or JSON. Costs and energy are rounded here and nowhere else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+
+from prfaas.billing.reading import Period
+from prfaas.core.billing.bill import Bill, Row
+from prfaas.core.billing.usage import NAMES
+
+DIMENSIONS = {"tenant": "tenant", "phase": "phase", "cluster": "cluster", "class": "service"}
+"""Fields of a key by their names in reports."""
+DIGITS = 6
+_JOULES_PER_KWH = 3_600_000
+_NS_PER_S = 10**9
+
+
+def as_csv(bill: Bill, by: Sequence[str]) -> str:
+    """All amounts of each row, exact."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*by, *NAMES, "cost", "kwh", "unpriced_records"])
+    for key, row in bill.by([DIMENSIONS[name] for name in by]):
+        amounts = [getattr(row.amounts, name) for name in NAMES]
+        writer.writerow([*map(_cell, key), *amounts, *_worth(row), row.num_unpriced])
+    return text.getvalue()
+
+
+def as_json(bill: Bill, by: Sequence[str], period: Period) -> str:
+    """All amounts of each row, and their sum."""
+    rows = bill.by([DIMENSIONS[name] for name in by])
+    found = {
+        "from": period.since or None,
+        "to": period.until or None,
+        "rows": [dict(zip(by, key, strict=True)) | _row(row) for key, row in rows],
+        "total": _row(bill.total()),
+        "lost_records": bill.num_lost,
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def as_table(bill: Bill, by: Sequence[str]) -> str:
+    """Rows for people: an absent amount is empty."""
+    heads = [*by, "count", "tokens", "engine s", "slot s", "sent bytes", "on the wire"]
+    heads += ["received bytes", "GB h", "kWh", "cost"]
+    lines = [
+        [*(_printable(part) or "-" for part in key), *_cells(row)]
+        for key, row in bill.by([DIMENSIONS[name] for name in by])
+    ]
+    total = bill.total()
+    lines.append(["total", *[""] * (len(by) - 1), *_cells(total)] if by else _cells(total))
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    text = [_line(line, widths, len(by)) for line in [heads, *lines]]
+    return "\n".join([*text, *_notes(bill, total)]) + "\n"
+
+
+def _notes(bill: Bill, total: Row) -> list[str]:
+    notes = []
+    if total.num_unpriced:
+        notes.append(f"{total.num_unpriced} records have usage without a price")
+    if bill.num_lost:
+        notes.append(f"{bill.num_lost} records were not written by their process: they are missing")
+    return ["", *notes] if notes else []
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], num_names: int) -> str:
+    aligned = [
+        cell.ljust(width) if place < num_names else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def _cells(row: Row) -> list[str]:
+    found, (cost, kwh) = row.amounts, _worth(row)
+    gb_hours = Fraction(found.byte_ns, 10**9 * 3600 * _NS_PER_S)
+    counts = (
+        f"{found.count:,}",
+        f"{found.tokens:,}",
+        f"{found.engine_ns / _NS_PER_S:,.3f}",
+        f"{found.slot_ns / _NS_PER_S:,.3f}",
+        f"{found.sent_bytes:,}",
+        f"{found.sent_wire_bytes:,}",
+        f"{found.received_bytes:,}",
+        _decimal(gb_hours),
+        kwh,
+        cost,
+    )
+    return ["" if not text.strip("0.,") else text for text in counts]
+
+
+def _row(row: Row) -> dict[str, object]:
+    amounts: dict[str, object] = {name: getattr(row.amounts, name) for name in NAMES}
+    cost, kwh = _worth(row)
+    return amounts | {"cost": cost, "kwh": kwh, "unpriced_records": row.num_unpriced}
+
+
+def _worth(row: Row) -> tuple[str, str]:
+    return _decimal(row.cost), _decimal(row.joules / _JOULES_PER_KWH)
+
+
+def _decimal(value: Fraction) -> str:
+    """A decimal text, rounded half to even."""
+    scaled = round(value * 10**DIGITS)
+    return f"{scaled // 10**DIGITS}.{scaled % 10**DIGITS:0{DIGITS}d}"
+
+
+def _cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: names come from records."""
+    shown = _printable(text)
+    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

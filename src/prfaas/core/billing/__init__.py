@@ -1,0 +1,1 @@
+"""The bill: usage by tenant, phase, cluster and class of service, and its cost."""

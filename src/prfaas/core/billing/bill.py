@@ -1,0 +1,189 @@
+"""The bill: records of usage, movements, tickets and terms in; rows of usage and cost out.
+
+Bytes of a link are charged as the sending pool node transmitted them. A record of the receiving
+node is the second witness of the same bytes: it is charged only if the log of the sender is not
+among the logs of the bill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from prfaas.core.audit.records import Kind
+from prfaas.core.billing.terms import Terms, TermsBook, terms_of
+from prfaas.core.billing.usage import Amounts, Phase, UsageKey, amounts_of, count_of
+
+SENT = "sent"
+_STORAGE = ("byte_ns",)
+_SERVICE = ("count", "tokens", "engine_ns", "slot_ns")
+
+
+class BillLine(NamedTuple):
+    """A record of a log.
+
+    Attributes:
+        log: Name of the process.
+        number: Of the line.
+        at: Time, as in the line.
+        fields: The record.
+    """
+
+    log: str
+    number: int
+    at: str
+    fields: Mapping[str, object]
+
+    @property
+    def kind(self) -> str:
+        """Kind of the record."""
+        return self.text("kind")
+
+    def text(self, name: str) -> str:
+        """A field; empty if it is no text."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(slots=True)
+class Row:
+    """Usage of one key.
+
+    Attributes:
+        amounts: Sums.
+        cost: Exact sum of the priced part, in the currency of the prices.
+        joules: Exact sum of the part of known power.
+        num_unpriced: Records with a part that has no price.
+    """
+
+    amounts: Amounts = field(default_factory=Amounts)
+    cost: Fraction = Fraction(0)
+    joules: Fraction = Fraction(0)
+    num_unpriced: int = 0
+
+    def add(self, other: Row) -> None:
+        """Add another row."""
+        self.amounts.add(other.amounts)
+        self.cost += other.cost
+        self.joules += other.joules
+        self.num_unpriced += other.num_unpriced
+
+
+@dataclass(slots=True)
+class Sources:
+    """Facts that records are joined with, from all logs.
+
+    Attributes:
+        logs: Names of the logs.
+        book: Terms.
+        services: Tenant's name and class of service by the id of the transfer.
+        tenants: Name by tag.
+    """
+
+    logs: frozenset[str]
+    book: TermsBook = field(default_factory=TermsBook)
+    services: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tenants: dict[str, str] = field(default_factory=dict)
+
+    def learn(self, line: BillLine, tickets_since: str = "") -> None:
+        """Take what other records are joined with.
+
+        Args:
+            line: A record; those of a log come in their order.
+            tickets_since: Time before which no ticket is needed.
+        """
+        if line.kind == Kind.TERMS:
+            self.book.add(line.log, line.at, line.number, terms_of(line.fields))
+            return
+        name, tag = line.text("tenant_name"), line.text("tenant")
+        if name and tag:
+            name = self.tenants.setdefault(tag, name)
+        if line.kind == Kind.TICKET and line.at >= tickets_since:
+            self.services[line.text("transfer")] = name, line.text("class")
+
+
+class Bill:
+    """Rows by tenant, phase, cluster and class of service.
+
+    Args:
+        sources: Of all logs.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self.rows: dict[UsageKey, Row] = {}
+        self.num_lost = 0
+        """Records that processes could not write."""
+
+    def add(self, line: BillLine) -> None:
+        """Add a record of the period; records of other kinds change nothing."""
+        if line.kind == Kind.USAGE:
+            self._used(line)
+        elif line.kind == Kind.MOVEMENT:
+            self._moved(line)
+        elif line.kind == Kind.GAP:
+            self.num_lost += count_of(line.fields.get("lost"))
+
+    def _used(self, line: BillLine) -> None:
+        sources, phase, cluster = self._sources, line.text("phase"), line.text("cluster")
+        tag = line.text("tenant")
+        name = sources.tenants.get(tag, tag)
+        if phase == Phase.STORAGE:
+            cluster = sources.book.cluster_of(line.log)
+            terms = sources.book.at_time("", cluster, line.at)
+            amounts = amounts_of(line.fields, _STORAGE)
+        else:
+            terms = sources.book.at_line(line.log, cluster, line.number)
+            amounts = amounts_of(line.fields, _SERVICE)
+        self._charge(UsageKey(name, phase, cluster, line.text("class")), amounts, terms)
+
+    def _moved(self, line: BillLine) -> None:
+        sources, tag = self._sources, line.text("tenant")
+        source, target = line.text("from"), line.text("to")
+        name, service = sources.services.get(line.text("transfer"), ("", ""))
+        cluster = sources.book.cluster_of(source, target)
+        terms = sources.book.at_time(line.text("gateway"), cluster, line.at)
+        link, wire = (count_of(line.fields.get(each)) for each in ("link_bytes", "wire_bytes"))
+        is_sent = line.text("direction") == SENT
+        if is_sent:
+            amounts = Amounts(count=1, sent_bytes=link, sent_wire_bytes=wire)
+        else:
+            amounts = Amounts(received_bytes=link, received_wire_bytes=wire)
+        key = UsageKey(name or sources.tenants.get(tag, tag), Phase.TRANSFER, cluster, service)
+        if is_sent or source in sources.logs:
+            self._charge(key, amounts, terms)
+        else:
+            charged = Amounts(count=1, sent_bytes=link, sent_wire_bytes=wire)
+            self._charge(key, amounts, terms, charged)
+
+    def _charge(
+        self, key: UsageKey, amounts: Amounts, terms: Terms | None, charged: Amounts | None = None
+    ) -> None:
+        charged = charged or amounts
+        cost = joules = Fraction(0)
+        is_unpriced = terms is None
+        if terms is not None:
+            found = terms.cost(key.phase, charged)
+            cost, is_unpriced = found or cost, found is None
+            joules = terms.joules(charged) or joules
+        row = self.rows.setdefault(key, Row())
+        row.add(Row(amounts, cost, joules, int(is_unpriced)))
+
+    def by(self, dimensions: Sequence[str]) -> list[tuple[tuple[str, ...], Row]]:
+        """Rows summed by some of the dimensions, sorted.
+
+        Args:
+            dimensions: Names of fields of `UsageKey`.
+        """
+        sums: dict[tuple[str, ...], Row] = {}
+        for key, row in self.rows.items():
+            part = tuple(str(getattr(key, name)) for name in dimensions)
+            sums.setdefault(part, Row()).add(row)
+        return sorted(sums.items(), key=lambda item: item[0])
+
+    def total(self) -> Row:
+        """Sum of all rows."""
+        found = self.by(())
+        return found[0][1] if found else Row()
