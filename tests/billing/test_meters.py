@@ -42,11 +42,9 @@ def test_storage_of_all_tenants_is_that_of_the_tier(
         expected += tier.used_bytes * passed_ns
         tier.held_bytes, tier.used_bytes = held, rest + sum(held.values())
         meter.read(now_ns)
-    meter.record(now_ns)
+    meter.close(now_ns)
     assert sum(record["byte_ns"] for record in written) == expected
-    counted = registry.get_sample_value(
-        "prfaas_usage_storage_byte_seconds_total", {"tier": "host"}
-    )
+    counted = registry.get_sample_value("prfaas_usage_storage_byte_seconds_total", {"tier": "host"})
     assert abs((counted or 0) * 10**9 - expected) <= expected * 1e-12
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import random
 import secrets
 import tempfile
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from prfaas.audit.reading import logs_of, records, verify
+from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.audit.records import Kind
 
 from .processes import NodeProcess, Observer
@@ -42,11 +45,48 @@ async def audited(nodes: Mapping[str, NodeProcess], folder: Path) -> list[str]:
                 sums = dict.fromkeys(COUNTERS, 0)
             for field in sums:
                 sums[field] += line.fields.get(field, 0)
+        bill = make_bill({name: files}, Period(since=started(files))).total().amounts
+        billed = {
+            "link_bytes": bill.sent_bytes + bill.received_bytes,
+            "wire_bytes": bill.sent_wire_bytes + bill.received_wire_bytes,
+        }
         for field, metric in COUNTERS.items():
             count = counted.get(metric, 0)  # No link has had bytes since the last start.
             if sums[field] != count:
                 found.append(f"audit of {name}: {field} {sums[field]}, counted {count}")
+            if billed[field] != count:
+                found.append(f"bill of {name}: {field} {billed[field]}, counted {count}")
     return found
+
+
+def started(files: Mapping[int, Path]) -> str:
+    """Time of the last start of a process."""
+    starts = [line for line in records(dict(files)) if line.kind == Kind.START]
+    return str(starts[-1].fields["at"])
+
+
+def unbilled(folder: Path) -> list[str]:
+    """Bytes in the records of all processes that are not in the bill of all logs.
+
+    The records are read as plain JSON, so that nothing is shared with what the bill reads.
+    """
+    written = dict.fromkeys(("sent_bytes", "sent_wire_bytes", *_RECEIVED), 0)
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # The last line before a kill may be torn.
+                record = json.loads(line)
+                if record["kind"] == Kind.MOVEMENT:
+                    written[f"{record['direction']}_bytes"] += record["link_bytes"]
+                    written[f"{record['direction']}_wire_bytes"] += record["wire_bytes"]
+    bill = make_bill(logs_in_folders([folder]), Period()).total().amounts
+    return [
+        f"bill: {name} {getattr(bill, name)}, in the logs {count}"
+        for name, count in written.items()
+        if getattr(bill, name) != count
+    ]
+
+
+_RECEIVED = ("received_bytes", "received_wire_bytes")
 
 
 async def _load(directory: Path, seconds: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
-from .audit import audited
+from .audit import audited, unbilled
 from .drill import AUDIT, Drill, Kind, Protocol, run
 
 
@@ -49,3 +49,19 @@ async def test_audit_logs_are_the_counters_to_the_byte_after_faults(tmp_path: Pa
 
     assert problems == []
     assert moved > 0
+
+
+@pytest.mark.timeout(240)
+async def test_the_bill_has_every_byte_of_the_logs_after_cut_links_and_killed_pools(
+    tmp_path: Path,
+) -> None:
+    """A restarted process counts from 0, so its counters are compared since its last start."""
+    kinds = [Kind.CUT, Kind.KILL_SOURCE, Kind.RESET, Kind.KILL_DESTINATION, Kind.CORRUPT]
+    async with Drill.at(tmp_path, seed=11) as drill:
+        for kind in kinds:
+            await drill.ready()
+            assert (await drill.strike(kind)).problems == []
+        problems = await audited(drill.nodes, tmp_path / AUDIT)
+        problems += unbilled(tmp_path / AUDIT)
+
+    assert problems == []

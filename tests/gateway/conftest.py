@@ -141,6 +141,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "audit": tables.get("audit"),
             "operators": tables.get("operators", {}),
             "classes": tables.get("classes", {}),
+            "prices": tables.get("prices", {}),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",

@@ -13,6 +13,7 @@ import pytest
 
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.audit.settings import AuditSettings, OnFull
+from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
@@ -118,6 +119,21 @@ async def test_bytes_in_the_logs_of_both_sites_are_those_of_the_counters_over_fa
             metric = "link_bytes_total" if name == "link_bytes" else "link_wire_bytes_total"
             counted = audited.sites[pool].metric(metric, **labels)
             assert sum(record[name] for record in moved) == counted > 0, (pool, name)
+    bill = make_bill(logs_in_folders([audited.folder]), Period()).total().amounts
+    for name, pool, peer in (
+        ("sent", "prfaas-pool", "pd-pool"),
+        ("received", "pd-pool", "prfaas-pool"),
+    ):
+        labels = {"peer": peer, "direction": name}
+        site = audited.sites[pool]
+        assert getattr(bill, f"{name}_bytes") == site.metric("link_bytes_total", **labels)
+        assert getattr(bill, f"{name}_wire_bytes") == site.metric("link_wire_bytes_total", **labels)
+    held_s = sum(
+        site.metric("usage_storage_byte_seconds_total", tier="host")
+        for site in audited.sites.values()
+    )
+    assert bill.byte_ns > 0
+    assert bill.byte_ns / 1e9 == pytest.approx(held_s, rel=1e-9)
     sent = audited.sites["prfaas-pool"].metric("link_bytes_total", peer="pd-pool", direction="sent")
     assert sent > len(faults) * 11 * BLOCK_BYTES, "nothing was sent again"
 

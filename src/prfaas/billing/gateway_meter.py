@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
-
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.core.billing.terms import Terms, exact, terms_record
@@ -61,8 +59,8 @@ class GatewayMeter:
         market: Prices; None without.
         tags: Tag of each tenant by name.
         write: Writes a record to the audit log.
-        registry: Of the process.
-        unix_ns: Unix time.
+        metrics: Counters of what is recorded.
+        clock_ns: Monotonic time, ns.
     """
 
     turns_each_beat = False
@@ -73,16 +71,17 @@ class GatewayMeter:
         market: Market | None,
         tags: Mapping[str, str],
         write: Write,
-        registry: CollectorRegistry,
-        unix_ns: Callable[[], int] = time.time_ns,
+        metrics: UsageMetrics,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._clusters, self._market, self._tags = clusters, market, tags
-        self._write, self._unix_ns = write, unix_ns
-        self._metrics = UsageMetrics(registry)
-        self._meter = Meter()
+        self._write = write
+        self._metrics, self._meter = metrics, Meter()
         self._terms: dict[str, Terms] = {}
         self._num_beats = 0
         self._home = next(n for n, c in clusters.items() if c.role is ClusterRole.PD)
+        # Terms precede all usage.
+        self.beat(clock_ns())
 
     # --- usage ---
 

@@ -62,6 +62,11 @@ class StorageMeter:
         if now_ns - self._recorded_at_ns >= RECORD_NS:
             self.record(now_ns)
 
+    def close(self, now_ns: int) -> None:
+        """Count and record what is left."""
+        self.read(now_ns)
+        self.record(now_ns)
+
     def record(self, now_ns: int) -> None:
         """Record what is counted."""
         self._recorded_at_ns, sums, self._sums = now_ns, self._sums, {}

@@ -271,13 +271,8 @@ class Gateway:
     def _metered(self, deployment: Deployment) -> GatewayMeter:
         dispatcher, tenants = self.driver.dispatcher, self.tenants.by_name
         tags = {name: tenant_tag(each.cache_salt) for name, each in tenants.items()}
-        meter = GatewayMeter(
-            deployment.clusters,
-            dispatcher.market,
-            tags,
-            self._audit.record,
-            self.metrics.registry,
-        )
+        write, usage = self._audit.record, self.metrics.usage
+        meter = GatewayMeter(deployment.clusters, dispatcher.market, tags, write, usage)
         dispatcher.count_prefills(meter.prefill)
         return meter
 

@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import Counter, Gauge, generate_latest
 
 from prfaas.audit.metrics import AuditMetrics
+from prfaas.billing.metrics import UsageMetrics
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.core.resilience.circuit_breaker import BreakerState
@@ -80,7 +81,7 @@ class Metrics:
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
         self.audit = AuditMetrics(self.registry, "prfaas_gateway")
-        self.market = MarketMetrics(self.registry)
+        self.market, self.usage = MarketMetrics(self.registry), UsageMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         self._decisions = make.counter("route_decisions", "Routing decisions", "path", "reason")

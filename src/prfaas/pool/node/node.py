@@ -248,7 +248,7 @@ class PoolNode:
                 self.disk.close()
             if self.shared is not None:
                 await self.shared.close()
-            self._storage.record(self._clock_ns())
+            self._storage.close(self._clock_ns())
             await asyncio.to_thread(self._audit.close)
             if self.settings.tracing is not None:
                 await asyncio.to_thread(self._spans.close)
