@@ -7,22 +7,10 @@ the rates instead of samples, and asks the same function.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from prfaas.core.codec.codecs import RATIO_MIN, RATIOS, LinkCodec, codec_of
 from prfaas.core.codec.gain import GAIN_MIN, CodecSpeed, EndLoad, link_rates
 from prfaas.core.kv.planes import Plane
-
-
-class Quality(StrEnum):
-    """Quality class of coded blocks."""
-
-    LOSSLESS = "lossless"
-    """Every bit arrives."""
-
-
-QUALITY = Quality.LOSSLESS
-"""Class of every codec that there is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import lcm
 from typing import NamedTuple
 
-from prfaas.core.kv.planes import Planes
+from prfaas.core.kv.planes import KvPage, Planes
 
 HASH_BYTES = 32
 LAYOUT_ID_BYTES = 32
@@ -51,6 +51,8 @@ class CacheGroup:
         block_bytes: Bytes of one block as it is shipped, padding left out.
         window_tokens: Length of the window; 0 unless `kind` is SLIDING_WINDOW.
         planes: Dtype planes of a block, `block_bytes` together; empty if they are not known.
+        pages: Keys and values of a block, `block_bytes` together; empty if they cannot be told
+            apart.
     """
 
     index: int
@@ -59,6 +61,7 @@ class CacheGroup:
     block_bytes: int
     window_tokens: int = 0
     planes: Planes = ()
+    pages: tuple[KvPage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

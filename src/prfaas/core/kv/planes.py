@@ -27,6 +27,32 @@ class Plane(NamedTuple):
     num_bytes: int
 
 
+class KvPage(NamedTuple):
+    """Keys and values of neighbouring layers that are alike: for each head and token, the key and
+    then the value, in bfloat16.
+
+    Attributes:
+        layers: Number of layers.
+        tokens: Of a block.
+        heads: KV heads.
+        key_size: Numbers in a key.
+        value_size: Numbers in a value.
+        is_token_major: True if a token has all heads together, False if a head has all tokens.
+    """
+
+    layers: int
+    tokens: int
+    heads: int
+    key_size: int
+    value_size: int
+    is_token_major: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all layers."""
+        return 2 * self.layers * self.tokens * self.heads * (self.key_size + self.value_size)
+
+
 Planes = tuple[Plane, ...]
 """The planes of a block, in order; empty if they are not known."""
 

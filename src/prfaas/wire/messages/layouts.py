@@ -9,7 +9,7 @@ import msgspec
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.layout_facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
-from prfaas.core.kv.planes import DTYPE_CHARS_MAX, PLANES_MAX, Plane
+from prfaas.core.kv.planes import DTYPE_CHARS_MAX, PLANES_MAX, KvPage, Plane
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
 FactName = Annotated[
@@ -31,10 +31,14 @@ Dtype = Annotated[
 ]
 PlaneSpec = tuple[Dtype, Annotated[int, msgspec.Meta(ge=1, le=2**53)]]
 """Name of a type, and bytes."""
+_Size = Annotated[int, msgspec.Meta(ge=1, le=2**28)]
+PageSpec = tuple[_Size, _Size, _Size, _Size, _Size, bool]
+"""Layers, tokens, heads, key size, value size, and whether tokens come before heads."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A cache group as it is announced; an older engine announces no planes."""
+    """A cache group as it is announced; an older engine announces no planes and no
+    pages."""
 
     index: Count
     kind: GroupKind
@@ -42,14 +46,21 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: Annotated[int, msgspec.Meta(ge=1)]
     window_tokens: Count = 0
     planes: Annotated[list[PlaneSpec], msgspec.Meta(max_length=PLANES_MAX)] = []
+    pages: Annotated[list[PageSpec], msgspec.Meta(max_length=PLANES_MAX)] = []
 
     def __post_init__(self) -> None:
-        """Reject planes that are not the block."""
+        """Reject planes and pages that are not the block."""
         num_bytes = sum(size for _, size in self.planes)
         if self.planes and num_bytes != self.block_bytes:
             raise ValueError(
                 f"cache group {self.index}: block_bytes is {self.block_bytes}, "
                 f"its dtype planes have {num_bytes}"
+            )
+        num_bytes = sum(KvPage(*page).num_bytes for page in self.pages)
+        if self.pages and num_bytes != self.block_bytes:
+            raise ValueError(
+                f"cache group {self.index}: block_bytes is {self.block_bytes}, "
+                f"its keys and values have {num_bytes}"
             )
 
     def group(self) -> CacheGroup:
@@ -62,6 +73,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
             self.block_bytes,
             self.window_tokens,
             planes,
+            tuple(KvPage(*page) for page in self.pages),
         )
 
 
@@ -123,6 +135,7 @@ def layout_spec(layout: Layout) -> LayoutSpec:
             block_bytes=g.block_bytes,
             window_tokens=g.window_tokens,
             planes=list(g.planes),
+            pages=list(g.pages),
         )
         for g in layout.groups
     ]

@@ -1,0 +1,283 @@
+"""The rounded form of a block: which parts are rounded, how, and how long it is.
+
+A block is sent as one stream: a head, then its segments in order. The head describes them, so a
+stream can be decoded without the layout; its length follows from it, whatever the numbers are.
+
+    segments u16 | for each: mode u8, order u8, repeats u32, four sizes u32
+
+| mode | sizes | body of one repeat |
+|---|---|---|
+| raw | bytes | the bytes |
+| fp8 | values | a base exponent for every 128 values; a byte for every value |
+| kivi4 | tokens, heads, key size, value size | for each head: keys, then values |
+| state | values | bfloat16 for every float32 |
+
+Keys of `kivi4` (arXiv 2402.02750): for every 32 tokens a scale and the least value of each channel,
+in bfloat16, then 4 bits a value, two tokens in a byte. Values: for every token and 32 channels the
+same two numbers, then 4 bits a value, two channels in a byte.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+
+from prfaas.core.codec.quality import GROUP_VALUES, KIVI_GROUP, Quality
+from prfaas.core.kv.blocks import CacheGroup, GroupKind
+from prfaas.core.kv.planes import KvPage
+from prfaas.errors import PeerError
+
+LOSSY = "rounded-1"
+"""Name in the hello of a link; another format would have another name."""
+LOSSY_NUMBER = 2
+"""Number in a fragment. Never reused."""
+SEGMENTS_MAX = 512
+_COUNT, _SEGMENT = struct.Struct("<H"), struct.Struct("<BBIIIII")
+_SIZE_MAX = 1 << 28
+
+
+class Mode(IntEnum):
+    """Coding of a segment."""
+
+    RAW = 0
+    FP8 = 1
+    KIVI4 = 2
+    STATE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring bytes of a block that are coded alike.
+
+    Attributes:
+        mode: How.
+        sizes: Four numbers by mode; unused ones are 0.
+        repeats: Number of layers that are the same, one after the other.
+        is_token_major: Order of heads and tokens, of `kivi4` only.
+    """
+
+    mode: Mode
+    sizes: tuple[int, int, int, int]
+    repeats: int = 1
+    is_token_major: bool = False
+
+    @property
+    def decoded_each(self) -> int:
+        """Bytes of a block in one repeat."""
+        first, heads, keys, values = self.sizes
+        match self.mode:
+            case Mode.RAW:
+                return first
+            case Mode.FP8:
+                return 2 * first
+            case Mode.STATE:
+                return 4 * first
+            case Mode.KIVI4:
+                return 2 * first * heads * (keys + values)
+
+    @property
+    def coded_each(self) -> int:
+        """Bytes of a stream in one repeat."""
+        first, heads, keys, values = self.sizes
+        match self.mode:
+            case Mode.RAW:
+                return first
+            case Mode.FP8:
+                return first + math.ceil(first / GROUP_VALUES)
+            case Mode.STATE:
+                return 2 * first
+            case Mode.KIVI4:
+                return heads * (_grouped(first, keys) + first * _grouped(values, 1))
+
+
+def _grouped(length: int, width: int) -> int:
+    """Bytes of `width` columns of `length` numbers, grouped along the length."""
+    full, rest = divmod(length, KIVI_GROUP)
+    num_bytes = full * (4 + KIVI_GROUP // 2)
+    return width * (num_bytes + (4 + (rest + 1) // 2 if rest else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form of the blocks of a cache group in one quality class.
+
+    Attributes:
+        segments: Of a block, in order.
+    """
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def head(self) -> bytes:
+        """Start of every stream."""
+        parts = (
+            _SEGMENT.pack(each.mode, each.is_token_major, each.repeats, *each.sizes)
+            for each in self.segments
+        )
+        return _COUNT.pack(len(self.segments)) + b"".join(parts)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of a block."""
+        return sum(each.repeats * each.decoded_each for each in self.segments)
+
+    @property
+    def coded_bytes(self) -> int:
+        """Size of a stream."""
+        bodies = sum(each.repeats * each.coded_each for each in self.segments)
+        return _COUNT.size + _SEGMENT.size * len(self.segments) + bodies
+
+    @property
+    def is_aligned(self) -> bool:
+        """Return True if every segment starts at a multiple of the size of its numbers."""
+        at, widths = 0, {Mode.RAW: 1, Mode.STATE: 4}
+        for each in self.segments:
+            if at % widths.get(each.mode, 2):
+                return False
+            at += each.repeats * each.decoded_each
+        return True
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """Codings that lose something."""
+        return frozenset(each.mode for each in self.segments) - {Mode.RAW}
+
+
+_MODES = {
+    Quality.FP8: frozenset({Mode.FP8}),
+    Quality.KIVI4: frozenset({Mode.KIVI4}),
+    Quality.FP8_STATE: frozenset({Mode.FP8, Mode.STATE}),
+    Quality.KIVI4_STATE: frozenset({Mode.KIVI4, Mode.STATE}),
+    Quality.STATE: frozenset({Mode.STATE}),
+}
+
+
+def allows(quality: Quality, modes: frozenset[Mode]) -> bool:
+    """Return True if blocks of a class may be rounded like this."""
+    return modes <= _MODES.get(quality, frozenset())
+
+
+def read_head(stream: bytes | memoryview, block_bytes: int) -> tuple[Form, int]:
+    """Return the form that a stream claims, and where its first body starts.
+
+    Raises:
+        PeerError: It is none, or not of exactly this stream and a block of exactly this size.
+    """
+    (count,) = _COUNT.unpack_from(stream) if len(stream) >= _COUNT.size else (0,)
+    end = _COUNT.size + count * _SEGMENT.size
+    if not 1 <= count <= SEGMENTS_MAX or end > len(stream):
+        raise PeerError(
+            f"a rounded block of {len(stream)} bytes has {count} segments; the limits are 1 to "
+            f"{SEGMENTS_MAX}, within the block"
+        )
+    segments = tuple(_segment(stream, _COUNT.size + i * _SEGMENT.size) for i in range(count))
+    form = Form(segments)
+    if (form.decoded_bytes, form.coded_bytes) != (block_bytes, len(stream)):
+        raise PeerError(
+            f"a rounded block of {len(stream)} bytes claims {form.coded_bytes}, decoded "
+            f"{form.decoded_bytes}; its block has {block_bytes}"
+        )
+    if not form.is_aligned:
+        raise PeerError("a segment of a rounded block starts within a number")
+    return form, end
+
+
+def _segment(stream: bytes | memoryview, at: int) -> Segment:
+    mode, order, repeats, *sizes = _SEGMENT.unpack_from(stream, at)
+    used = 4 if mode == Mode.KIVI4 else 1
+    is_sized = all(1 <= size <= _SIZE_MAX for size in sizes[:used]) and not any(sizes[used:])
+    is_ordered = order == 0 or (order == 1 and mode == Mode.KIVI4)
+    if mode > max(Mode) or not is_sized or not is_ordered or not 1 <= repeats <= _SIZE_MAX:
+        raise PeerError(
+            f"a segment of a rounded block has mode {mode}, order {order}, {repeats} repeats of "
+            f"{sizes}"
+        )
+    first, second, third, fourth = sizes
+    return Segment(Mode(mode), (first, second, third, fourth), repeats, bool(order))
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A cache group that a class leaves as it is.
+
+    Attributes:
+        reason: For people.
+        is_meant: The class leaves groups of this kind alone; False if the operator asked for more
+            than the group can take.
+    """
+
+    reason: str
+    is_meant: bool = False
+
+
+def form_of(group: CacheGroup, quality: Quality) -> Form | Refused:
+    """Return the form of a group's blocks in a class, or why they stay as they are."""
+    if not quality.is_lossy:
+        return Refused("the class is lossless", is_meant=True)
+    found = _state(group, quality) if group.kind is GroupKind.LINEAR_STATE else _kv(group, quality)
+    if isinstance(found, Form) and found.coded_bytes >= found.decoded_bytes:
+        return Refused("its blocks are too small to gain anything")
+    return found
+
+
+def _state(group: CacheGroup, quality: Quality) -> Form | Refused:
+    if not quality.rounds_state:
+        return Refused("linear state is not rounded without bf16-state", is_meant=True)
+    return _planes(group, "float32", Mode.STATE, 4)
+
+
+def _kv(group: CacheGroup, quality: Quality) -> Form | Refused:
+    match quality.attention:
+        case Quality.FP8:
+            return _planes(group, "bfloat16", Mode.FP8, 2)
+        case Quality.KIVI4:
+            return _pages(group)
+        case _:
+            return Refused("attention is not rounded by bf16-state alone", is_meant=True)
+
+
+def _planes(group: CacheGroup, dtype: str, mode: Mode, width: int) -> Form | Refused:
+    if not group.planes:
+        return Refused("the types of the numbers in its blocks are not known")
+    types = sorted({plane.dtype for plane in group.planes})
+    if dtype not in types:
+        return Refused(f"its blocks are in {', '.join(types)}, not in {dtype}")
+    segments = list[Segment]()
+    for plane in group.planes:
+        whole = plane.num_bytes // width if plane.dtype == dtype else 0
+        if whole:
+            segments.append(Segment(mode, (whole, 0, 0, 0)))
+        if plane.num_bytes > whole * width:
+            segments.append(Segment(Mode.RAW, (plane.num_bytes - whole * width, 0, 0, 0)))
+    return _form(segments)
+
+
+def _pages(group: CacheGroup) -> Form | Refused:
+    types = sorted({plane.dtype for plane in group.planes} - {"bfloat16"})
+    if types:
+        return Refused(f"its blocks are in {', '.join(types)}, not in bfloat16")
+    if not group.pages:
+        return Refused("keys and values cannot be told apart in its blocks")
+    return _form([_page(page) for page in group.pages])
+
+
+def _page(page: KvPage) -> Segment:
+    sizes = page.tokens, page.heads, page.key_size, page.value_size
+    return Segment(Mode.KIVI4, sizes, page.layers, page.is_token_major)
+
+
+def _form(segments: Sequence[Segment]) -> Form | Refused:
+    joined = [(each, sum(1 for _ in same)) for each, same in groupby(segments)]
+    if len(joined) > SEGMENTS_MAX:
+        return Refused(f"its blocks have {len(joined)} segments; the limit is {SEGMENTS_MAX}")
+    form = Form(
+        tuple(
+            Segment(each.mode, each.sizes, each.repeats * count, each.is_token_major)
+            for each, count in joined
+        )
+    )
+    return form if form.is_aligned else Refused("numbers in its blocks lie at odd addresses")
