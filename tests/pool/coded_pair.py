@@ -2,10 +2,13 @@
 
 import itertools
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.planes import Plane
 from prfaas.lab.faults import FaultProxy
@@ -20,6 +23,7 @@ BLOCK_BYTES = 5 * FRAGMENT_BYTES + 10
 """The last fragment of a block is an odd one."""
 STATE_BYTES = 3 * FRAGMENT_BYTES + 1
 MEMORY = 64 << 20
+Pairs = Callable[[LinkCodec, LinkCodec], Awaitable["Pair"]]
 MODEL = Layout(
     LAYOUT.layout_id,
     16,
@@ -54,9 +58,17 @@ class Pair:
 
     async def move(self, blocks: list[tuple[BlockKey, StoredBlock]]) -> None:
         """Send blocks and see that each arrives bit by bit."""
+        await self.send(blocks)
+        for key, block in blocks:
+            assert self.arrived(key) == block.data
+
+    async def send(
+        self, blocks: list[tuple[BlockKey, StoredBlock]], quality: Quality = Quality.LOSSLESS
+    ) -> None:
+        """Send blocks of a class, and wait until they are committed."""
         transfer, link = secrets.token_bytes(16), self.prfaas.node.links["pd-pool"]
         committed = self.pd.metric("transfers_total", direction="received", state="committed")
-        self.begin(transfer)
+        self.begin(transfer, quality)
         for key, block in blocks:
             link.push(transfer, LAYOUT.layout_id, key, block)
         link.finish(transfer)
@@ -67,13 +79,15 @@ class Pair:
             )
         )
         await until(lambda: not link.num_open)
-        for key, block in blocks:
-            stored = self.pd.node.store.get(LAYOUT.layout_id, key)
-            assert stored is not None
-            assert stored.data == block.data
 
-    def begin(self, transfer: bytes) -> None:
-        sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2)
+    def arrived(self, key: BlockKey) -> bytes:
+        """Return the bytes of a block at the receiver."""
+        stored = self.pd.node.store.get(LAYOUT.layout_id, key)
+        assert stored is not None
+        return bytes(stored.data)
+
+    def begin(self, transfer: bytes, quality: Quality = Quality.LOSSLESS) -> None:
+        sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2, quality=quality)
         grant = self.prfaas.node._tickets.to_send(
             sealed,
             NAMED,

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.lab.faults import FaultProxy
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 
+from .coded_pair import MEMORY as PAIR_MEMORY
+from .coded_pair import MODEL, Pair, Pairs
 from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until
 
 SETTLE_S = 30.0
@@ -92,3 +96,33 @@ def is_settled(site: Site) -> bool:
     except AssertionError:
         return False
     return True
+
+
+@pytest.fixture
+async def pair(world: World, identities: Path) -> AsyncIterator[Pairs]:
+    proxies = []
+
+    async def made(sender: LinkCodec, receiver: LinkCodec) -> Pair:
+        pd = await world.start("pd-pool", memory_bytes=PAIR_MEMORY, link_codec=receiver)
+        proxy = FaultProxy(("127.0.0.1", pd.port))
+        await proxy.open()
+        proxies.append(proxy)
+        prfaas = await world.start(
+            "prfaas-pool",
+            memory_bytes=PAIR_MEMORY,
+            link_codec=sender,
+            link_connections={"pd-pool": 2},
+            peers={"pd-pool": ("127.0.0.1", proxy.port)},
+        )
+        for site in (pd, prfaas):
+            site.node._known_layouts.learn(MODEL)
+        found = Pair(proxy, prfaas, pd, identities)
+        link = prfaas.node.links["pd-pool"]
+        await until(lambda: link.telemetry.num_connections == 2)
+        if LinkCodec.RAW not in (sender, receiver):
+            await until(lambda: found.is_agreed and KERNELS.window is not None)
+        return found
+
+    yield made
+    for proxy in proxies:
+        await proxy.close()

@@ -5,60 +5,26 @@ import dataclasses
 import random
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
 from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
-from prfaas.lab.faults import Fault, FaultProxy
+from prfaas.lab.faults import Fault
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
-from prfaas.pool.codec.loading import KERNELS
 from prfaas.wire.fragments import encode_coded_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Decodes, Join, PoolHello, Resumed
 
 from .bfloat16_numbers import normal
-from .coded_pair import BLOCK_BYTES, MEMORY, MODEL, Pair, a_block
+from .coded_pair import BLOCK_BYTES, MEMORY, MODEL, Pairs, a_block
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, Peer, Site, dial, offer, until
-
-Pairs = Callable[[LinkCodec, LinkCodec], Any]
-
-
-@pytest.fixture
-async def pair(world: World, identities: Path) -> AsyncIterator[Pairs]:
-    proxies = []
-
-    async def made(sender: LinkCodec, receiver: LinkCodec) -> Pair:
-        pd = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=receiver)
-        proxy = FaultProxy(("127.0.0.1", pd.port))
-        await proxy.open()
-        proxies.append(proxy)
-        prfaas = await world.start(
-            "prfaas-pool",
-            memory_bytes=MEMORY,
-            link_codec=sender,
-            link_connections={"pd-pool": 2},
-            peers={"pd-pool": ("127.0.0.1", proxy.port)},
-        )
-        for site in (pd, prfaas):
-            site.node._known_layouts.learn(MODEL)
-        found = Pair(proxy, prfaas, pd, identities)
-        link = prfaas.node.links["pd-pool"]
-        await until(lambda: link.telemetry.num_connections == 2)
-        if LinkCodec.RAW not in (sender, receiver):
-            await until(lambda: found.is_agreed and KERNELS.window is not None)
-        return found
-
-    yield made
-    for proxy in proxies:
-        await proxy.close()
 
 
 async def test_bfloat16_travels_coded_and_arrives_bit_by_bit(pair: Pairs) -> None:

@@ -13,11 +13,18 @@ ends with two more fields:
 
     codec u8 | decoded bytes u32
 
-Block bytes and offset are of decoded bytes, and the payload is always shorter than what it decodes
+A block that its sender rounds (`core/codec/lossy.py`) travels as a stream, of which a fragment of kind
+5 is a part. Its prefix ends with the same two fields, of which the second is the size of the whole
+stream; the offset is that in the stream.
+
+    codec u8 | stream bytes u32
+
+In kind 4, block bytes and offset are of decoded bytes, and the payload is always shorter than what it decodes
 to: no fragment can need more memory than FRAGMENT_BYTES_MAX before it is decoded, or after.
 
 The digest is that of the whole block and binds its bytes to their name: it covers layout, group,
-hash and content, so a block that was damaged, cut short or given another name fails it.
+hash and content, so a block that was damaged, cut short or given another name fails it. The digest of a rounded block is that of the
+bytes that its stream decodes to.
 """  # noqa: E501 - one line a part
 
 from __future__ import annotations
@@ -29,12 +36,13 @@ from dataclasses import dataclass
 import blake3
 
 from prfaas.core.codec.codecs import RAW_NUMBER
+from prfaas.core.codec.lossy import Mode
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment
 from prfaas.errors import PeerError
 from prfaas.wire.frames import MAGIC, TRANSFER_ID_BYTES, VERSION
 
-FRAGMENT, CODED_FRAGMENT = 3, 4
+FRAGMENT, CODED_FRAGMENT, STREAM_FRAGMENT = 3, 4, 5
 INHERITED = 1
 """The flag of a block that came to its sender from elsewhere, or was computed from such."""
 FRAGMENT_BYTES_MAX = 1 << 20
@@ -75,6 +83,10 @@ class ReceivedBlock:
     data: bytearray | memoryview
     is_inherited: bool = False
     """True if the sender has it, or a block it was computed from, from another pool."""
+    stream_bytes: int = 0
+    """Size of the stream with which `data` starts, if the block was rounded; 0 if it was not."""
+    modes: frozenset[Mode] = frozenset()
+    """Roundings of the stream, once it was decoded."""
 
     @property
     def is_intact(self) -> bool:
@@ -96,7 +108,9 @@ class FragmentPrefix:
         num_bytes: How much of the block it is, decoded.
         is_inherited: Whether the block came to the sender from elsewhere.
         codec: Number of its codec; 0 is raw.
-        coded_bytes: Bytes that follow if it is coded.
+        coded_bytes: Bytes that follow if it is coded by itself.
+        stream_bytes: Size of the stream that it is a part of; 0 if its block is not rounded. Then
+            `offset` and `num_bytes` are those in the stream.
     """
 
     transfer_id: bytes
@@ -109,6 +123,7 @@ class FragmentPrefix:
     is_inherited: bool = False
     codec: int = RAW_NUMBER
     coded_bytes: int = 0
+    stream_bytes: int = 0
 
     @property
     def payload_bytes(self) -> int:
@@ -135,6 +150,18 @@ def encode_coded_prefix(fragment: Fragment, codec: int, coded_bytes: int) -> byt
     return prefix + _CODING.pack(codec, fragment.num_bytes)
 
 
+def encode_stream_prefix(fragment: Fragment, codec: int) -> bytes:
+    """Return what goes before a part of a stream.
+
+    Args:
+        fragment: Of a block that has a stream.
+        codec: Number of the codec, above 0.
+    """
+    payload_bytes = CODED_PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes
+    prefix = _encode_prefix(fragment, STREAM_FRAGMENT, payload_bytes)
+    return prefix + _CODING.pack(codec, fragment.block.wire_bytes)
+
+
 def _encode_prefix(fragment: Fragment, kind: int, payload_bytes: int) -> bytes:
     block = fragment.block
     layout_id, key = block.name
@@ -156,7 +183,7 @@ def _encode_prefix(fragment: Fragment, kind: int, payload_bytes: int) -> bytes:
 
 def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
     """Return how long the prefix is that starts with these PREFIX_BYTES bytes."""
-    is_coded = start[:4] == MAGIC and start[5] == CODED_FRAGMENT
+    is_coded = start[:4] == MAGIC and start[5] in (CODED_FRAGMENT, STREAM_FRAGMENT)
     return CODED_PREFIX_BYTES if is_coded else PREFIX_BYTES
 
 
@@ -183,15 +210,16 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
         size,
         at,
     ) = _PREFIX.unpack_from(data)
-    wanted = CODED_FRAGMENT if len(data) == CODED_PREFIX_BYTES else FRAGMENT
-    is_known = (magic, version, kind) == (MAGIC, VERSION, wanted)
+    is_long = len(data) == CODED_PREFIX_BYTES
+    wanted = (CODED_FRAGMENT, STREAM_FRAGMENT) if is_long else (FRAGMENT,)
+    is_known = (magic, version) == (MAGIC, VERSION) and kind in wanted
     if not is_known or flags not in (0, INHERITED):
         raise PeerError(
             f"no fragment of version {VERSION}: {magic!r}, version {version}, kind {kind}, "
             f"flags {flags:#06x}"
         )
     num_bytes = length - (len(data) - _HEADER_BYTES)
-    codec = coded_bytes = 0
+    codec = coded_bytes = stream_bytes = 0
     if kind == CODED_FRAGMENT:
         coded_bytes = num_bytes
         codec, num_bytes = _CODING.unpack_from(data, PREFIX_BYTES)
@@ -199,6 +227,14 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
             raise PeerError(
                 f"coded fragment (codec {codec}) of {coded_bytes} bytes for {num_bytes}; "
                 "a coded fragment has a codec, and is shorter than what it decodes to"
+            )
+    if kind == STREAM_FRAGMENT:
+        codec, stream_bytes = _CODING.unpack_from(data, PREFIX_BYTES)
+        if codec == RAW_NUMBER or not at + num_bytes <= stream_bytes < size:
+            raise PeerError(
+                f"fragment of {num_bytes} bytes at {at} of a stream (codec {codec}) of "
+                f"{stream_bytes} for a block of {size}; a stream has a codec, and is shorter than "
+                "its block"
             )
     if not 1 <= num_bytes <= FRAGMENT_BYTES_MAX:
         raise PeerError(f"fragment of {num_bytes} bytes; the limits are 1 to {FRAGMENT_BYTES_MAX}")
@@ -219,6 +255,7 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
         bool(flags),
         codec,
         coded_bytes,
+        stream_bytes,
     )
 
 

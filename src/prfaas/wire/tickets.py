@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.manifest import DIGEST_BYTES
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
 from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
@@ -59,6 +60,7 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: Count = 0
     trace: _Trace = ""
     regions: Annotated[list[_Region], msgspec.Meta(max_length=REGIONS_MAX)] = []
+    quality: Quality = Quality.LOSSLESS
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,7 @@ class TicketSigner:
                 bytes_per_s=ticket.bytes_per_s,
                 trace=ticket.trace,
                 regions=sorted(ticket.regions),
+                quality=ticket.quality,
             )
         )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
@@ -199,6 +202,7 @@ class TicketOpener:
             spec.bytes_per_s,
             spec.trace,
             frozenset(spec.regions),
+            spec.quality,
             signer,
             signer_regions,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER
 from prfaas.core.kv.planes import Planes
 
 
@@ -30,7 +31,7 @@ class LinkCodec(StrEnum):
 EXPONENT_WINDOW = "exponent-window-1"
 """Name in the hello of a link; another bit format would have another name."""
 RAW_NUMBER, EXPONENT_WINDOW_NUMBER = 0, 1
-NUMBERS = {EXPONENT_WINDOW: EXPONENT_WINDOW_NUMBER}
+NUMBERS = {EXPONENT_WINDOW: EXPONENT_WINDOW_NUMBER, LOSSY: LOSSY_NUMBER}
 """Number of each codec in a fragment. Never reused."""
 CODABLE = {"bfloat16": EXPONENT_WINDOW}
 """Codec by dtype; all others are sent raw."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from prfaas.core.codec.codecs import RATIO_MIN, RATIOS, LinkCodec, codec_of
 from prfaas.core.codec.gain import GAIN_MIN, CodecSpeed, EndLoad, link_rates
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.planes import Plane
 
 
@@ -102,7 +103,7 @@ class BlockCoding:
             return f"blocks are sent raw, coded ones would go at {link.gain:.2f} of the rate"
         ratios = (link.ratio_of(dtype) for dtype in (self.kv_dtype, self.state_dtype))
         attention, state = (f"{ratio:.2f}:1" for ratio in ratios)
-        return f"attention is coded {attention}, state {state}, {QUALITY}"
+        return f"attention is coded {attention}, state {state}, {Quality.LOSSLESS}"
 
 
 class BlockCoder:

@@ -54,5 +54,5 @@ RATIOS = {
     Quality.FP8: 16 / (BITS_PER_BYTE * (1 + 1 / GROUP_VALUES)),
     Quality.KIVI4: 16 / _KIVI_BITS,
 }
-"""Bytes of a bfloat16 block of attention for a byte on the link; blocks of fewer than 32 tokens gain
-less with `kivi4`."""
+"""Bytes of a bfloat16 block of attention for a byte on the link; blocks of fewer than 32 tokens
+gain less with `kivi4`."""

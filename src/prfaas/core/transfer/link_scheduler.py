@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from prfaas.core.codec.lossy import Form
 from prfaas.core.kv.blocks import BlockName
 from prfaas.units import NS_PER_S
 
@@ -60,6 +61,8 @@ class OutgoingBlock:
         data: Its bytes.
         tenant: Whose transfer it is.
         is_inherited: True if it came here from elsewhere, or was computed from such a block.
+        form: Rounded form in which it goes; None if no bit may be lost.
+        stream: That form, once its first fragment was taken.
         has_arrived: True if it is acknowledged, or not wanted any more.
     """
 
@@ -69,7 +72,14 @@ class OutgoingBlock:
     data: bytes | bytearray | memoryview
     tenant: TenantShare = TenantShare()
     is_inherited: bool = False
+    form: Form | None = None
+    stream: bytes | bytearray | None = None
     has_arrived: bool = False
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that are cut into fragments."""
+        return len(self.data) if self.form is None else self.form.coded_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,18 @@ class Fragment:
 
     @property
     def data(self) -> memoryview:
-        """Its bytes."""
-        return memoryview(self.block.data)[self.offset : self.offset + self.num_bytes]
+        """Its bytes; of a rounded block, which has to have its stream, those of the stream."""
+        block = self.block
+        whole = block.data if block.stream is None else block.stream
+        return memoryview(whole)[self.offset : self.offset + self.num_bytes]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the block that it stands for."""
+        whole, wire = len(self.block.data), self.block.wire_bytes
+        if whole == wire:
+            return self.num_bytes
+        return (self.offset + self.num_bytes) * whole // wire - self.offset * whole // wire
 
 
 @dataclass(eq=False, slots=True)
@@ -148,12 +168,12 @@ class LinkShare:
             lane = self._lanes[block.transfer_id] = _Lane(
                 block.tenant, share=self._least_share(block.tenant)
             )
-            lane.first_bytes = len(block.data)
+            lane.first_bytes = block.wire_bytes
         if not lane.waiting:
             lane.share = max(lane.share, self._least_share(block.tenant))
             self._rejoin(block.tenant)
         lane.blocks[block.name] = block
-        self._put(lane, Fragment(block, 0, len(block.data)), is_first=False)
+        self._put(lane, Fragment(block, 0, block.wire_bytes), is_first=False)
 
     def finish(self, transfer_id: bytes) -> None:
         """Close the queue of a transfer."""
@@ -282,7 +302,7 @@ class LinkShare:
 
     def _charge(self, lane: _Lane, fragment: Fragment, now_ns: int) -> None:
         is_urgent = lane.is_urgent
-        ends = fragment.offset + fragment.num_bytes == len(fragment.block.data)
+        ends = fragment.offset + fragment.num_bytes == fragment.block.wire_bytes
         self._started[is_urgent] = None if ends else fragment.block
         self._urgent_run = self._urgent_run + fragment.num_bytes if is_urgent else 0
         lane.share += fragment.num_bytes

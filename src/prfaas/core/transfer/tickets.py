@@ -11,6 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.codec.quality import Quality
 from prfaas.errors import PeerError
 
 CLOCK_SKEW_NS = 30 * 10**9
@@ -44,6 +45,8 @@ class Refusal(StrEnum):
     """The list of blocks that came with it is not the one it was signed for."""
     UNNAMED = "unnamed"
     """A block came that is not on its list."""
+    QUALITY = "quality"
+    """A block came that was rounded in a way that it does not allow."""
     OVERSIZED = "oversized"
     """More bytes came than it allows."""
     NO_ROOM = "no_room"
@@ -84,6 +87,7 @@ class Ticket:
             others'; 0 is no limit.
         trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
         regions: Regions that the tenant's blocks may be in; none in deployments without regions.
+        quality: Quality class of the blocks: what may be lost of them on the way.
         signer: Name of the gateway that signed it, once that was checked.
         signer_regions: Regions that its certificate lets it sign for.
     """
@@ -100,6 +104,7 @@ class Ticket:
     bytes_per_s: int = 0
     trace: str = ""
     regions: frozenset[str] = frozenset()
+    quality: Quality = Quality.LOSSLESS
     signer: str = field(default="", compare=False)
     signer_regions: frozenset[str] = field(default=frozenset(), compare=False)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import QUALITY, RAW_LINK, CodedLink, Quality
+from prfaas.core.codec.planned import RAW_LINK, CodedLink
+from prfaas.core.codec.quality import Quality
 from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem
@@ -120,7 +121,7 @@ def coding_effect(
         coded: The answer.
     """
     links = tuple(_link_effect(cluster, problem.geometry, mean_long) for cluster in problem.prfaas)
-    return CodingEffect(QUALITY, links, raw, coded)
+    return CodingEffect(Quality.LOSSLESS, links, raw, coded)
 
 
 def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float) -> LinkEffect:

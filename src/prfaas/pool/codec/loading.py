@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW
 from prfaas.core.codec.gain import CodecSpeed
+from prfaas.core.codec.lossy import LOSSY, Form
 from prfaas.core.kv.planes import Plane, Planes
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,16 @@ class Window(Protocol):
         """Restore a part of a block."""
 
 
+class Rounding(Protocol):
+    """`rounding.py`, once it is imported."""
+
+    def round_block(self, form: Form, data: memoryview, rounded: memoryview, /) -> bytearray:
+        """Code a block as a stream, and decode it again."""
+
+    def restore_block(self, stream: memoryview, into: memoryview, /) -> Form:
+        """Decode a stream."""
+
+
 class Kernels:
     """The kernels of this process: absent, being loaded, or ready. Any thread may ask.
 
@@ -60,14 +71,16 @@ class Kernels:
         self._is_stopped = False
         self._has_failed = False
         self.window: Window | None = None
-        """The codec; None until it is ready."""
+        """The exact codec; None until it is ready."""
+        self.rounding: Rounding | None = None
+        """The rounded forms; None until they are ready."""
         self.speed = CodecSpeed()
         """Figures measured on this host, once it is ready."""
 
     @property
     def names(self) -> list[str]:
         """Codecs that this host has or will have; none without numba."""
-        return [EXPONENT_WINDOW] if importlib.util.find_spec("numba") is not None else []
+        return [EXPONENT_WINDOW, LOSSY] if importlib.util.find_spec("numba") is not None else []
 
     def load(self, then: Callable[[], None] = lambda: None) -> None:
         """Begin to load, once a process.
@@ -128,11 +141,13 @@ class Kernels:
             return None
         module: Any = importlib.import_module(f"{self._package}.exponent_window")
         window: Window = module
+        rounding: Any = importlib.import_module(f"{_PACKAGE}.rounding")
+        self.rounding = rounding
         return window
 
     def _compile(self) -> None:
         """Have the kernels compiled by another process, which leaves them on disk."""
-        command = [sys.executable, "-c", f"import {self._package}.kernels"]
+        command = [sys.executable, "-c", f"import {self._package}.kernels, {_PACKAGE}.rounding"]
         with self._lock:
             if self._is_stopped:
                 return
@@ -148,7 +163,9 @@ class Kernels:
 
 def _is_compiled() -> bool:
     """Return True if numba has left code of the kernels beside them; it may be out of date."""
-    return any((Path(__file__).parent / "__pycache__").glob("kernels.decode_window-*.nbc"))
+    kept = Path(__file__).parent / "__pycache__"
+    last = ("kernels.decode_window", "rounding_kernels.decode_state")
+    return all(any(kept.glob(f"{name}-*.nbc")) for name in last)
 
 
 def _speed(window: Window) -> CodecSpeed:

@@ -442,7 +442,7 @@ def encode_state(values: NDArray[np.uint32], into: Bytes) -> int:
     low, high = into[:size], into[size : 2 * size]
     for i in range(size):
         v = values[i]
-        rounded = np.uint32((v + np.uint32(0x7FFF) + ((v >> np.uint32(16)) & np.uint32(1))))
+        rounded = np.uint32(v + np.uint32(0x7FFF) + ((v >> np.uint32(16)) & np.uint32(1)))
         is_nan = np.uint32(v & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         kept = np.uint32(v | np.uint32(0x400000)) if is_nan else rounded
         low[i], high[i] = _u8(kept >> np.uint32(16)), _u8(kept >> np.uint32(24))

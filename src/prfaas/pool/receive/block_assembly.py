@@ -11,9 +11,9 @@ from prfaas.errors import PeerError
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
 BlockBuffer = bytearray | memoryview
-Name = tuple[bytes, bytes, BlockKey, bytes, bool, int]
-"""Transfer, layout, key, digest, whether inherited, and size: fragments that agree in all belong to
-one block."""
+Name = tuple[bytes, bytes, BlockKey, bytes, bool, int, int]
+"""Transfer, layout, key, digest, whether inherited, size of its stream, and size: fragments that
+agree in all belong to one block."""
 
 
 class NoRoomError(Exception):
@@ -42,7 +42,7 @@ class Assembly:
 
     Fragments are written straight into the block. A fragment has one writer at a time, and a block
     is complete only when nobody writes to it any more: nothing changes it after its digest was
-    compared.
+    compared. The stream of a rounded block, which is shorter, is put together at its start.
 
     Args:
         allocate: Memory for a block of this number of bytes, its content does not matter; None if
@@ -114,6 +114,7 @@ class Assembly:
             prefix.digest,
             block.data,
             prefix.is_inherited,
+            prefix.stream_bytes,
         )
 
     def release(self, prefix: FragmentPrefix, writer: Writer) -> None:
@@ -134,7 +135,7 @@ class Assembly:
         A fragment of it may have come again, of a connection that was lost just then.
         """
         named = block.transfer_id, block.layout_id, block.key, block.digest
-        name = *named, block.is_inherited, len(block.data)
+        name = *named, block.is_inherited, block.stream_bytes, len(block.data)
         if name in self._unfinished:
             self._drop(name)
 
@@ -150,7 +151,7 @@ class Assembly:
         buffer = None if is_full else self._allocate(size)
         if buffer is None:
             raise NoRoomError
-        block = _Unfinished(memoryview(buffer), size)
+        block = _Unfinished(memoryview(buffer), name[-2] or size)
         self._unfinished[name] = block
         self._bytes += size
         return block
@@ -162,4 +163,4 @@ class Assembly:
 
 def _name(prefix: FragmentPrefix) -> Name:
     named = prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest
-    return *named, prefix.is_inherited, prefix.block_bytes
+    return *named, prefix.is_inherited, prefix.stream_bytes, prefix.block_bytes

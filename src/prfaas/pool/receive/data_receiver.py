@@ -244,6 +244,11 @@ class DataReceiver:
 
     def _check(self, block: ReceivedBlock, reader: FragmentReader) -> None:
         """On the thread for digests."""
+        try:
+            block = self.decoding.restored(block)
+        except PeerError as refused:
+            self._io.call(reader.fail, refused.with_traceback(None))
+            return
         if block.is_intact:
             self._tell(
                 self._handlers.on_block,

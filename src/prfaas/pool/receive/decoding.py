@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
+from prfaas.core.codec.codecs import NUMBERS, LinkCodec
+from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER
 from prfaas.errors import PeerError
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.units import NS_PER_S
-from prfaas.wire.fragments import FragmentPrefix
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
 
 class Decoding:
@@ -36,11 +38,14 @@ class Decoding:
         self._metrics = metrics
         self._kernels = kernels
         self._seconds = metrics.codec_seconds.labels(direction="received")
-        self._offers: dict[str, tuple[str, Callable[[list[str]], None]]] = {}
-        """By peer, the word of the link whose hello named a codec that is known here, and its
-        `tell`."""
-        self._agreed: dict[str, str] = {}
-        """By peer, the word of the link on which it was told that it may code."""
+        self._offers: dict[str, tuple[str, list[str], Callable[[list[str]], None]]] = {}
+        """By peer, the word of the link whose hello named codecs that are known here, those codecs,
+        and its `tell`."""
+        self._agreed: dict[str, tuple[str, list[str]]] = {}
+        """By peer, the word of the link on which it was told that it may code, and how."""
+        self._may_round: set[str] = set()
+        """Peers that were told so once: a block that is queued for rounding goes on like that over
+        the next link."""
 
     def begin_link(
         self, peer: str, link: str, codecs: Sequence[str], tell: Callable[[list[str]], None]
@@ -54,9 +59,10 @@ class Decoding:
             tell: Called with the codecs that the link may use, at most once, while it stands.
         """
         self.end_link(peer)
-        if not self._is_allowed or EXPONENT_WINDOW not in codecs:
+        known = [codec for codec in codecs if codec in NUMBERS]
+        if not self._is_allowed or not known:
             return
-        self._offers[peer] = link, tell
+        self._offers[peer] = link, known, tell
         if self._kernels.window is not None:
             self.kernels_ready()
 
@@ -67,10 +73,12 @@ class Decoding:
 
     def kernels_ready(self) -> None:
         """Answer the hellos that wait for the kernels."""
-        for peer, (link, tell) in self._offers.items():
-            if self._agreed.get(peer) != link:
-                self._agreed[peer] = link
-                tell([EXPONENT_WINDOW])
+        for peer, (link, codecs, tell) in self._offers.items():
+            if self._agreed.get(peer) != (link, codecs):
+                self._agreed[peer] = link, codecs
+                if LOSSY in codecs:
+                    self._may_round.add(peer)
+                tell(codecs)
 
     # --- on the I/O thread ---
 
@@ -80,7 +88,12 @@ class Decoding:
         Raises:
             PeerError: It is not.
         """
-        if prefix.codec != EXPONENT_WINDOW_NUMBER or self._agreed.get(peer) != link:
+        agreed_link, codecs = self._agreed.get(peer, ("", []))
+        numbers = [NUMBERS[codec] for codec in codecs] if agreed_link == link else []
+        if peer in self._may_round:
+            numbers.append(LOSSY_NUMBER)
+        is_rounded = prefix.stream_bytes > 0
+        if prefix.codec not in numbers or is_rounded != (prefix.codec == LOSSY_NUMBER):
             raise PeerError(
                 f"a fragment has codec {prefix.codec}, which was not agreed on for this link"
             )
@@ -103,6 +116,24 @@ class Decoding:
         began = time.thread_time_ns()
         window.decode(coded, into)
         self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+
+    def restored(self, block: ReceivedBlock) -> ReceivedBlock:
+        """Return a block with its bytes, decoded if it came as a stream. On the thread for digests.
+
+        Raises:
+            PeerError: The stream does not decode to exactly the block.
+        """
+        if not block.stream_bytes:
+            return block
+        rounding = self._kernels.rounding
+        if rounding is None:
+            raise PeerError("a block is rounded before this side has accepted codecs")
+        began = time.thread_time_ns()
+        data = memoryview(block.data)
+        stream = memoryview(bytes(data[: block.stream_bytes]))
+        form = rounding.restore_block(stream, data)
+        self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+        return replace(block, modes=form.modes)
 
     def came(self, peer: str, prefix: FragmentPrefix) -> None:
         """Count a fragment."""

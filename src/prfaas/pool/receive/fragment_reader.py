@@ -175,6 +175,7 @@ class FragmentReader:
     def _begin(self, prefix: FragmentPrefix) -> memoryview:
         if prefix.codec:
             self._receiver.decoding.check(self._receiver.peer, self._receiver.link, prefix)
+        if prefix.coded_bytes:
             return self._nowhere[: prefix.payload_bytes]
         place = self._claim(prefix)
         return self._nowhere[: prefix.num_bytes] if place is None else place
@@ -196,7 +197,7 @@ class FragmentReader:
 
     def _finish(self, prefix: FragmentPrefix) -> None:
         self._receiver.decoding.came(self._receiver.peer, prefix)
-        if prefix.codec:
+        if prefix.coded_bytes:
             self._decode(prefix)
         if self._claimed is None:
             return

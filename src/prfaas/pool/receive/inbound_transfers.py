@@ -240,7 +240,8 @@ class InboundTransfers:
         if name in arrived:
             return True
         grant = self._grants[block.transfer_id]
-        beyond = beyond_ticket(transfer, block, grant.named, self._asked.get(block.transfer_id))
+        asked = self._asked.get(block.transfer_id)
+        beyond = beyond_ticket(transfer, block, grant.named, asked, grant.ticket.quality)
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEnd.REFUSED, beyond.reason.value)

@@ -12,16 +12,23 @@ from prfaas.core.codec.codecs import (
     LinkCodec,
     codec_of,
 )
+from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, Form, form_of
 from prfaas.core.codec.planned import RATIO_WEIGHT
+from prfaas.core.codec.quality import Quality
 from prfaas.core.codec.switch import CodingSwitch
 from prfaas.core.codec.trials import Trials
 from prfaas.core.kv.planes import Planes, part
-from prfaas.core.transfer.link_scheduler import Fragment
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels, Window
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.units import NS_PER_S
-from prfaas.wire.fragments import encode_coded_prefix, encode_prefix
+from prfaas.wire.fragments import (
+    block_digest,
+    encode_coded_prefix,
+    encode_prefix,
+    encode_stream_prefix,
+)
 
 CODED_BYTES_MIN = 4096
 """Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
@@ -54,7 +61,7 @@ class LinkCoding:
         self._kernels = kernels
         self._switch: CodingSwitch | None = None
         self._trials = Trials()
-        self._is_agreed = False
+        self._is_agreed = self._may_round = False
         self._peer, self._moved = peer, metrics.moved
         self._sent_bytes = metrics.link_wire_bytes.labels(peer=peer, direction="sent")
         self._seconds = metrics.codec_seconds.labels(direction="sent")
@@ -72,6 +79,24 @@ class LinkCoding:
     def agree(self, codecs: Iterable[str]) -> None:
         """Take the codecs that the peer decodes on the link that stands now; none at its end."""
         self._is_agreed = EXPONENT_WINDOW in codecs and bool(self.offered)
+        self._may_round = LOSSY in codecs and bool(self.offered)
+
+    def form(self, quality: Quality, layout_id: bytes, group: int, num_bytes: int) -> Form | None:
+        """Return the rounded form in which a block goes now; None if no bit is lost.
+
+        Args:
+            quality: Class of its transfer.
+            layout_id: Its layout.
+            group: Its cache group.
+            num_bytes: Its size.
+        """
+        if not quality.is_lossy or not self._may_round or self._kernels.rounding is None:
+            return None
+        known = self._layouts.group(layout_id, group)
+        if known is None or known.block_bytes != num_bytes:
+            return None
+        form = form_of(known, quality)
+        return form if isinstance(form, Form) else None
 
     @property
     def expansion(self) -> float:
@@ -116,15 +141,39 @@ class LinkCoding:
     def parts(self, fragment: Fragment, scratch: Scratch) -> list[memoryview]:
         """Return what to send of a fragment: its prefix and its bytes, coded if that is worth
         it."""
+        if fragment.block.form is not None:
+            return self._part(fragment, fragment.block.form)
         coded = self._coded(fragment, scratch)
         data = fragment.data if coded is None else coded
-        self._block_bytes += fragment.num_bytes
-        self._wire_bytes += len(data)
-        self._sent_bytes.inc(len(data))
-        self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=len(data))
+        self._count(fragment, len(data))
         if coded is None:
             return [memoryview(encode_prefix(fragment)), data]
         return [memoryview(encode_coded_prefix(fragment, EXPONENT_WINDOW_NUMBER, len(data))), data]
+
+    def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
+        """Return a part of a rounded block, whose stream is made with its first part."""
+        block = fragment.block
+        if block.stream is None:
+            began = time.thread_time_ns()
+            block.digest, block.stream = self._rounded(block, form)
+            self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+        self._count(fragment, fragment.num_bytes)
+        return [memoryview(encode_stream_prefix(fragment, LOSSY_NUMBER)), fragment.data]
+
+    def _rounded(self, block: OutgoingBlock, form: Form) -> tuple[bytes, bytearray]:
+        """Return the digest of a rounded block, and its stream."""
+        rounding = self._kernels.rounding
+        if rounding is None:  # Kernels that are loaded stay so.
+            raise RuntimeError("a block has a rounded form, but there are no kernels")
+        result = memoryview(bytearray(len(block.data)))
+        stream = rounding.round_block(form, memoryview(block.data), result)
+        return block_digest(*block.name, result), stream
+
+    def _count(self, fragment: Fragment, wire_bytes: int) -> None:
+        self._block_bytes += fragment.block_bytes
+        self._wire_bytes += wire_bytes
+        self._sent_bytes.inc(wire_bytes)
+        self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=wire_bytes)
 
     def _coded(self, fragment: Fragment, scratch: Scratch) -> memoryview | None:
         window = self._kernels.window

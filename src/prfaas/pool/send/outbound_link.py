@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
@@ -62,6 +63,7 @@ class _Outgoing:
     named: NamedBlocks
     """The blocks that its ticket allows."""
     tenant: TenantShare
+    quality: Quality = Quality.LOSSLESS
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
     names: set[BlockName] = field(default_factory=set)
@@ -207,6 +209,7 @@ class OutboundLink:
             grant.sealed,
             grant.named,
             TenantShare(ticket.tenant, ticket.weight, ticket.bytes_per_s),
+            ticket.quality,
         )
         if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEnd.LINK_LOST, "link_down")
@@ -230,9 +233,10 @@ class OutboundLink:
         outgoing.names.add(name)
         outgoing.blocks[name] = block
         is_inherited = bool(block.origin.sources)
+        form = self._coding.form(outgoing.quality, layout_id, key.group, len(block.data))
         self._queue.add(
             OutgoingBlock(
-                transfer_id, name, block.digest, block.data, outgoing.tenant, is_inherited
+                transfer_id, name, block.digest, block.data, outgoing.tenant, is_inherited, form
             )
         )
 
@@ -329,7 +333,7 @@ class OutboundLink:
 
     def _taken(self, fragment: Fragment) -> None:
         """Count a fragment that goes out. On the I/O thread."""
-        transfer_id, num_bytes = fragment.block.transfer_id, fragment.num_bytes
+        transfer_id, num_bytes = fragment.block.transfer_id, fragment.block_bytes
         self._link_bytes.inc(num_bytes)
         self._moved.add("sent", self.peer, transfer_id, link_bytes=num_bytes)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.codec.lossy import allows
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
@@ -203,7 +205,11 @@ class TicketChecks:
 
 
 def beyond_ticket(
-    transfer: Transfer, block: ReceivedBlock, named: NamedBlocks, asked: set[BlockKey] | None
+    transfer: Transfer,
+    block: ReceivedBlock,
+    named: NamedBlocks,
+    asked: set[BlockKey] | None,
+    quality: Quality = Quality.LOSSLESS,
 ) -> TicketRefusedError | None:
     """Limit that a block exceeds if its transfer does not cover it."""
     if block.key not in named:
@@ -212,6 +218,11 @@ def beyond_ticket(
         return TicketRefusedError(Refusal.FOREIGN, "a block arrived that was not requested")
     if block.layout_id != transfer.layout_id:
         return TicketRefusedError(Refusal.LAYOUT, "a block of another layout arrived")
+    if not allows(quality, block.modes):
+        how = ", ".join(sorted(mode.name.lower() for mode in block.modes))
+        return TicketRefusedError(
+            Refusal.QUALITY, f"a block came rounded ({how}); it is for {quality} blocks"
+        )
     num_bytes = transfer.num_bytes + len(block.data)
     if num_bytes > transfer.bytes_max:
         return TicketRefusedError(
