@@ -99,7 +99,7 @@ def test_kivi_is_within_half_a_step_of_each_number(data: st.DataObject) -> None:
 
 
 def _is_near(old: Numbers, new: Numbers) -> None:
-    """A group is within half a step, or NaN if it has a number that is not finite or above 2^126."""
+    """A group is within half a step, or NaN for a number that is not finite or above 2^126."""
     if not np.isfinite(old).all() or np.abs(old).max() >= 2.0**126:
         assert np.isnan(new).all()
         return

@@ -32,6 +32,7 @@ from prfaas.core.kv.canonical.copies import Run
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
 from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.kv.planes import Plane, Planes, merged
+from prfaas.engines.canonical.vllm_pages import backend_of, kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError
 from prfaas.engines.canonical.vllm_rows import (
     canonical_layers,
@@ -92,7 +93,14 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
     except CannotConvertError as error:
         layers, blocks = {}, f"of {config.parallel.world_size} ranks: {error}"
     groups = tuple(
-        _group(config, kv_cache_config, group.group_id, group.tokens_per_block, extents, layers)
+        _with_pages(
+            _group(
+                config, kv_cache_config, group.group_id, group.tokens_per_block, extents, layers
+            ),
+            layers.get(group.group_id, ()),
+            layer_specs(kv_cache_config, group.group_id),
+            backend_of(vllm_config),
+        )
         for group in config.groups
     )
     keep_block_size(vllm_config.cache_config, groups)
@@ -179,6 +187,15 @@ def _group(
         window_tokens=window,
         planes=planes,
     )
+
+
+def _with_pages(
+    group: CacheGroup, layers: Sequence[LayerParts], specs: Sequence[Any], backend: str
+) -> CacheGroup:
+    """Add the places of keys and values, if they are known."""
+    repeats = len(layers) // len(specs)
+    every = [spec for spec in specs for _ in range(repeats)]
+    return replace(group, pages=kv_pages(every, layers, backend))
 
 
 def _block_planes(

@@ -9,6 +9,8 @@ import pytest
 
 from prfaas.core.kv.canonical.copies import page_bytes
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, layer_bytes
+from prfaas.core.kv.planes import KvPage
+from prfaas.engines.canonical.vllm_pages import kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError, Division, layer_parts
 from prfaas.errors import ConfigError
 from prfaas.planner.model.hf_config import geometry_from_config
@@ -216,3 +218,27 @@ def test_what_can_not_be_divided_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(CannotConvertError, match=words):
         layer_parts(make(vllm), ranks)
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+def test_keys_and_values_are_told_apart_where_the_backend_is_known(vllm: Vllm, layout: str) -> None:
+    spec = vllm.attention(8, 4, head_size_v=128)
+    layers = [layer_parts(spec, Division(4, 8, layout))] * 3
+    specs = [spec] * 3
+
+    pages = kv_pages(specs, layers, "FLASH_ATTN")
+
+    assert pages == (KvPage(3, 16, 8, 256, 128, is_token_major=layout == "LBNHC"),)
+    assert sum(page.num_bytes for page in pages) == block_bytes(layers)
+    for backend in ("CPU_ATTN", "FLASHINFER", ""):
+        assert not kv_pages(specs, layers, backend)
+
+
+def test_latents_and_fp8_caches_have_no_keys_and_values(vllm: Vllm) -> None:
+    coded = vllm.attention(8, 1, dtype=vllm.torch.float8_e4m3fn)
+    latent = vllm.cache.MLAAttentionSpec(
+        block_size=16, num_kv_heads=1, head_size=576, dtype=vllm.torch.bfloat16
+    )
+    for spec in (coded, latent):
+        layers = [layer_parts(spec, Division(1, 8, "LBHNC"))]
+        assert not kv_pages([spec], layers, "FLASH_ATTN")
