@@ -1,1 +1,2 @@
-"""Lossless codecs of links: which block is coded, what that gains, and when a link codes."""
+"""Codecs of links: which block is coded, what that gains, and when a link codes; quality classes,
+and the rounded forms of blocks."""
