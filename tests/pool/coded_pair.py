@@ -60,7 +60,7 @@ class Pair:
         """Send blocks and see that each arrives bit by bit."""
         await self.send(blocks)
         for key, block in blocks:
-            assert self.arrived(key) == block.data
+            assert self.arrived(key) == bytes(block.data)
 
     async def send(
         self, blocks: list[tuple[BlockKey, StoredBlock]], quality: Quality = Quality.LOSSLESS

@@ -139,7 +139,7 @@ async def test_a_peer_without_codecs_gets_every_bit_of_a_lossy_class(
 
     await found.send([(key, block)], Quality.FP8)
 
-    assert found.arrived(key) == block.data
+    assert found.arrived(key) == bytes(block.data)
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.CORRUPT])

@@ -94,8 +94,8 @@ def test_kivi_is_within_half_a_step_of_each_number(data: st.DataObject) -> None:
                 _is_near(old[some][:, channel], new[some][:, channel])
         for token in range(tokens):
             for channel in range(0, values, KIVI_GROUP):
-                some = np.s_[head, token, keys + channel : keys + min(channel + KIVI_GROUP, values)]
-                _is_near(old[some], new[some])
+                part = np.s_[head, token, keys + channel : keys + min(channel + KIVI_GROUP, values)]
+                _is_near(old[part], new[part])
 
 
 def _is_near(old: Numbers, new: Numbers) -> None:
