@@ -35,6 +35,11 @@ _RATE_BITS = {"bps": 1, "kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10*
 _QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)\s*")
 
 
+def ns(seconds: float) -> int:
+    """Whole nanoseconds of a duration in seconds."""
+    return round(seconds * NS_PER_S)
+
+
 def _parse(text: str, table: dict[str, int], what: str, example: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None or match.group(2) not in table:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from prfaas.errors import ConfigError
 from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.workloads.arrivals import Steps, Swing, draw_arrivals
-from prfaas.sim.workloads.rate_curve import read_rate_curve
+from prfaas.sim.workloads.arrivals import Swing, draw_arrivals
 from prfaas.sim.workloads.scaling import Workload, stretched
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.trace import Trace
+from prfaas.traces.formats.rate_curve import Steps, read_rate_curve
 from prfaas.traces.limits import TraceLimits
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row

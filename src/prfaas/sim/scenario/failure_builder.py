@@ -8,7 +8,7 @@ from prfaas.errors import ConfigError
 from prfaas.market.scenario import RevocationTable
 from prfaas.sim.scenario.scenario_file import FailureTable
 from prfaas.sim.system.setup import ClusterSetup, Failure, FailureKind
-from prfaas.units import NS_PER_S
+from prfaas.units import ns
 
 
 def make_failures(
@@ -80,15 +80,11 @@ def _repeated(table: FailureTable) -> Iterator[Failure]:
     for i in range(table.repeat):
         yield Failure(
             table.kind,
-            _ns(table.at + 2 * i * table.duration),
-            _ns(table.duration),
+            ns(table.at + 2 * i * table.duration),
+            ns(table.duration),
             table.index,
             table.capacity,
             table.cluster,
             table.keep_disk,
-            _ns(table.rebuild),
+            ns(table.rebuild),
         )
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)

@@ -19,7 +19,7 @@ from prfaas.sim.workloads.make import make_workload
 from prfaas.sim.workloads.scaling import Workload
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.toml_tables import read_toml, validated
-from prfaas.units import NS_PER_S
+from prfaas.units import ns
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         setup=setup,
         workload=workload,
         seed=file.seed,
-        start_ns=_ns(file.workload.warmup),
-        end_ns=None if ends_itself else _ns(file.workload.duration),
+        start_ns=ns(file.workload.warmup),
+        end_ns=None if ends_itself else ns(file.workload.duration),
         notes=(*_notes(file.workload), *notes),
     )
 
@@ -112,7 +112,3 @@ def _notes(table: WorkloadTable) -> list[str]:
     if table.arrivals == "sessions":
         return [f"closed loop of sessions from {table.trace}: load follows the answers"]
     return []
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)

@@ -44,7 +44,7 @@ from prfaas.sim.system.setup import (
     SignalSetup,
     SloSetup,
 )
-from prfaas.units import NS_PER_S
+from prfaas.units import ns
 
 
 def make_setup(
@@ -86,7 +86,7 @@ def make_setup(
             {name: Share(*share) for name, share in file.cache.shares.items()},
         ),
         num_hosts=_num_hosts("pd", file.hosts.pd, pd.num_instances),
-        host_link=LinkSetup(file.hosts.bandwidth, _ns(file.hosts.rtt)),
+        host_link=LinkSetup(file.hosts.bandwidth, ns(file.hosts.rtt)),
         blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
         placement=_placement(file.placement),
         signals=_signals(file.signals),
@@ -180,8 +180,8 @@ def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingS
         weights=table.weights,
         bandwidth=table.bandwidth,
         residency=file.residency.among(names),
-        prefill_timeout_ns=_ns(table.prefill_timeout),
-        transfer_timeout_ns=None if table.transfer_timeout is None else _ns(table.transfer_timeout),
+        prefill_timeout_ns=ns(table.prefill_timeout),
+        transfer_timeout_ns=None if table.transfer_timeout is None else ns(table.transfer_timeout),
     )
 
 
@@ -216,7 +216,7 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
             "routing.reroling: failures of PD instances are not simulated together with changes of "
             "their roles; remove one of both"
         )
-    settings = RoleSettings(conversion_ns=_ns(table.conversion)).paced(_ns(table.dwell))
+    settings = RoleSettings(conversion_ns=ns(table.conversion)).paced(ns(table.dwell))
     return RolesSetup(settings, split_plans(problem))
 
 
@@ -234,9 +234,9 @@ def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
         flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
     return LinkSetup(
         bits_per_s=bits_per_s,
-        rtt_ns=_ns(rtt_s),
+        rtt_ns=ns(rtt_s),
         flow_bits_per_s=flow_bits_per_s,
-        dead_after_ns=_ns(table.dead_after),
+        dead_after_ns=ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
         planned_bits_per_s=planned.bits_per_s,
         planned_bytes_ratio=table.planned_bytes_ratio,
@@ -247,23 +247,19 @@ def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
 
 
 def _placement(table: PlacementTable) -> PlacementSetup:
-    copies = CopySettings(table.copy_budget, _ns(table.half_life)) if table.copy_budget else None
+    copies = CopySettings(table.copy_budget, ns(table.half_life)) if table.copy_budget else None
     return PlacementSetup(table.pull, copies, table.second_price)
 
 
 def _signals(table: SignalsTable) -> SignalSetup:
     return SignalSetup(
-        _ns(table.interval),
-        _ns(table.delay),
-        _ns(table.stale_after),
-        _ns(table.loop_interval),
+        ns(table.interval),
+        ns(table.delay),
+        ns(table.stale_after),
+        ns(table.loop_interval),
         layouts=table.layouts,
     )
 
 
 def _slo(table: SloTable) -> SloSetup:
-    return SloSetup(*(None if s is None else _ns(s) for s in (table.ttft, table.tpot)))
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)
+    return SloSetup(*(None if s is None else ns(s) for s in (table.ttft, table.tpot)))

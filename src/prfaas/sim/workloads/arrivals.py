@@ -44,31 +44,6 @@ class Swing:
         return at_s - swing
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """A rate that is constant within windows of equal length; the curve repeats.
-
-    Attributes:
-        rates: Rate in each window, in any unit; not all 0.
-        period_s: Length of the whole curve.
-    """
-
-    rates: tuple[float, ...]
-    period_s: float
-
-    def knots(self, until_s: float) -> FloatArray:
-        """The windows' edges."""
-        edges = np.arange(0, until_s, self.period_s / len(self.rates), dtype=np.float64)
-        return np.append(edges, until_s)
-
-    def integral(self, at_s: FloatArray) -> FloatArray:
-        """Whole periods, and the part of the last one."""
-        shares = np.cumsum((0.0, *self.rates)) / sum(self.rates) * self.period_s
-        edges = np.linspace(0, self.period_s, len(self.rates) + 1)
-        periods, within = np.divmod(at_s, self.period_s)
-        return np.asarray(periods * self.period_s + np.interp(within, edges, shares))
-
-
 def draw_arrivals(
     rng: np.random.Generator,
     rate_per_s: float,

@@ -7,7 +7,6 @@ from pathlib import Path
 from prfaas.errors import ConfigError
 from prfaas.planner.problem import Workload as PlannedWorkload
 from prfaas.sim.workloads.arrivals import RateShape, Swing
-from prfaas.sim.workloads.rate_curve import read_rate_curve
 from prfaas.sim.workloads.scaling import Workload
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.sim.workloads.source import Source
@@ -16,10 +15,11 @@ from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.sim.workloads.trace import Trace
 from prfaas.traces.formats.columns import AZURE, LENGTHS
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
+from prfaas.traces.formats.rate_curve import read_rate_curve
 from prfaas.traces.limits import NUM_PROMPT_TOKENS_MAX
 from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.session_file import read_sessions
-from prfaas.units import NS_PER_S
+from prfaas.units import ns
 
 _SWING_PERIOD_S = 3600.0
 
@@ -60,11 +60,11 @@ def _source(
         case "trace" | "azure":
             form = _azure(path) if table.arrivals == "azure" else None
             rows = read_requests(path, form, block_tokens=block_tokens).rows
-            return Trace(rows, _ns(table.jitter), table.rate_scale, table.requests)
+            return Trace(rows, ns(table.jitter), table.rate_scale, table.requests)
         case "sessions":
             return Sessions(
                 read_sessions(path),
-                _ns(table.duration),
+                ns(table.duration),
                 block_tokens,
                 table.rate,
                 table.users,
@@ -96,7 +96,7 @@ def _synthetic(table: WorkloadTable, directory: Path, planned: PlannedWorkload) 
     assert table.rate is not None  # noqa: S101 (the table was checked)
     return Synthetic(
         rate_per_s=table.rate,
-        duration_ns=_ns(table.duration),
+        duration_ns=ns(table.duration),
         lengths=planned.lengths,
         output_tokens=planned.output_tokens,
         arrival_cv=table.cv if table.arrivals != "poisson" else 1.0,
@@ -109,7 +109,3 @@ def _shape(table: WorkloadTable, directory: Path) -> RateShape:
     if table.curve is None or table.curve_model is None:
         return Swing(table.swing, _SWING_PERIOD_S if table.period is None else table.period)
     return read_rate_curve(directory / table.curve, table.curve_model, table.period)
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * NS_PER_S)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prfaas.errors import ConfigError
-from prfaas.sim.workloads.arrivals import Steps
 from prfaas.traces.checks import in_range
 from prfaas.traces.drops import DroppedError
 from prfaas.traces.formats.columns import cells_of
@@ -13,6 +16,31 @@ from prfaas.traces.lines import read_lines, refuse, text_of
 
 COLUMNS = ["model", "t0_s", "rate_rps", "rate_weighted_client_cv"]
 NUM_WINDOWS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A rate that is constant within windows of equal length; the curve repeats.
+
+    Attributes:
+        rates: Rate in each window, in any unit; not all 0.
+        period_s: Length of the whole curve.
+    """
+
+    rates: tuple[float, ...]
+    period_s: float
+
+    def knots(self, until_s: float) -> NDArray[np.float64]:
+        """The windows' edges."""
+        edges = np.arange(0, until_s, self.period_s / len(self.rates), dtype=np.float64)
+        return np.append(edges, until_s)
+
+    def integral(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Whole periods, and the part of the last one."""
+        shares = np.cumsum((0.0, *self.rates)) / sum(self.rates) * self.period_s
+        edges = np.linspace(0, self.period_s, len(self.rates) + 1)
+        periods, within = np.divmod(at_s, self.period_s)
+        return np.asarray(periods * self.period_s + np.interp(within, edges, shares))
 
 
 def read_rate_curve(path: Path, model: str, period_s: float | None = None) -> Steps:
