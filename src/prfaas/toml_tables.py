@@ -31,6 +31,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no valid TOML: {error}") from None
 
 
+def refuse_unused(table: BaseModel, key: str, uses: Mapping[str, Collection[str]]) -> None:
+    """Refuse keys of a table that have no effect with its value of another key.
+
+    Args:
+        key: The other key.
+        uses: Values of the other key that a key is for; a key that is left out is for all.
+
+    Raises:
+        ValueError: A key was given that is not for this value.
+    """
+    value = getattr(table, key)
+    for name in sorted(table.model_fields_set & uses.keys()):
+        if value not in uses[name]:
+            values = " or ".join(f'"{each}"' for each in uses[name])
+            raise ValueError(
+                f'{name} is for {key} = {values}, not for {key} = "{value}"; leave it out'
+            )
+
+
 def validated(
     model: type[Table],
     tables: dict[str, Any],

@@ -21,6 +21,7 @@ from prfaas.market.scenario import RevocationTable
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.system.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.toml_tables import refuse_unused
 from prfaas.units import NS_PER_S
 
 Count = Annotated[int, Field(ge=0)]
@@ -177,18 +178,11 @@ class SloTable(_Table):
     """Mean time per output token."""
 
 
-_OF_FAILURE = {
-    "index": (
-        FailureKind.PREFILL,
-        FailureKind.PRFAAS,
-        FailureKind.DECODE,
-        FailureKind.POOL,
-        FailureKind.STALL,
-        FailureKind.FREEZE,
-    ),
-    "capacity": (FailureKind.LINK,),
-    "keep_disk": (FailureKind.POOL,),
-    "rebuild": (FailureKind.POOL,),
+_OF_FAILURE: dict[str, list[FailureKind]] = {
+    "index": [kind for kind in FailureKind if kind is not FailureKind.LINK],
+    "capacity": [FailureKind.LINK],
+    "keep_disk": [FailureKind.POOL],
+    "rebuild": [FailureKind.POOL],
 }
 """Kinds of failures that a key is for; all kinds where it is left out."""
 
@@ -220,12 +214,7 @@ class FailureTable(_Table):
 
     @model_validator(mode="after")
     def _applies(self) -> FailureTable:
-        for key in sorted(self.model_fields_set & _OF_FAILURE.keys()):
-            if self.kind not in _OF_FAILURE[key]:
-                kinds = " or ".join(f'"{kind.value}"' for kind in _OF_FAILURE[key])
-                raise ValueError(
-                    f'{key} is for kind = {kinds}, not for kind = "{self.kind.value}"; leave it out'
-                )
+        refuse_unused(self, "kind", _OF_FAILURE)
         return self
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.planner.answer.plan_file import Positive, Seconds
+from prfaas.toml_tables import refuse_unused
 
 _SYNTHETIC = ("poisson", "gamma", "diurnal")
 _RECORDED = ("trace", "azure")
@@ -96,8 +97,5 @@ class WorkloadTable(BaseModel):
             )
         if (self.curve is None) != (self.curve_model is None):
             raise ValueError("curve and curve_model belong together")
-        for key in sorted(self.model_fields_set & _APPLIES.keys()):
-            if self.arrivals not in _APPLIES[key]:
-                kinds = " or ".join(f'"{of}"' for of in _APPLIES[key])
-                raise ValueError(f"{key} is for arrivals = {kinds}, not for {kind}; leave it out")
+        refuse_unused(self, "arrivals", _APPLIES)
         return self
