@@ -42,6 +42,6 @@ def serve(made: Dispatcher, number: int, num_tokens: int, now_ns: int, ttft_ns: 
     found = arrive(made, number, num_tokens, now_ns)
     made.requests.prefilled(number, now_ns + ttft_ns)
     made.requests.prompt_ready(number, now_ns + ttft_ns)
-    made.requests.first_token(number, now_ns + ttft_ns)
+    made.requests.begun(number, now_ns + ttft_ns, is_streamed=True)
     made.requests.end(number, now_ns + ttft_ns)
     return found

@@ -306,7 +306,7 @@ def test_whatever_happens_nothing_is_held_once_all_has_ended(
 
 def decoded(made: Dispatcher, number: int, landed_at_ns: int, begun_at_ns: int) -> None:
     made.requests.prefilled(number, landed_at_ns)
-    made.requests.first_token(number, begun_at_ns)
+    made.requests.begun(number, begun_at_ns, is_streamed=True)
 
 
 def test_a_request_that_is_routed_again_decodes_like_any_other() -> None:

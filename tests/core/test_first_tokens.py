@@ -138,9 +138,10 @@ def test_streams_at_home_count_until_they_end(dispatcher: Dispatcher) -> None:
     now_ns = 20 * PACE.num_min * NS_PER_S
     for number in (50, 51):
         arrive(dispatcher, number, 100, now_ns)
-        dispatcher.requests.prefilled(number, now_ns)
-        dispatcher.requests.first_token(number, now_ns)
-        dispatcher.requests.first_token(number, now_ns)
+    now_ns += NS_PER_S // 10
+    for number in (50, 51):
+        dispatcher.requests.begun(number, now_ns, is_streamed=True)
+        dispatcher.requests.begun(number, now_ns, is_streamed=True)
     asked = Arrival(98, 1000, 0, {})
     assert dispatcher.foresee(asked, now_ns).decision.path is Path.REMOTE
     dispatcher.requests.end(50, now_ns)

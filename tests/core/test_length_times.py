@@ -130,7 +130,7 @@ def one_by_one(made: Dispatcher, home_s: float, away_s: float, rounds: int = 60)
         end_ns = asked_ns + round(took_s * NS_PER_S)
         made.requests.prefilled(2 * number + 1, end_ns)
         made.requests.prompt_ready(2 * number + 1, end_ns)
-        made.requests.first_token(2 * number + 1, end_ns)
+        made.requests.begun(2 * number + 1, end_ns, is_streamed=True)
         made.requests.end(2 * number + 1, end_ns)
         reasons.append(found.decision.reason)
     return reasons

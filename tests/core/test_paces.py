@@ -68,7 +68,6 @@ def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
         routed = made.arrive(Arrival(number, 1000, 0, {}), now_ns)
         assert isinstance(routed, Routed)
         assert routed.prefill == "r0"
-        made.requests.prefill_answered(number, now_ns + 3 * NS_PER_S)
         made.requests.prefilled(number, now_ns + 3 * NS_PER_S)
         made.requests.end(number, now_ns + 4 * NS_PER_S)
     now_ns = 10**6 * NS_PER_S

@@ -137,7 +137,7 @@ class World(ABC):
         self.dispatcher.requests.prompt_ready(number, now_ns)
 
     def first_token(self, number: int, now_ns: int) -> None:
-        self.dispatcher.requests.first_token(number, now_ns)
+        self.driver.begun(number, now_ns, is_streamed=True)
 
     def end(self, number: int, now_ns: int) -> None:
         self.driver.end(number, now_ns)

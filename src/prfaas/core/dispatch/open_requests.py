@@ -282,19 +282,36 @@ class OpenRequests:
         if stage.book.rework(routed.prefill, request_id, now_ns, work_ns):
             entry.expected = None
 
-    def prefill_answered(self, request_id: int, now_ns: int) -> None:
-        """The instance that prefills a request has answered: the rate of its cluster is learnt."""
-        self._times.answered(request_id, now_ns)
-
     def prefilled(self, request_id: int, now_ns: int) -> int | None:
-        """Record the end of a prefill.
+        """The instance that prefills a request has answered: the rate of its cluster is learnt.
 
         Returns:
             The request whose prefill begins now, to be looked up once more (`look_up`); None
             without one.
         """
+        self._times.answered(request_id, now_ns)
         entry = self._entries.get(request_id)
-        if entry is None or not entry.prefilling:
+        return None if entry is None else self._end_prefill(request_id, entry, now_ns)
+
+    def begun(self, request_id: int, now_ns: int, *, is_streamed: bool) -> int | None:
+        """The instance that decodes has begun to answer, with a first token if it streams.
+
+        Returns:
+            As `prefilled`.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        following = self._end_prefill(request_id, entry, now_ns)
+        self.loaded(request_id)
+        if is_streamed:
+            if self.decode_book is None:
+                self.prompt_ready(request_id, now_ns)
+            self._first_token(request_id, entry, now_ns)
+        return following
+
+    def _end_prefill(self, request_id: int, entry: _Open, now_ns: int) -> int | None:
+        if not entry.prefilling:
             return None
         entry.prefilling = False
         name = entry.routed.prefill
@@ -314,17 +331,14 @@ class OpenRequests:
             entry.expected = None
         if self._times.first_tokens is not None:
             self._times.first_tokens.came(request_id, at_ns)
-        self.prefill_answered(request_id, at_ns)
+        self._times.answered(request_id, at_ns)
 
     def loaded(self, request_id: int) -> None:
         """The blocks of a request are where it is decoded: its pool may drop them."""
         self._routes.rooms.give_back(request_id)
 
-    def first_token(self, request_id: int, now_ns: int) -> None:
+    def _first_token(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """A request streams its first token: decode has taken it."""
-        entry = self._entries.get(request_id)
-        if entry is None:
-            return
         self._decode_flow.begun(request_id, now_ns)
         if not entry.streams and entry.routed.decode in self._num_streaming:
             entry.streams = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.request.fleet import Again
 from prfaas.core.resilience.guards import Target
@@ -21,6 +23,8 @@ class DispatcherBooks(ABC):
     """Instances of the PD cluster prefill or decode, and none does both."""
     _broken: set[Target]
     """Instances, and links between two pools, that a breaker keeps from new requests."""
+    _asked: dict[int, Any]
+    """Open requests by number, as their driver has them."""
 
     def set_broken(self, target: Target, now_ns: int, *, broken: bool) -> None:
         """Open or close the breaker of an instance, or of a link."""
@@ -48,9 +52,21 @@ class DispatcherBooks(ABC):
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by pool and by engine, tokens, as of now."""
 
-    @abstractmethod
+    def _route(
+        self, asked: Any, arrival: Arrival, now_ns: int
+    ) -> tuple[Routed | Refused, Considered]:
+        """Decide for a request that its driver has as `asked`; also its possible routes."""
+        considered = self.dispatcher.consider(arrival, now_ns)
+        found = self.dispatcher.decide(arrival, considered, now_ns)
+        if isinstance(found, Routed):
+            self._asked[arrival.request_id] = asked
+        else:
+            self._asked.pop(arrival.request_id, None)
+        return found, considered
+
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes an open request, chosen when first asked for; None without."""
+        return self.dispatcher.requests.choose_decode(number, avoid)
 
     def spared(self, avoid: str) -> str | None:
         """A PD engine that is well and gets no requests but for its breaker; None without one."""
@@ -113,15 +129,15 @@ class DispatcherBooks(ABC):
         """Expected time until a request's prefill leg ends, ns; None is unknown."""
         return self.dispatcher.expected.prefill_left_ns(number, now_ns)
 
-    @abstractmethod
     def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
         """Look up cached prefixes of open requests once more."""
+        for number in numbers:
+            if number in self._asked:
+                self.dispatcher.requests.look_up(number, self.hits(number), now_ns)
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
-        requests = self.dispatcher.requests
-        requests.prefill_answered(number, now_ns)
-        if (following := requests.prefilled(number, now_ns)) is not None:
+        if (following := self.dispatcher.requests.prefilled(number, now_ns)) is not None:
             self._look_up((following,), now_ns)
 
     def handed_over(self, number: int, now_ns: int) -> None:
@@ -132,14 +148,9 @@ class DispatcherBooks(ABC):
     def begun(self, number: int, now_ns: int, *, is_streamed: bool) -> None:
         """The engine that decodes has begun to answer: the blocks of a request are not needed in
         its pool any more."""
-        requests = self.dispatcher.requests
-        if (following := requests.prefilled(number, now_ns)) is not None:
+        following = self.dispatcher.requests.begun(number, now_ns, is_streamed=is_streamed)
+        if following is not None:
             self._look_up((following,), now_ns)
-        requests.loaded(number)
-        if is_streamed:
-            if not self.has_roles:
-                requests.prompt_ready(number, now_ns)
-            requests.first_token(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill of a request was aborted: who decodes it prefills it too."""
@@ -161,6 +172,7 @@ class DispatcherBooks(ABC):
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
+        self._asked.pop(number, None)
         self.dispatcher.requests.end(number, now_ns)
 
     def expected_prefill_ns(self, number: int) -> int | None:

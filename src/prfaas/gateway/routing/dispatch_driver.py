@@ -6,7 +6,7 @@ No sockets and no clock: time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
@@ -72,7 +72,6 @@ class Driver(DispatcherBooks):
         """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
         self._asked: dict[int, Arrival] = {}
-        """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_names = frozenset(home)
@@ -234,13 +233,8 @@ class Driver(DispatcherBooks):
 
     def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | Refused, Considered]:
         """Decide for a request, and return the routes that were considered with the decision."""
-        number, found_now = arrival.request_id, self._looked_up(arrival)
-        considered = self.dispatcher.consider(found_now, now_ns)
-        found = self.dispatcher.decide(found_now, considered, now_ns)
-        if isinstance(found, Routed):
-            self._asked[number] = arrival
-        else:
-            self._asked.pop(number, None)
+        found, considered = self._route(arrival, self._looked_up(arrival), now_ns)
+        if isinstance(found, Refused):
             self.num_late += found.reason is Refusal.PREDICTED_LATE
         if self.split is not None:
             new = found.decision.num_new_tokens
@@ -289,11 +283,6 @@ class Driver(DispatcherBooks):
         is_apart = split is not None and name in split and not split.prefills(name)
         return decode_name(name) if is_apart else name
 
-    def end(self, number: int, now_ns: int) -> None:
-        """A request is over."""
-        self._asked.pop(number, None)
-        super().end(number, now_ns)
-
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
@@ -334,12 +323,6 @@ class Driver(DispatcherBooks):
         up = usable and ends[0].links.get(destination, False)
         up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
-
-    def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
-        """Look up cached prefixes of open requests once more."""
-        for number in numbers:
-            if (arrival := self._asked.get(number)) is not None:
-                self.dispatcher.requests.look_up(number, self.cached(arrival)[0], now_ns)
 
     def _looked_up(self, arrival: Arrival) -> Arrival:
         """A request with what is cached of it now."""

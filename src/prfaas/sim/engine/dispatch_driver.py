@@ -105,12 +105,7 @@ class Front(DispatcherBooks):
 
     def route(self, request: Request, now_ns: int) -> tuple[Routed | Refused, Considered]:
         """Decide for a request that arrives; also its possible routes."""
-        arrival = self._arrival(request)
-        considered = self.dispatcher.consider(arrival, now_ns)
-        found = self.dispatcher.decide(arrival, considered, now_ns)
-        if isinstance(found, Routed):
-            self._asked[request.index] = request
-        return found, considered
+        return self._route(request, self._arrival(request), now_ns)
 
     def _arrival(self, request: Request, avoid: str = "", *, offloadable: bool = True) -> Arrival:
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
@@ -135,20 +130,11 @@ class Front(DispatcherBooks):
         request = self._asked.get(number) if self.caches.any_room else None
         return {} if request is None else self.caches.hits(request)
 
-    def choose_decode(self, number: int, avoid: str = "") -> str | None:
-        """Name of the instance that decodes a request, chosen when first asked for."""
-        return self.dispatcher.requests.choose_decode(number, avoid)
-
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again whose decode instance broke; None without another one."""
         name = super().elsewhere(number, avoid, now_ns)
         # Instances that prefill do not decode here, not even where no other one is left.
         return name if name in self._decodes or not self._decodes else None
-
-    def end(self, number: int, now_ns: int) -> None:
-        """A request is over."""
-        self._asked.pop(number, None)
-        self.dispatcher.requests.end(number, now_ns)
 
     # Instances and links
 
@@ -176,10 +162,10 @@ class Front(DispatcherBooks):
 
     # Reports
 
-    def _look_up(self, indices: Iterable[int], now_ns: int) -> None:
-        """Look up cached prefixes of open requests once more."""
-        for index in indices if self.caches.any_room else ():
-            self.dispatcher.requests.look_up(index, self.hits(index), now_ns)
+    def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
+        """Look up cached prefixes of open requests once more, if there are caches."""
+        if self.caches.any_room:
+            super()._look_up(numbers, now_ns)
 
     def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
         """Report the requests that wait at some instances."""
