@@ -91,17 +91,12 @@ def _link(
     )
 
 
-def _drain(clock: Clock) -> None:
-    while clock.step():
-        pass
-
-
 def test_two_flows_share_a_link() -> None:
     clock, link, landed = _link(8e9)
     sizes = {0: 3_000_000_000, 1: 1_000_000_000}
     for index, size in sizes.items():
         link.add(link.open(Request(index, 0, 1, 1), size), size, last=True)
-    _drain(clock)
+    clock.go()
     # At 1 GB/s: the small one has half the link for 2 s, then the large one has all of it.
     assert landed == {1: 2 * NS_PER_S, 0: 4 * NS_PER_S}
 
@@ -111,7 +106,7 @@ def test_a_flow_gets_no_more_than_loss_lets_it() -> None:
     for index in range(2):
         flow = link.open(Request(index, 0, 1, 1), 10**9)
         link.add(flow, 10**9, last=True)
-    _drain(clock)
+    clock.go()
     assert landed == {0: 4 * NS_PER_S, 1: 4 * NS_PER_S}
 
 
@@ -120,7 +115,7 @@ def test_a_cut_link_holds_its_flows_and_a_slower_one_delays_them() -> None:
     link.add(link.open(Request(0, 0, 1, 1), 4 * 10**9), 4 * 10**9, last=True)
     clock.at(1 * NS_PER_S, lambda _: link.set_rate(0))
     clock.at(5 * NS_PER_S, lambda _: link.set_rate(4e9))
-    _drain(clock)
+    clock.go()
     assert landed == {0: 11 * NS_PER_S}
     assert link.sent_bytes == pytest.approx(4e9)
     assert sum(link.window_bytes.values()) == pytest.approx(4e9)
@@ -140,7 +135,7 @@ def test_mean_sojourn_of_a_processor_sharing_link() -> None:
 
     for index, at in enumerate(at_ns):
         clock.at(round(at), begin, index)
-    _drain(clock)
+    clock.go()
     assert len(landed) == count
     sojourn = np.mean([(landed[i] - at_ns[i]) / NS_PER_S for i in range(count)])
     assert sojourn == pytest.approx(sizes.mean() / 1e9 / (1 - load), rel=0.06)

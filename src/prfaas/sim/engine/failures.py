@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.pool_caches import Pool
 from prfaas.sim.resources.prefill_instance import PrefillInstance
-from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def schedule(simulation: RunParts, failures: tuple[Failure, ...]) -> None:
     """Ask the clock for every failure and recovery. The last one to end restores the link."""
     for failure in failures:
-        simulation.clock.at(failure.at_ns, lambda f: _break(simulation, f), failure)
-        simulation.clock.at(failure.at_ns + failure.for_ns, lambda f: _mend(simulation, f), failure)
+        simulation.clock.at(failure.at_ns, partial(_step, simulation, True), failure)
+        end_ns = failure.at_ns + failure.for_ns
+        simulation.clock.at(end_ns, partial(_step, simulation, False), failure)
 
 
 def in_words(failure: Failure) -> str:
@@ -39,43 +40,28 @@ def in_words(failure: Failure) -> str:
     return f"{what}, {start:,.0f} to {end:,.0f} s"
 
 
-def _break(simulation: RunParts, failure: Failure) -> None:
+def _step(simulation: RunParts, begins: bool, failure: Failure) -> None:
+    """A failure begins, or ends."""
     match failure.kind:
         case FailureKind.LINK:
             for transport in simulation.wans.get(_cluster(simulation, failure), ()):
-                transport.set_capacity(failure.capacity_ratio)
-        case FailureKind.PREFILL | FailureKind.PRFAAS:
-            _fail_prefill(simulation, _prefill_instance(simulation, failure))
-        case FailureKind.DECODE:
-            _fail_decode(simulation, list(simulation.decoders)[failure.index])
+                transport.set_capacity(failure.capacity_ratio if begins else 1.0)
         case FailureKind.POOL:
-            _fail_pool(simulation, failure)
-        case FailureKind.STALL:
-            _prefill_instance(simulation, failure).stall()
-        case FailureKind.FREEZE:
-            name = list(simulation.decoders)[failure.index]
-            simulation.decoders[name].freeze()
-            simulation.lane(name).freeze()
-            after_ns = simulation.setup.signals.frozen_after_ns
-            simulation.clock.after(after_ns, lambda name: _give_up(simulation, name), name)
-
-
-def _mend(simulation: RunParts, failure: Failure) -> None:
-    match failure.kind:
-        case FailureKind.LINK:
-            for transport in simulation.wans.get(_cluster(simulation, failure), ()):
-                transport.set_capacity(1.0)
+            _set_pool(simulation, failure, up=not begins)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
-            _mend_prefill(simulation, _prefill_instance(simulation, failure))
+            instance = _prefill_instance(simulation, failure)
+            (_fail_prefill if begins else _recover)(simulation, instance)
+        case FailureKind.STALL:
+            instance = _prefill_instance(simulation, failure)
+            (instance.stall if begins else instance.resume)()
         case FailureKind.DECODE | FailureKind.FREEZE:
             name = list(simulation.decoders)[failure.index]
-            simulation.decoders[name].recover()
-            simulation.lane(name).recover()
-            simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
-        case FailureKind.POOL:
-            _mend_pool(simulation, failure)
-        case FailureKind.STALL:
-            _prefill_instance(simulation, failure).resume()
+            if not begins:
+                _recover(simulation, simulation.decoders[name], simulation.lane(name))
+            elif failure.kind is FailureKind.DECODE:
+                _fail_decode(simulation, name)
+            else:
+                _freeze(simulation, name)
 
 
 def _cluster(simulation: RunParts, failure: Failure) -> str:
@@ -83,38 +69,26 @@ def _cluster(simulation: RunParts, failure: Failure) -> str:
     return failure.cluster or next(iter(simulation.wans), "")
 
 
-def _pool(simulation: RunParts, failure: Failure) -> str:
-    """The pool of a failure."""
-    return simulation.setup.pools_of[_cluster(simulation, failure)][failure.index]
+def _set_pool(simulation: RunParts, failure: Failure, *, up: bool) -> None:
+    """A pool node dies, or is back.
 
-
-def _transports(simulation: RunParts, pool: str) -> list[Transport]:
-    """The links of a pool."""
-    return [each for ends, each in simulation.transports.items() if pool in ends]
-
-
-def _fail_pool(simulation: RunParts, failure: Failure) -> None:
-    """A pool node dies: its cache is lost, its connections close, the gateway knows at once.
-
-    Engines go on without it. What it had kept of unfinished transfers is lost with it.
+    Its cache is lost, its connections close, the gateway knows at once. Engines go on without it.
+    What it had kept of unfinished transfers is lost with it. When it stores again, what it holds
+    counts as nothing until the gateway has a snapshot.
     """
-    pool = _pool(simulation, failure)
-    simulation.front.caches.pools[pool].fail(keeps_disk=failure.keeps_disk)
-    for run in simulation.open.values():
-        if run.request.kept_in == pool:
-            run.request.kept_tokens = 0
-    for transport in _transports(simulation, pool):
-        transport.set_pool(up=False)
-
-
-def _mend_pool(simulation: RunParts, failure: Failure) -> None:
-    """It stores again; what it holds counts as nothing until the gateway has a snapshot."""
-    name = _pool(simulation, failure)
+    name = simulation.setup.pools_of[_cluster(simulation, failure)][failure.index]
     pool = simulation.front.caches.pools[name]
-    pool.is_up = True
-    for transport in _transports(simulation, name):
-        transport.set_pool(up=True)
-    simulation.clock.after(failure.rebuild_ns, _know, pool)
+    pool.is_up = up
+    if not up:
+        pool.fail(keeps_disk=failure.keeps_disk)
+        for run in simulation.open.values():
+            if run.request.kept_in == name:
+                run.request.kept_tokens = 0
+    for ends, transport in simulation.transports.items():
+        if name in ends:
+            transport.set_pool(up=up)
+    if up:
+        simulation.clock.after(failure.rebuild_ns, _know, pool)
 
 
 def _know(pool: Pool) -> None:
@@ -128,6 +102,13 @@ def _prefill_instance(simulation: RunParts, failure: Failure) -> PrefillInstance
     return simulation.remotes[front.prfaas_names[cluster][failure.index]]
 
 
+def _recover(simulation: RunParts, *instances: PrefillInstance | DecodeInstance) -> None:
+    """An instance works again, with an empty queue."""
+    for instance in instances:
+        instance.recover()
+    simulation.front.set_ready(instances[0].name, ready=True, now_ns=simulation.clock.now_ns)
+
+
 def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     """A prefill instance stops, and its connections close: the gateway hears of it from those, else
     from the next request, or the next health check."""
@@ -138,12 +119,6 @@ def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
             simulation.open[job.request.index].prefill_failed(may_have_died=True)
 
 
-def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
-    """It works again, with an empty queue."""
-    instance.recover()
-    simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
-
-
 def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> None:
     """A decode instance stops, and its connections close."""
     _check_soon(simulation, simulation.decoders[name])
@@ -151,6 +126,14 @@ def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> No
     simulation.lane(name).fail()
     for run in [run for run in simulation.open.values() if run.decoder == name]:
         run.broke(had_request=is_dead)
+
+
+def _freeze(simulation: RunParts, name: str) -> None:
+    """A decode instance stops, and its connections stay open."""
+    simulation.decoders[name].freeze()
+    simulation.lane(name).freeze()
+    after_ns = simulation.setup.signals.frozen_after_ns
+    simulation.clock.after(after_ns, partial(_give_up, simulation), name)
 
 
 def _give_up(simulation: RunParts, name: str) -> None:

@@ -8,8 +8,8 @@ waits for blocks that are in transit, and computes what does not come.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Protocol
 
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request import actions
@@ -57,7 +57,7 @@ _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
 
 
-class RunParts(Protocol):
+class RunParts(ABC):
     """A run in progress: its parts, as used by requests, signals, loops and failures.
 
     Attributes:
@@ -86,23 +86,25 @@ class RunParts(Protocol):
     decoders: dict[str, DecodeInstance]
 
     @property
+    @abstractmethod
     def busy(self) -> bool:
         """Return True while requests are under way or yet to come."""
 
-    def prefill_instance(self, name: str) -> PrefillInstance:
-        """An instance that prefills."""
-
+    @abstractmethod
     def lane(self, name: str) -> PrefillInstance:
         """Prefill on a decode instance."""
 
-    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
-        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
-
-    def kv_bytes_at_end(self, request: Request) -> int:
-        """KV bytes of a request with all its output."""
-
+    @abstractmethod
     def ended(self, run: RequestRun) -> None:
         """A request is over."""
+
+    def prefill_instance(self, name: str) -> PrefillInstance:
+        """An instance that prefills."""
+        return self.locals.get(name) or self.remotes[name]
+
+    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
+        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
+        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
 
 
 class RequestRun(Executor):
@@ -349,7 +351,8 @@ class RequestRun(Executor):
         if not decoder.up:
             self.broke(had_request=False)
             return
-        if not decoder.fits(parts.kv_bytes_at_end(self.request)):
+        num_tokens_at_end = self.request.num_prompt_tokens + self.request.num_output_tokens
+        if not decoder.fits(parts.setup.costs.kv_bytes(num_tokens_at_end)):
             parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
             self._report(Stopped(Outcome.FAILED))
             return

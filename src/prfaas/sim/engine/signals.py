@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.records import Record
 from prfaas.sim.engine.oracle_check import News
-from prfaas.sim.resources.shared_link import SharedLink
 
 if TYPE_CHECKING:
     from prfaas.sim.engine.replication import Copier
@@ -16,26 +14,12 @@ if TYPE_CHECKING:
 
 
 class Observation(Record, frozen=True):
-    """Observation at one time: waiting requests at every instance, and the link."""
+    """Observation at one time: waiting requests at every instance, and the links in use."""
 
     at_ns: int
     num_waiting: list[tuple[str, int]]
-    links: list[tuple[str, str, LinkReport]]
+    links: list[tuple[tuple[str, str], LinkReport]]
     """Pools at both ends of each direction, and what it was seen to do."""
-
-
-class _Watch:
-    """One direction of a link, as its pool node sees it: it reports while transfers are open."""
-
-    def __init__(self, ends: tuple[str, str], link: SharedLink) -> None:
-        self._ends, self._link, self._was_open = ends, link, False
-
-    def look(self, now_ns: int) -> Iterator[tuple[str, str, LinkReport]]:
-        """Its counters, with both of its pools."""
-        is_open = self._link.num_open > 0
-        if is_open or self._was_open:
-            yield *self._ends, self._link.report(now_ns)
-        self._was_open = is_open
 
 
 class Telemetry:
@@ -44,9 +28,8 @@ class Telemetry:
     def __init__(self, simulation: RunParts, copier: Copier | None) -> None:
         self._sim, self._copier = simulation, copier
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
-        self._watches = [
-            _Watch(ends, transport.link) for ends, transport in simulation.transports.items()
-        ]
+        self._open: set[tuple[str, str]] = set()
+        """Links with open transfers at the last observation."""
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""
@@ -55,38 +38,39 @@ class Telemetry:
         clock.after(signals.loop_interval_ns, self._move)
 
     def _observe(self, _argument: None) -> None:
-        sim = self._sim
+        sim, signals = self._sim, self._sim.setup.signals
         if not sim.busy:
             return
         sim.guards.refresh(sim.clock.now_ns)
-        signals = sim.setup.signals
         sim.clock.after(signals.delay_ns, self._deliver, self._look())
         sim.clock.after(signals.interval_ns, self._observe)
 
     def _look(self) -> Observation:
-        now = self._sim.clock.now_ns
-        return Observation(
-            now,
-            [
-                (instance.name, instance.num_waiting)
-                for instance in self._instances
-                if instance.answers
-            ],
-            [report for watch in self._watches for report in watch.look(now)],
-        )
+        now_ns, were_open, reports = self._sim.clock.now_ns, self._open, []
+        num_waiting = [(each.name, each.num_waiting) for each in self._instances if each.answers]
+        for ends, transport in self._sim.transports.items():
+            link = transport.link
+            # A pool node reports while transfers are open, and once more after them.
+            if link.num_open:
+                were_open.add(ends)
+                reports.append((ends, link.report(now_ns)))
+            elif ends in were_open:
+                were_open.remove(ends)
+                reports.append((ends, link.report(now_ns)))
+        return Observation(now_ns, num_waiting, reports)
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
         front.report_loads(seen.at_ns, seen.num_waiting)
-        for source, destination, report in seen.links:
-            front.dispatcher.report_link(source, destination, report)
+        for ends, report in seen.links:
+            front.dispatcher.report_link(*ends, report)
 
     def _move(self, _argument: None) -> None:
-        sim, now = self._sim, self._sim.clock.now_ns
+        sim, now_ns = self._sim, self._sim.clock.now_ns
         if not sim.busy:
             return
-        sim.front.dispatcher.tick(now)
+        sim.front.dispatcher.tick(now_ns)
         if self._copier is not None:
             self._copier.tick()
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

@@ -27,7 +27,7 @@ from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.oracle_check import News
 from prfaas.sim.engine.reactions import Reactions
 from prfaas.sim.engine.replication import Copier
-from prfaas.sim.engine.request_run import RequestRun
+from prfaas.sim.engine.request_run import RequestRun, RunParts
 from prfaas.sim.engine.role_changes import Roles
 from prfaas.sim.engine.signals import Telemetry
 from prfaas.sim.engine.suspects import Suspects
@@ -48,7 +48,7 @@ Chunks = Callable[[int], list[tuple[int, int]]]
 """Chunks of a prefill by its new tokens, as in `Job`."""
 
 
-class Simulation:
+class Simulation(RunParts):
     """A system and its requests.
 
     Args:
@@ -154,10 +154,6 @@ class Simulation:
         output = request.num_output_tokens // 2
         return self.setup.costs.kv_bytes(request.num_prompt_tokens + output)
 
-    def kv_bytes_at_end(self, request: Request) -> int:
-        """KV bytes of a request with all its output."""
-        return self.setup.costs.kv_bytes(request.num_prompt_tokens + request.num_output_tokens)
-
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
         self._arrivals.start()
@@ -205,14 +201,6 @@ class Simulation:
         return RequestRun(self, request, routed)
 
     # Prefill
-
-    def prefill_instance(self, name: str) -> PrefillInstance:
-        """An instance that prefills."""
-        return self.locals.get(name) or self.remotes[name]
-
-    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
-        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
-        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
 
     def _prefill_started(self, pool: str, name: str, shipped: Chunks, job: Job) -> None:
         transport = job.transport

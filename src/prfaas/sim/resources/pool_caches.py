@@ -10,9 +10,7 @@ from prfaas.records import Record
 from prfaas.sim.resources.device_caches import Devices
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
-from prfaas.units import NS_PER_S
-
-BITS_PER_BYTE = 8
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 
 class Hit(Record, frozen=True):

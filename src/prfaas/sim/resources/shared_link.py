@@ -16,10 +16,10 @@ from heapq import heappop, heappush
 from math import isfinite
 
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.transfer.link_goodput import BITS_PER_BYTE, LinkGoodput
+from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 _EPSILON_BYTES = 1e-3
 
@@ -185,14 +185,11 @@ class SharedLink:
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
-        self._advance()
-        self._activate(0)
         self.bits_per_s = bits_per_s
-        self._share()
-        self._plan_next()
+        self.share_again()
 
     def share_again(self) -> None:
-        """Flows of other links that share the capacity began or ended."""
+        """Flows of other links that share the capacity began or ended, or the capacity changed."""
         self._advance()
         self._activate(0)
         self._share()

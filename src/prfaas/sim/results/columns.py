@@ -21,7 +21,7 @@ def column(requests: Sequence[Request], name: str) -> IntArray:
     return np.fromiter(map(attrgetter(name), requests), np.int64, len(requests))
 
 
-class Columns:
+class Columns(dict[str, IntArray]):
     """Attributes of requests by name; each is read once.
 
     Args:
@@ -29,13 +29,12 @@ class Columns:
     """
 
     def __init__(self, read: Callable[[str], IntArray]) -> None:
+        super().__init__()
         self._read = read
-        self._found: dict[str, IntArray] = {}
 
-    def __getitem__(self, name: str) -> IntArray:
-        if name not in self._found:
-            self._found[name] = self._read(name)
-        return self._found[name]
+    def __missing__(self, name: str) -> IntArray:
+        found = self[name] = self._read(name)
+        return found
 
     def chosen(self, which: NDArray[np.bool_]) -> Columns:
         """The same of some of the requests."""

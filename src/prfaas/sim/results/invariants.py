@@ -41,7 +41,7 @@ def check(simulation: Simulation, columns: Columns | None = None) -> None:
     Raises:
         BrokenInvariantError: One line for everything that does not hold.
     """
-    columns = columns or columns_of(simulation.requests)
+    columns = columns_of(simulation.requests) if columns is None else columns
     broken = [
         *_conservation(simulation, columns),
         *_roles(simulation),

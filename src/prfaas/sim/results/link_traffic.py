@@ -9,8 +9,7 @@ from itertools import permutations
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.resources.shared_link import Purpose, SharedLink
 from prfaas.sim.resources.transport import Transport
-
-_BYTES_PER_TB = 1e12
+from prfaas.units import BYTES_PER_TB
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ def traffic_of(sim: Simulation) -> list[Traffic]:
     """The traffic of every network."""
     found = []
     for name, transports in networks(sim).items():
-        price = transports[0].setup.price_per_tb / _BYTES_PER_TB
+        price = transports[0].setup.price_per_tb / BYTES_PER_TB
         sent = dict.fromkeys((purpose.value for purpose in Purpose), 0.0)
         for transport in transports:
             for purpose, count in transport.link.sent_by_purpose().items():

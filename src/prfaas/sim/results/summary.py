@@ -24,10 +24,8 @@ from prfaas.sim.results.percentiles import spread
 from prfaas.sim.results.tenant_figures import by_tenant, jain_index
 from prfaas.sim.results.ttft_breakdown import by_percentile, means, parts_of
 from prfaas.sim.system.request import UNSET
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_MS, NS_PER_S
 
-BITS_PER_BYTE = 8
-_NS_PER_MS = 1e6
 _S_PER_H = 3600
 
 
@@ -123,7 +121,7 @@ def summarise(
         end_ns: Its end; arrivals in [start, end) count.
         columns: Of its requests, if they were read already.
     """
-    columns = columns or columns_of(sim.requests)
+    columns = columns_of(sim.requests) if columns is None else columns
     first, came = columns["first_token_at_ns"], columns["arrived_at_ns"]
     in_window = (came >= start_ns) & (came < end_ns)
     is_done = in_window & have_finished(sim.requests)
@@ -147,9 +145,9 @@ def summarise(
         goodput=good / window_s,
         slo_attainment=good / len(arrived) if arrived else 0.0,
         output_token_throughput=int(done["num_output_tokens"].sum()) / window_s,
-        time_to_first_token=spread(finished.ttft_ns / _NS_PER_MS),
-        inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / _NS_PER_MS),
-        request_latency=spread(finished.latency_ns / _NS_PER_MS),
+        time_to_first_token=spread(finished.ttft_ns / NS_PER_MS),
+        inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / NS_PER_MS),
+        request_latency=spread(finished.latency_ns / NS_PER_MS),
         input_sequence_length=spread(done["num_prompt_tokens"]),
         output_sequence_length=spread(done["num_output_tokens"]),
         ttft_parts=means(parts),
@@ -201,8 +199,8 @@ def digest(sim: Simulation) -> str:
 def _queues(sim: Simulation) -> dict[str, dict[str, float]]:
     samples = sim.series.samples
     return {
-        "pd_prefill_ms": spread([s.local_wait_ns / _NS_PER_MS for s in samples]),
-        "prfaas_prefill_ms": spread([s.remote_wait_ns / _NS_PER_MS for s in samples]),
+        "pd_prefill_ms": spread([s.local_wait_ns / NS_PER_MS for s in samples]),
+        "prfaas_prefill_ms": spread([s.remote_wait_ns / NS_PER_MS for s in samples]),
         "link_bytes": spread([s.link_backlog_bytes for s in samples]),
         "decode_requests": spread([s.num_decode_waiting for s in samples]),
     }

@@ -15,6 +15,7 @@ import numpy as np
 
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.results.columns import Columns
+from prfaas.units import NS_PER_MS
 
 PARTS = ("lost_attempts", "queue", "prefill", "transfer", "decode_admission")
 _INSTANTS = (
@@ -27,14 +28,13 @@ _INSTANTS = (
 )
 BUCKETS = ((0, 50), (50, 90), (90, 99), (99, 100))
 """Ranges of percentiles of TTFT."""
-_NS_PER_MS = 1e6
 
 
 def parts_of(done: Columns) -> FloatArray:
     """Parts of each finished request, ms: one row a request, one column a part."""
     instants = np.stack([done[name] for name in _INSTANTS], axis=1)
     whole = instants[:, -1] >= instants[:, -2]
-    return np.diff(instants[whole], axis=1) / _NS_PER_MS
+    return np.diff(instants[whole], axis=1) / NS_PER_MS
 
 
 def means(parts: FloatArray) -> dict[str, float]:

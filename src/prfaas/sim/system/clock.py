@@ -49,14 +49,6 @@ class Clock:
         self._num_asked += 1
         heappush(self._heap, (self.now_ns + delay_ns, self._num_asked, action, argument))
 
-    def step(self) -> bool:
-        """Process the next event; False if there is none."""
-        if not self._heap:
-            return False
-        self.now_ns, _, action, argument = heappop(self._heap)
-        action(argument)
-        return True
-
     def go(self, stop_at_ns: int | None = None) -> None:
         """Process events until `stop` is called, or up to a time."""
         heap, pop = self._heap, heappop
@@ -72,5 +64,6 @@ class Clock:
     def run(self, until_ns: int) -> None:
         """Process events up to a time, and stop."""
         while self._heap and self._heap[0][0] <= until_ns:
-            self.step()
+            self.now_ns, _, action, argument = heappop(self._heap)
+            action(argument)
         self.now_ns = max(self.now_ns, until_ns)
