@@ -26,12 +26,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.membership.machine import Membership
 from prfaas.core.membership.members import Kind, Listed, Member, Site, State
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.tokenization.without_torch import keep_torch_out
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame

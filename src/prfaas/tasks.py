@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,31 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+class Backoff:
+    """Pauses before new attempts, each twice as long as the last.
+
+    Jitter spreads the processes that lost something at the same moment.
+
+    Args:
+        least_s: The first pause, seconds.
+        most_s: The longest one.
+    """
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self.next_s = least_s
+        """The next pause, without jitter."""
+
+    def reset(self) -> None:
+        """An attempt succeeded: the next pause is the first one again."""
+        self.next_s = self._least_s
+
+    async def pause(self) -> None:
+        """Wait before the next attempt."""
+        await asyncio.sleep(self.next_s * random.uniform(0.5, 1.0))  # noqa: S311
+        self.next_s = min(2 * self.next_s, self._most_s)
 
 
 @asynccontextmanager

@@ -14,12 +14,12 @@ import aiohttp
 import openai
 import pytest
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import salt_of
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.gateway.tenancy.cache_salt import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 from tests.plans import plan_file

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from prfaas.config.addresses import Endpoints
 from prfaas.gateway.app import Gateway, serve
-from prfaas.gateway.engines.endpoints import Endpoints
 
 from .conftest import World, deployment_for, running, until
 from .prompts import LONG

@@ -327,4 +327,4 @@ async def test_who_breaks_every_connection_is_asked_less_and_less(tmp_path: Path
             await site.reaches(EXACT, 0)
             engine.send_frames([b"garbage"])
             await until(lambda num=number: site.faults[Fault.LOST] == num)  # type: ignore[misc]
-        await until(lambda: site.client().backoff_s >= 0.032)
+        await until(lambda: site.client().backoff.next_s >= 0.032)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Kind, Listed, Member, Reason, State
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.engines.engine import Engine
 from prfaas.membership.deployment_file import DeploymentFile, gateway_view
 from prfaas.wire.identity import make_identity

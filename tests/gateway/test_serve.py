@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import serve
-from prfaas.gateway.engines.endpoints import Endpoints
 
 from .conftest import deployment_for
 

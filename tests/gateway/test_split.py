@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from prfaas.audit.changes import Entry, Loop
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.control.roles import Roles
@@ -21,7 +22,6 @@ from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver

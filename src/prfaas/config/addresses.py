@@ -1,6 +1,9 @@
-"""Addresses as operators write them: HOST:PORT."""
+"""Addresses as operators write them, HOST:PORT, and those of the parts of a deployment."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 PORT_MAX = 65535
 
@@ -27,3 +30,16 @@ def join_address(address: tuple[str, int]) -> str:
     """`HOST:PORT`, with brackets around a host that has colons itself."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Addresses of everything a gateway talks to, once all have their ports.
+
+    Attributes:
+        engines: Base URL by engine name, without a trailing slash: "http://127.0.0.1:8100".
+        pools: Host and port of the TLS listener by pool name.
+    """
+
+    engines: Mapping[str, str]
+    pools: Mapping[str, tuple[str, int]]

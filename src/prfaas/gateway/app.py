@@ -13,7 +13,7 @@ from prfaas.audit.changes import Entry
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
-from prfaas.config.addresses import join_address, split_address
+from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
@@ -35,7 +35,6 @@ from prfaas.gateway.api.operator_api import ControlApi
 from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import Connections, connections_max, raise_descriptor_limit
@@ -213,7 +212,7 @@ class Gateway:
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
         )
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        fetcher = Fetcher(tickets, self.pools.pull)
+        fetcher = Fetcher(tickets, self.pools.send)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         self._meter = self._metered(deployment)
         self.pulse = Pulse(self.driver, self.guards, self.journal, (*self.loops.all, self._meter))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from prfaas.config.membership import KubernetesTable
 from prfaas.errors import ConfigError, PeerError
 from prfaas.membership.endpoint_slices import EndpointSlice, SliceMembers, read_slice
 from prfaas.membership.port import OnList
+from prfaas.tasks import Backoff
 
 PAGE_ITEMS = 500
 PAGES_MAX = 64
@@ -81,7 +81,7 @@ class Kubernetes:
     async def follow(self, on_list: OnList) -> None:
         """See `Source`."""
         clock, timing = asyncio.get_running_loop().time, self._timing
-        backoff_s = timing.backoff_s
+        backoff = Backoff(timing.backoff_s, timing.backoff_max_s)
         while True:
             began_at_s = clock()
             try:
@@ -101,10 +101,8 @@ class Kubernetes:
             except (PeerError, ConfigError, msgspec.MsgspecError, ValueError) as error:
                 self.fault, self._version = str(error), ""
             if clock() - began_at_s > timing.backoff_max_s:
-                backoff_s = timing.backoff_s
-            # Jitter spreads the gateways of a site.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-            backoff_s = min(2 * backoff_s, timing.backoff_max_s)
+                backoff.reset()
+            await backoff.pause()
 
     async def _list(self, http: aiohttp.ClientSession) -> None:
         slices: dict[str, EndpointSlice] = {}

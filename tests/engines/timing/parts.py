@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import Host, HostSettings
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.lab.faults import FaultProxy
 from prfaas.pool.node.settings import PoolSettings

@@ -16,7 +16,7 @@ from prfaas.gateway.openai.fields import (
     allowed,
     fields_with,
 )
-from prfaas.gateway.openai.requests import Api, request_from
+from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.conftest import World, running
 
@@ -40,7 +40,7 @@ def test_what_steers_an_engine_is_refused_by_name(name: str, api: Api) -> None:
     if api is Api.CHAT:
         prompt = {"messages": [{"role": "user", "content": "x"}]}
     with pytest.raises(RequestError, match=name) as caught:
-        request_from(prompt | {name: STEERING[name]}, api, "tiny", 300)
+        parse_request(prompt | {name: STEERING[name]}, api, "tiny", 300)
     assert (caught.value.status, caught.value.param) == (400, name)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from prfaas.config.addresses import Endpoints
 from prfaas.core.resilience.quarantine import Quarantine
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.times import Times
 from prfaas.units import NS_PER_S
 from tests.gateway.conftest import World, deployment_for, until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.gateway.openai.requests import Api, request_from
+from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.rehearsal import is_plain
 from prfaas.gateway.times import Times
 from tests.gateway.conftest import World
@@ -151,4 +151,4 @@ async def test_an_engine_that_does_not_answer_a_rehearsal_is_asked_again_after_t
 )
 def test_plain_requests_need_no_rehearsal(fields: dict[str, Any], plain: bool) -> None:
     body = {"prompt": "x", **fields}
-    assert is_plain(request_from(body, Api.COMPLETIONS, "tiny", 300)) is plain
+    assert is_plain(parse_request(body, Api.COMPLETIONS, "tiny", 300)) is plain

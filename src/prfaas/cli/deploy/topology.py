@@ -16,7 +16,7 @@ from pathlib import Path
 from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.host.free_ports import free_ports
 from prfaas.cli.host.processes import STOP_S, Part
-from prfaas.config.addresses import join_address, split_address
+from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
@@ -28,7 +28,6 @@ from prfaas.engines.launch import (
     timing_command,
 )
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.units import NS_PER_S
 from prfaas.wire.certificates import faults
 from prfaas.wire.identity import identity_in, make_authority, make_identity

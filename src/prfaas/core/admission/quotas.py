@@ -17,6 +17,13 @@ from prfaas.units import NS_PER_S
 MINUTE_NS = 60 * NS_PER_S
 RETRY_IN_FLIGHT_NS = NS_PER_S
 """`Retry-After` above the limit of concurrent requests: the end of others is unknown."""
+TOKENISED_PER_TOKEN = 16
+"""Tokens that are only tokenised and count as one that is computed."""
+
+
+def tokenising_cost(num_tokens: int) -> int:
+    """Tokens that tokenising is charged as, rounded up, whatever becomes of the text."""
+    return -(-num_tokens // TOKENISED_PER_TOKEN)
 
 
 class Limit(StrEnum):

@@ -5,7 +5,6 @@ Asking changes nothing: no request is booked, nothing is sent. The prompt is nev
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -62,8 +61,9 @@ class KvLookup:
         tenant = self._tenant(request.query.get("tenant"))
         api = Api.CHAT if "messages" in body else Api.COMPLETIONS
         model = self.live.deployment.model.name
-        data = json.dumps({"model": model} | body).encode()
-        client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
+        client = parse_request(
+            {"model": model} | body, api, model, self.vocab_size, rules=tenant.rules
+        )
         tokenised = await self.planner.tokenise(client, tenant, is_charged=False)
         return json_response(self._found(self.planner.arrival(client, tenant, tokenised)))
 

@@ -12,7 +12,7 @@ from prfaas.gateway.api.entrance import Door
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
-from prfaas.gateway.openai.requests import Api, check_model, parse_object, request_from, token_ids
+from prfaas.gateway.openai.requests import Api, check_model, parse_object, parse_request, token_ids
 from prfaas.gateway.openai.validation import bad, shown
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenant
@@ -49,7 +49,7 @@ class TokenApi:
             raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
         vocab_size, rules = self.prompts.vocab_size, tenant.rules
         adapters = self.live.engines.adapters()
-        client = request_from(
+        client = parse_request(
             body, api, self.live.deployment.model.name, vocab_size, rules=rules, adapters=adapters
         )
         if not client.is_exact:

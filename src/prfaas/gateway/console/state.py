@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.core.membership.members import Reason
 from prfaas.core.request.events import Outcome
-from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
+from prfaas.gateway.console.alarms import WINDOW_S, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
 from prfaas.gateway.console.link_rate import LinkFlow
 from prfaas.gateway.http.json_codec import JsonObject
@@ -59,7 +59,7 @@ class Parts:
             "member_sources": status["member_sources"],
             "sample": sample.as_json(),
             "recent": _recent(self._since(now - RECENT_S)),
-            "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
+            "alarms": [asdict(found) for found in alarms(history, sample, self._facts(now))],
             "changes": [entry.as_json() for entry in self.live.journal.latest(CHANGES_SHOWN)],
             "requests": [as_json(r) for r in self.live.records.latest(REQUESTS_SHOWN)],
         }
@@ -197,13 +197,4 @@ def _percentiles(records: Iterable[Record]) -> JsonObject:
     return {
         f"ttft_p{percent}_ms": round(times[(len(times) - 1) * percent // 100] / NS_PER_MS, 1)
         for percent in (50, 90)
-    }
-
-
-def _alarm(found: Alarm) -> JsonObject:
-    return {
-        "name": found.name,
-        "subject": found.subject,
-        "severity": found.severity.value,
-        "text": found.text,
     }

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 
+from prfaas.config.addresses import Endpoints
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.resilience.guards import Guards
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,

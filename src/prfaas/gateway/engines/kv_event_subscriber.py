@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from prfaas.gateway.engines.zmq_sockets import (
 )
 from prfaas.log_throttle import SaidOnce
 from prfaas.logs import log_event
-from prfaas.tasks import cancel_all
+from prfaas.tasks import Backoff, cancel_all
 from prfaas.units import NS_PER_S
 
 BATCH_BYTES_MAX = 16 << 20
@@ -115,8 +114,7 @@ class EngineClient:
         self._context: Context | None = None
         self._is_joined = False
         self._said = SaidOnce(every_ns=round(timing.gap_logged_every_s * NS_PER_S))
-        self.backoff_s = timing.backoff_s
-        """The next wait before connecting again."""
+        self.backoff = Backoff(timing.backoff_s, timing.backoff_max_s)
         self.feed = feed
         self.timing = timing
 
@@ -131,9 +129,8 @@ class EngineClient:
                 await self._follow_once(layout)
             # An engine that breaks each new connection is dialled ever more rarely.
             if self._is_joined and clock() - began_at >= timing.backoff_max_s:
-                self.backoff_s = timing.backoff_s
-            await asyncio.sleep(self.backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-            self.backoff_s = min(2 * self.backoff_s, timing.backoff_max_s)
+                self.backoff.reset()
+            await self.backoff.pause()
 
     async def _follow_once(self, layout: Layout) -> None:
         # One socket is one connection: what comes out of it is of one life of the engine.

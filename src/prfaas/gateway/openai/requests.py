@@ -101,42 +101,19 @@ class ClientRequest:
 
 
 def parse_request(
-    data: bytes,
+    body: bytes | JsonObject,
     api: Api,
     model: str,
     vocab_size: int,
     *,
     chat_endpoint: bool = False,
     rules: RequestRules = STRICT,
-    adapters: Collection[str] = (),
-) -> ClientRequest:
-    """Check a raw body; see `request_from`."""
-    return request_from(
-        parse_object(data),
-        api,
-        model,
-        vocab_size,
-        chat_endpoint=chat_endpoint,
-        rules=rules,
-        num_bytes=len(data),
-        adapters=adapters,
-    )
-
-
-def request_from(
-    body: JsonObject,
-    api: Api,
-    model: str,
-    vocab_size: int,
-    *,
-    chat_endpoint: bool = False,
-    rules: RequestRules = STRICT,
-    num_bytes: int | None = None,
     adapters: Collection[str] = (),
 ) -> ClientRequest:
     """Check a body.
 
     Args:
+        body: As it came, or as a JSON object.
         vocab_size: Token ids have to be below this.
         chat_endpoint: Every chat needs the engines' chat endpoint.
         rules: What its tenant may send beyond what everybody may.
@@ -145,6 +122,9 @@ def request_from(
     Raises:
         RequestError: 400 or 404.
     """
+    num_bytes = None
+    if isinstance(body, bytes):
+        num_bytes, body = len(body), parse_object(body)
     user = body.get("safety_identifier") or body.get("user")
     service = rules.services.named(body.get("service_tier"))
     body = allowed(body, rules.fields)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
-from prfaas.tasks import cancel_all
+from prfaas.tasks import Backoff, cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
@@ -35,7 +34,7 @@ from prfaas.wire.messages.gateway import (
     PurgeEnded,
     Subscribe,
 )
-from prfaas.wire.messages.link import Abort, Pull, Release
+from prfaas.wire.messages.link import Abort, Release
 
 _REASON_CHARS_MAX = 200
 PURGE_S = 60.0
@@ -87,7 +86,7 @@ class PoolClient:
 
     async def run(self) -> None:
         """Connect, follow, reconnect; until cancelled."""
-        backoff_s = self._timing.backoff_s
+        backoff = Backoff(self._timing.backoff_s, self._timing.backoff_max_s)
         try:
             while True:
                 self._closed.clear()
@@ -95,10 +94,8 @@ class PoolClient:
                 if channel is not None:
                     await self._follow(channel)
                     if self._was_live:
-                        backoff_s = self._timing.backoff_s
-                # Jitter spreads the gateways that lost a pool at the same moment.
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-                backoff_s = min(2 * backoff_s, self._timing.backoff_max_s)
+                        backoff.reset()
+                await backoff.pause()
         finally:
             if self._channel is not None:
                 self._channel.close("the gateway stops")
@@ -110,21 +107,11 @@ class PoolClient:
         self._on_close(self._channel, "it has left the site")
         self._has_left = True
 
-    def abort(self, transfer_id: bytes, reason: str) -> None:
-        """Report the end of a transfer to the pool; no effect without a connection."""
-        if self._channel is not None:
-            self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
-
-    def release(self, transfer_id: bytes) -> None:
-        """Report that no request waits for a transfer; no effect without a connection."""
-        if self._channel is not None:
-            self._channel.send(Release(transfer_id=transfer_id))
-
-    def pull(self, pull: Pull) -> bool:
-        """Ask the pool to fetch blocks; False without a connection."""
+    def send(self, message: Message) -> bool:
+        """Send a message to the pool; False without a connection."""
         if self._channel is None:
             return False
-        self._channel.send(pull)
+        self._channel.send(message)
         return True
 
     async def purge(self, source: str, *, is_dry: bool) -> Purged:
@@ -327,18 +314,17 @@ class Pools:
             for destination, measured in client.subscription.telemetry.items()
         }
 
-    def pull(self, destination: str, pull: Pull) -> bool:
-        """Ask a pool to fetch blocks; False if it is not connected."""
-        client = self._clients.get(destination)
-        return client is not None and client.pull(pull)
+    def send(self, pool: str, message: Message) -> bool:
+        """Send a message to a pool; False if it is not connected."""
+        client = self._clients.get(pool)
+        return client is not None and client.send(message)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Report the end of a transfer to both pools."""
+        shown = reason[:_REASON_CHARS_MAX]
         for pool in (transfer.source, transfer.destination):
-            if (client := self._clients.get(pool)) is not None:
-                client.abort(transfer.transfer_id, reason)
+            self.send(pool, Abort(transfer_id=transfer.transfer_id, reason=shown))
 
     def release(self, transfer: TransferView) -> None:
         """Report to a transfer's destination that no request waits for its blocks any more."""
-        if (client := self._clients.get(transfer.destination)) is not None:
-            client.release(transfer.transfer_id)
+        self.send(transfer.destination, Release(transfer_id=transfer.transfer_id))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole
+from prfaas.core.admission.quotas import tokenising_cost
 from prfaas.core.dispatch.types import Arrival, Refusal, Refused, Routed
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.request.machine import Route
@@ -22,7 +23,6 @@ from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant
-from prfaas.gateway.tenancy.tokenised import tokenising_cost
 from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
 
 

@@ -193,9 +193,7 @@ def _describe(span: Any, record: Record, model: str) -> None:
         "prfaas.predicted_ttft_remote": _seconds(decision.predicted_remote_ns)
         if decision
         else None,
-        "prfaas.fallback": f"{record.fallback.stage}/{record.fallback.reason}"
-        if record.fallback
-        else None,
+        "prfaas.fallback": record.fallback.label if record.fallback else None,
     }
     span.set_attributes({name: value for name, value in said.items() if value is not None})
     if record.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):

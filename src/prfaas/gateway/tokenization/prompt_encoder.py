@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from prfaas.core.admission.quotas import Quota
+from prfaas.core.admission.quotas import Quota, tokenising_cost
 from prfaas.core.kv.blocks import Layout
 from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.http.json_codec import JsonObject
@@ -17,7 +18,6 @@ from prfaas.gateway.http.token_ids_json import make_ready
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.tenants import Tenant
-from prfaas.gateway.tenancy.tokenised import charge_tokenising
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
 from prfaas.gateway.tokenization.detokenizer import pieces
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
@@ -226,11 +226,12 @@ def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) 
 
 def _charge(quota: Quota, num_made: Callable[[T], int], done: Future[T]) -> None:
     """Charge what was tokenised."""
-    error = done.exception()
+    error, num_tokens = done.exception(), 0
     if error is None:
-        charge_tokenising(quota, num_made(done.result()))
+        num_tokens = num_made(done.result())
     elif isinstance(error, TooManyTokensError):
-        charge_tokenising(quota, error.num_tokens)
+        num_tokens = error.num_tokens
+    quota.count_tokens(tokenising_cost(num_tokens), time.monotonic_ns())
 
 
 def _num_made(prompt: Prompt) -> int:
