@@ -202,7 +202,7 @@ def test_a_prompt_is_counted_by_link_from_what_is_there_to_what_the_other_pool_h
     costs = Costs([n * MS for n in range(200)], [0] * 200, [n * 10 for n in range(200)], 0, 10)
     replication = Replication[int](CopySettings(10**6, num_uses_min=1.0))
     for has_state, link in ((False, ("far", "pd")), (True, ("near", "pd"))):
-        prompt = Prompt(range(10), 105, 10, has_state, lambda have, final: final - have)
+        prompt = Prompt(range(10), 105, 10, has_state, lambda final, have: final - have)
         replication.missed(link, prompt, 20, 70, costs, 0)
     assert [*replication.links] == [("far", "pd"), ("near", "pd")]
     # A beginning that is short of what the pool has is of use without linear state alone.
@@ -216,7 +216,7 @@ def test_a_prompt_is_counted_by_link_from_what_is_there_to_what_the_other_pool_h
 def test_bytes_that_cost_more_than_they_save_are_not_copied() -> None:
     costs = Costs([n * MS for n in range(200)], [0] * 200, [n * 10 for n in range(200)], 0, 10)
     replication = Replication[int](CopySettings(10**6, num_uses_min=1.0))
-    prompt = Prompt(range(10), 105, 10, True, lambda have, final: final - have)
+    prompt = Prompt(range(10), 105, 10, True, lambda final, have: final - have)
     replication.missed(("far", "pd"), prompt, 20, 70, costs, 0)
     assert not replication.choose(("far", "pd"), LinkState(1e9), 2.0 * MS, 0)
     assert not replication.choose(("far", "pd"), None, 0.0, 0)

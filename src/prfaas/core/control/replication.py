@@ -188,7 +188,7 @@ class Prompt(Generic[BlockId]):
         num_tokens: Its length.
         block_tokens: Tokens of a block.
         has_state: The model has linear state, which lies only at the end of what a pool holds.
-        bytes_between: KV bytes from one length to another, tokens.
+        bytes_between: KV bytes to one length from another, tokens.
     """
 
     block_ids: Sequence[BlockId]
@@ -249,7 +249,7 @@ class Replication(Generic[BlockId]):
                 prompt.block_ids[:length],
                 length,
                 present,
-                num_bytes=prompt.bytes_between(present * span, length * span),
+                num_bytes=prompt.bytes_between(length * span, present * span),
                 saved_ns=prefill_ns(prompt.num_tokens - present * span) - rest_ns,
                 now_ns=now_ns,
             )

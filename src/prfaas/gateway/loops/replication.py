@@ -149,7 +149,7 @@ class Copier:
         )
 
 
-def _bytes_between(layout: Layout, have_tokens: int, final_tokens: int) -> int:
+def _bytes_between(layout: Layout, final_tokens: int, have_tokens: int) -> int:
     return shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from prfaas.core.control.replication import Copy, Prompt, Replication
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Routed
-from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.system.request import Request
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class Copier:
                 request.num_prompt_tokens,
                 self._blocks.tokens,
                 self._blocks.checkpoint_blocks > 0,
-                partial(_bytes_between, costs),
+                costs.shipped_bytes,
             )
             held_tokens, now_ns = option.facts.pullable_tokens, self._sim.clock.now_ns
             self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
@@ -60,7 +58,3 @@ class Copier:
         link.book.promise(copy.num_bytes, self._sim.clock.now_ns)
         ends = link.source, link.destination
         self._sim.transports[ends].copy(copy.num_bytes, ended)
-
-
-def _bytes_between(costs: CostModel, have_tokens: int, final_tokens: int) -> int:
-    return costs.shipped_bytes(final_tokens, have_tokens)

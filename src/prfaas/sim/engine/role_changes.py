@@ -5,6 +5,7 @@ Roles, their loop and both names of an instance are the core's (`core/control/sp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
@@ -91,18 +92,17 @@ class Roles:
 
     def prefilling(self) -> list[PrefillInstance]:
         """PD instances that prefill and are up, those that drain left out."""
-        of_role = self._of_role(Role.PREFILL, tuple(self._sim.locals.values()))
-        return [instance for instance in of_role if instance.up]
+        return self._up(Role.PREFILL, self._sim.locals)
 
     def decoding(self) -> list[DecodeInstance]:
         """PD instances that decode and are up, those that drain left out."""
-        of_role = self._of_role(Role.DECODE, tuple(self._sim.decoders.values()))
-        return [instance for instance in of_role if instance.up]
+        return self._up(Role.DECODE, self._sim.decoders)
 
-    def _of_role(self, role: Role, instances: tuple[Instance, ...]) -> list[Instance]:
-        if self._setup is None:
-            return list(instances)
-        return [instances[i] for i in self._roles.with_role(role)]
+    def _up(self, role: Role, instances: Mapping[str, Instance]) -> list[Instance]:
+        found = list(instances.values())
+        if self._setup is not None:
+            found = [found[i] for i in self._roles.with_role(role)]
+        return [instance for instance in found if instance.up]
 
     # The loop
 

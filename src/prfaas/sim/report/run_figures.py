@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.core.request.events import Outcome
-from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.time_series import Sample
+from prfaas.sim.results.columns import Finished, columns_of, have_finished
 from prfaas.sim.results.link_traffic import window_bytes
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.run import Run
-from prfaas.sim.system.request import Request
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_MS, NS_PER_S
 
 NUM_POINTS_MAX = 400
 _RATIOS = np.concatenate([np.linspace(0, 0.99, 200), np.linspace(0.99, 1, 51)[1:]])
@@ -45,32 +43,24 @@ def figures_of(run: Run) -> RunFigures:
     """Take from a run what the report draws."""
     scenario, sim = run.scenario, run.simulation
     end_ns = scenario.end_ns or sim.clock.now_ns + 1
-    done = [
-        r
-        for r in sim.requests
-        if r.outcome is Outcome.FINISHED and scenario.start_ns <= r.arrived_at_ns < end_ns
-    ]
+    columns = columns_of(sim.requests)
+    came = columns["arrived_at_ns"]
+    is_in_window = (scenario.start_ns <= came) & (came < end_ns)
+    done = Finished(columns.chosen(have_finished(sim.requests) & is_in_window))
     at_s, egress = _egress(window_bytes(sim.links), sim.clock.now_ns)
     return RunFigures(
         run.results,
         _thinned(sim.series.samples),
         at_s,
         egress,
-        _quantiles([r.ttft_ns / NS_PER_S for r in done]),
-        _quantiles([tpot_ms(r) for r in done if r.num_output_tokens > 1]),
+        _quantiles(done.ttft_ns / NS_PER_S),
+        _quantiles(done.tpot_ns[done.has_steps] / NS_PER_MS),
         _RATIOS,
     )
 
 
-def tpot_ms(request: Request) -> float:
-    """Mean time per output token after the first, ms."""
-    return request.tpot_ns / 1e6
-
-
-def _quantiles(values: list[float]) -> FloatArray:
-    if not values:
-        return np.array([])
-    return np.asarray(np.quantile(np.array(values), _RATIOS), dtype=np.float64)
+def _quantiles(values: FloatArray) -> FloatArray:
+    return np.asarray(np.quantile(values, _RATIOS) if len(values) else values, np.float64)
 
 
 def _egress(window_bytes: dict[int, float], now_ns: int) -> tuple[FloatArray, FloatArray]:

@@ -25,6 +25,7 @@ from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
 from prfaas.sim.scenario.failure_builder import make_failures, revoked
 from prfaas.sim.scenario.scenario_file import (
+    CacheTable,
     PlacementTable,
     ScenarioFile,
     SignalsTable,
@@ -78,13 +79,7 @@ def make_setup(
         step_ns=step_time(pd.decode),
         decode=DecodeLimits(problem.decode_slots, capacity),
         routing=_routing(file, found, [pd.name, *(cluster.name for cluster in clusters)]),
-        cache=CacheSetup(
-            file.cache.pd_blocks,
-            file.cache.pd_disk_blocks,
-            file.cache.disk_bandwidth,
-            file.cache.pd_device_blocks,
-            {name: Share(*share) for name, share in file.cache.shares.items()},
-        ),
+        cache=_cache(file.cache, "pd"),
         num_hosts=_num_hosts("pd", file.hosts.pd, pd.num_instances),
         host_link=LinkSetup(file.hosts.bandwidth, ns(file.hosts.rtt)),
         blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
@@ -114,7 +109,7 @@ def make_setup(
 def _clusters(
     file: ScenarioFile, question: Question, num_prompt_tokens_max: int
 ) -> tuple[ClusterSetup, ...]:
-    problem, table = question.problem, file.cache
+    problem = question.problem
     names = [problem.pd.name, *(cluster.name for cluster in problem.prfaas)]
     if len(set(names)) < len(names):
         raise ConfigError(f"{file.plan}: clusters {names}; each needs its own name")
@@ -124,17 +119,20 @@ def _clusters(
             cluster.num_instances,
             _costs(file, question, cluster.prefill, num_prompt_tokens_max),
             _link(file, cluster.link, problem.geometry),
-            CacheSetup(
-                table.prfaas_blocks,
-                table.prfaas_disk_blocks,
-                table.disk_bandwidth,
-                table.prfaas_device_blocks,
-                {name: Share(*share) for name, share in table.shares.items()},
-            ),
+            _cache(file.cache, "prfaas"),
             _num_hosts("prfaas", file.hosts.prfaas, cluster.num_instances),
         )
         for cluster in problem.prfaas
     )
+
+
+def _cache(table: CacheTable, kind: str) -> CacheSetup:
+    """Caches of a kind of cluster, "pd" or "prfaas"."""
+    host, disk, device = (
+        getattr(table, f"{kind}_{key}") for key in ("blocks", "disk_blocks", "device_blocks")
+    )
+    shares = {name: Share(*share) for name, share in table.shares.items()}
+    return CacheSetup(host, disk, table.disk_bandwidth, device, shares)
 
 
 def _costs(

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import pi
-from typing import Protocol
 
 import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import FloatArray
+from prfaas.traces.formats.rate_curve import Steps
 from prfaas.traces.limits import NUM_REQUESTS_MAX
-
-
-class RateShape(Protocol):
-    """Shape of a rate around its mean of 1."""
-
-    def knots(self, until_s: float) -> FloatArray:
-        """Rising instants from 0 to `until_s`, s; the rate hardly changes between two."""
-
-    def integral(self, at_s: FloatArray) -> FloatArray:
-        """Integral of the rate from 0 to each instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +32,10 @@ class Swing:
         """Closed form."""
         swing = self.ratio * self.period_s / (2 * pi) * np.sin(2 * pi * at_s / self.period_s)
         return at_s - swing
+
+
+RateShape = Swing | Steps
+"""Shape of a rate around its mean: instants between which it hardly changes, and its integral."""
 
 
 def draw_arrivals(

@@ -7,9 +7,8 @@ from pathlib import Path
 from prfaas.errors import ConfigError
 from prfaas.planner.problem import Workload as PlannedWorkload
 from prfaas.sim.workloads.arrivals import RateShape, Swing
-from prfaas.sim.workloads.scaling import Workload
+from prfaas.sim.workloads.scaling import Source, Workload
 from prfaas.sim.workloads.sessions import Sessions
-from prfaas.sim.workloads.source import Source
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.sim.workloads.trace import Trace

@@ -9,7 +9,12 @@ from math import ceil, floor
 import numpy as np
 
 from prfaas.sim.system.request import Request
-from prfaas.sim.workloads.source import Source
+from prfaas.sim.workloads.sessions import Sessions
+from prfaas.sim.workloads.synthetic import Synthetic
+from prfaas.sim.workloads.trace import Trace
+
+Source = Synthetic | Trace | Sessions
+"""Requests, by seed: the same seed gives the same requests."""
 
 
 @dataclass(frozen=True, slots=True)
