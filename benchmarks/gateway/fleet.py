@@ -26,13 +26,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from prfaas.cli.parts.without_torch import keep_torch_out
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.membership.machine import Membership
 from prfaas.core.membership.members import Kind, Listed, Member, Site, State
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.tokenization.without_torch import keep_torch_out
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, make_authority, make_identity

@@ -40,6 +40,11 @@ def ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
+def seconds_of(duration_ns: int | None) -> float | None:
+    """Seconds of a duration in nanoseconds; None is unknown."""
+    return None if duration_ns is None else duration_ns / NS_PER_S
+
+
 def _parse(text: str, table: dict[str, int], what: str, example: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None or match.group(2) not in table:

@@ -315,4 +315,8 @@ class Deployment(Table):
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""
-        return [cluster for cluster in self.clusters.values() if cluster.role is role]
+        return list(self.clusters_of(role).values())
+
+    def clusters_of(self, role: ClusterRole) -> dict[str, ClusterTable]:
+        """All clusters of a role, by name."""
+        return {name: table for name, table in self.clusters.items() if table.role is role}

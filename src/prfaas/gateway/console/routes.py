@@ -48,7 +48,7 @@ class Console:
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_get("/console", _to_page)
-        router.add_get("/console/", _page)
+        router.add_get("/console/", _file)
         router.add_get("/console/api/state", self._state)
         router.add_get("/console/api/events", self._events)
         router.add_get("/console/api/history", self._last_hour)
@@ -100,12 +100,11 @@ async def _to_page(_: web.Request) -> web.Response:
     return web.Response(status=308, headers={"Location": "/console/"})
 
 
-async def _page(request: web.Request) -> web.Response:
-    return _asset(request, PAGE)
-
-
 async def _file(request: web.Request) -> web.Response:
-    return _asset(request, request.match_info["name"])
+    found = assets().get(request.match_info.get("name", PAGE))
+    if found is None:
+        raise web.HTTPNotFound
+    return found.response(request)
 
 
 async def _models(_: web.Request) -> web.Response:
@@ -118,13 +117,6 @@ def _sizes() -> bytes:
     from prfaas.planner.report.what_if_api import cache_sizes
 
     return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
-
-
-def _asset(request: web.Request, name: str) -> web.Response:
-    found = assets().get(name)
-    if found is None:
-        raise web.HTTPNotFound
-    return found.response(request)
 
 
 def _settings(data: bytes) -> JsonObject:

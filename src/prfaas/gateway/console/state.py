@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+import msgspec
+
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.core.membership.members import Reason
 from prfaas.core.request.events import Outcome
@@ -89,12 +91,7 @@ class Parts:
             "num_leased": reported.num_leased,
             "leased_bytes": reported.leased_bytes,
             "tiers": [
-                {
-                    "name": tier,
-                    "used_bytes": use.used_bytes,
-                    "capacity_bytes": use.capacity_bytes,
-                    "num_blocks": use.num_blocks,
-                }
+                {"name": tier, **msgspec.structs.asdict(use)}
                 for tier, use in reported.tiers.items()
             ],
         }

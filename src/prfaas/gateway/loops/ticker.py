@@ -13,7 +13,7 @@ from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.resilience.guards import Guards
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.units import NS_PER_S, format_seconds
+from prfaas.units import format_seconds, seconds_of
 
 BEAT_S = 1.0
 """Below the age at which what is known of an idle link counts as unknown."""
@@ -76,8 +76,8 @@ class Pulse:
         waits = (found.local_wait_ns, found.remote_wait_ns)
         local, remote = ("unknown" if ns is None else format_seconds(ns) for ns in waits)
         numbers: dict[str, Number] = {
-            "local_wait_s": _seconds(found.local_wait_ns),
-            "remote_wait_s": _seconds(found.remote_wait_ns),
+            "local_wait_s": seconds_of(found.local_wait_ns),
+            "remote_wait_s": seconds_of(found.remote_wait_ns),
             "link_utilisation": found.link_utilisation,
         }
         self._journal.note(
@@ -109,7 +109,3 @@ class Pulse:
         self._journal.note(
             Loop.ADMISSION, action, "refusing", why=why, numbers={"refused": num_refused}
         )
-
-
-def _seconds(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / NS_PER_S

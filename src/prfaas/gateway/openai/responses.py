@@ -1,13 +1,11 @@
 """Engine answers in the client's words.
 
-Every answer and chunk of an engine passes through one `Replies`: `Relay` where engine and client
-speak the same API, `ChatFromCompletions` where the gateway rendered the chat template itself and
-the engine only ever saw a completion.
+Every answer and chunk of an engine passes through one of the `Replies`: `Relay` where engine and
+client speak the same API, `ChatFromCompletions` where the gateway rendered the chat template itself
+and the engine only ever saw a completion.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.gateway.openai.requests import Api, ClientRequest
@@ -19,25 +17,6 @@ _FIRST_CHUNK_NULLS = {"prompt_token_ids": None, "prompt_text": None}
 chat endpoint."""
 
 
-class Replies(Protocol):
-    """Turns the engine's JSON objects into the client's."""
-
-    def whole(self, answer: JsonObject) -> JsonObject:
-        """A complete answer."""
-        ...
-
-    def chunks(self, chunk: JsonObject) -> list[JsonObject]:
-        """A chunk of a stream: what to send for it, in order."""
-        ...
-
-
-def replies_for(client: ClientRequest, request_id: str) -> Replies:
-    """The right `Replies` for a request."""
-    if client.api is Api.CHAT and not client.by_chat_endpoint:
-        return ChatFromCompletions(client, request_id)
-    return Relay("chatcmpl-" if client.api is Api.CHAT else "cmpl-", request_id)
-
-
 class Relay:
     """Same API on both sides: ids change, and transfer parameters become null."""
 
@@ -45,11 +24,11 @@ class Relay:
         self._id = prefix + request_id
 
     def whole(self, answer: JsonObject) -> JsonObject:
-        """See `Replies`."""
+        """A complete answer."""
         return answer | _without_private(answer) | {"id": self._id}
 
     def chunks(self, chunk: JsonObject) -> list[JsonObject]:
-        """See `Replies`."""
+        """A chunk of a stream: what to send for it, in order."""
         return [self.whole(chunk)]
 
 
@@ -71,13 +50,13 @@ class ChatFromCompletions:
         self._opened = False
 
     def whole(self, answer: JsonObject) -> JsonObject:
-        """See `Replies`."""
+        """A complete answer."""
         head = answer | _without_private(answer) | _WHOLE_CHAT_NULLS
         choices = [self._choice(choice) for choice in answer.get("choices", [])]
         return head | {"id": self._id, "object": "chat.completion", "choices": choices}
 
     def chunks(self, chunk: JsonObject) -> list[JsonObject]:
-        """See `Replies`. The first chunk is preceded by one with the role for every choice."""
+        """A chunk of a stream. The first one is preceded by one with the role for every choice."""
         head = chunk | {"id": self._id, "object": "chat.completion.chunk"}
         if chunk.get("choices") and "usage" in chunk:
             head["usage"] = as_object(chunk["usage"]) | {"completion_tokens_details": None}
@@ -129,6 +108,16 @@ class ChatFromCompletions:
         if choice.get("finish_reason") is not None:
             delta["stop_reason"] = choice.get("stop_reason")
         return delta
+
+
+Replies = Relay | ChatFromCompletions
+
+
+def replies_for(client: ClientRequest, request_id: str) -> Replies:
+    """The conversion of the answers to a request."""
+    if client.api is Api.CHAT and not client.by_chat_endpoint:
+        return ChatFromCompletions(client, request_id)
+    return Relay("chatcmpl-" if client.api is Api.CHAT else "cmpl-", request_id)
 
 
 def _without_private(answer: JsonObject) -> JsonObject:

@@ -290,11 +290,11 @@ class Pools:
 
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""
-        return self.subscription(pool).layouts.get(engine)
+        return self.subscription(pool).view.layouts.get(engine)
 
     def layouts(self, pool: str) -> Mapping[str, Layout]:
         """Layouts that a pool announced, by engine; empty for one that has left."""
-        return self.subscription(pool).layouts if pool in self._clients else {}
+        return self.subscription(pool).view.layouts if pool in self._clients else {}
 
     def tenant_bytes(self, tag: str, tier: str) -> int:
         """Bytes of a tenant in all pools; `tier` is an attribute of `TenantUse`."""
@@ -303,7 +303,7 @@ class Pools:
 
     def link_up(self, source: str, destination: str) -> bool:
         """Return True if a transfer between two pools can begin, and be followed."""
-        reaches = self.subscription(source).links.get(destination, False)
+        reaches = self.subscription(source).view.links.get(destination, False)
         return reaches and self.is_live(source) and self.is_live(destination)
 
     def telemetry(self) -> dict[tuple[str, str], LinkTelemetry]:
@@ -311,7 +311,7 @@ class Pools:
         return {
             (source, destination): measured
             for source, client in self._clients.items()
-            for destination, measured in client.subscription.telemetry.items()
+            for destination, measured in client.subscription.view.telemetry.items()
         }
 
     def send(self, pool: str, message: Message) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
@@ -13,7 +13,6 @@ from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.gateway import (
     Evicted,
-    LinkTelemetry,
     PoolState,
     Snapshot,
     SnapshotEnd,
@@ -48,16 +47,10 @@ class Subscription:
         self._index = index
         self._transfers = transfers
         self._next_seq = 0
-        self.layouts: dict[str, Layout] = {}
-        """Layouts by engine name."""
+        self.view = PoolView()
+        """What routing knows of it."""
         self.facts: dict[bytes, LayoutFacts] = {}
         """Facts of layouts by layout id, if the pool node has sent them."""
-        self.links: dict[str, bool] = {}
-        """True if the link to a peer is up, by the peer's name."""
-        self.telemetry: dict[str, LinkTelemetry] = {}
-        """Measurements of links, by the peer's name."""
-        self.is_draining = False
-        """True if it takes no new transfers."""
         self.tiers: dict[str, TierUse] = {}
         """Contents of its tiers, by name."""
         self.tenants: dict[str, TenantUse] = {}
@@ -79,11 +72,10 @@ class Subscription:
     def lose(self) -> None:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
-        self.layouts, self.facts, self.links, self.telemetry = {}, {}, {}, {}
-        self.is_draining, self.num_leased, self.leased_bytes = False, 0, 0
-        self.tiers, self.tenants = {}, {}
+        self.facts, self.tiers, self.tenants = {}, {}, {}
+        self.num_leased, self.leased_bytes = 0, 0
         self._transfers.lost(self._pool)
-        self._tell()
+        self._tell(PoolView())
 
     def receive(self, message: AnyMessage) -> None:
         """Apply the next message of the stream.
@@ -117,7 +109,7 @@ class Subscription:
         else:
             self._next_seq = message.next_seq
             self._index.end_snapshot(self._pool)
-            self._tell()
+            self._tell(PoolView(is_live=True))
 
     def _in_order(self, seq: int) -> None:
         if not self.is_live:
@@ -135,28 +127,20 @@ class Subscription:
             case TransferEnded():
                 self._transfers.ended(self._pool, event)
             case PoolState():
-                self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
-                self._learn(event.facts)
-                self.links, self.telemetry = dict(event.links), dict(event.telemetry)
-                self.is_draining = event.is_draining
+                layouts = {name: spec.layout() for name, spec in event.layouts.items()}
+                self._learn(event.facts, layouts)
                 self.tiers, self.tenants = dict(event.tiers), event.tenants
                 self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes
-                self._tell()
+                room = self.tiers["host"].capacity_bytes if "host" in self.tiers else 0
+                links, draining = dict(event.links), event.is_draining
+                self._tell(PoolView(True, layouts, links, dict(event.telemetry), draining, room))
 
-    def _learn(self, facts: list[LayoutFacts]) -> None:
+    def _learn(self, facts: list[LayoutFacts], layouts: Mapping[str, Layout]) -> None:
         """Keep facts for as long as an engine has their layout."""
         known = self.facts | {each.layout_id: each for each in facts}
-        present = {layout.layout_id for layout in self.layouts.values()}
+        present = {layout.layout_id for layout in layouts.values()}
         self.facts = {layout_id: known[layout_id] for layout_id in present & known.keys()}
 
-    def _tell(self) -> None:
-        host = self.tiers.get("host")
-        view = PoolView(
-            self.is_live,
-            self.layouts,
-            self.links,
-            self.telemetry,
-            self.is_draining,
-            host.capacity_bytes if host else 0,
-        )
+    def _tell(self, view: PoolView) -> None:
+        self.view = view
         self._on_change(view)

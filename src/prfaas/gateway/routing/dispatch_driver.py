@@ -26,12 +26,7 @@ from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.pool_links import PoolLinks
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.gateway.routing.dispatcher_setup import (
-    clusters_of,
-    link_prices,
-    make_dispatcher,
-    make_split,
-)
+from prfaas.gateway.routing.dispatcher_setup import make_dispatcher, make_split
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.wire.messages.gateway import LinkTelemetry
@@ -52,17 +47,14 @@ class Driver(DispatcherBooks):
         calibration: CalibrationSettings | None = None,
     ) -> None:
         self._index = index
-        home = clusters_of(deployment, ClusterRole.PD)
-        self._pool_of = {
-            name: engine.pool
-            for cluster in deployment.clusters.values()
-            for name, engine in cluster.engines.items()
-        }
-        self._cluster_of = {
-            name: cluster
+        home = deployment.clusters_of(ClusterRole.PD)
+        engines = [
+            (name, engine.pool, cluster)
             for cluster, table in deployment.clusters.items()
-            for name in table.engines
-        }
+            for name, engine in table.engines.items()
+        ]
+        self._pool_of = {name: pool for name, pool, _ in engines}
+        self._cluster_of = {name: cluster for name, _, cluster in engines}
         self._healthy: set[str] = set()
         self._drained: set[str] = set()
         self._withheld: set[str] = set()
@@ -75,12 +67,11 @@ class Driver(DispatcherBooks):
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_names = frozenset(home)
-        engines = ((name, pool, self._cluster_of[name]) for name, pool in self._pool_of.items())
         self._pool_links = PoolLinks(engines, self._home_names)
         self.home = next(iter(home))
         """Name of the PD cluster."""
         self._prices = profiles.price_per_tb
-        self.price_per_tb = link_prices(deployment, profiles)
+        self.price_per_tb = {ends: self._price(*ends) for ends in self.links()}
         """Price of 10**12 bytes by link."""
         self.split = make_split(deployment, profiles)
         self.has_roles = self.split is not None
@@ -107,11 +98,14 @@ class Driver(DispatcherBooks):
         links = self._pool_links.add(member.name, member.pool, cluster)
         for source, destination in links:
             self._apply_link(source, destination)
-            ends = [self._pool_links.cluster_of(pool) for pool in (source, destination)]
-            price = self._prices.get(ends[0], 0.0) if ends[0] != ends[1] else 0.0
-            self.price_per_tb.setdefault((source, destination), price)
+            self.price_per_tb.setdefault((source, destination), self._price(source, destination))
         self._describe(member.name)
         return links
+
+    def _price(self, source: str, destination: str) -> float:
+        cluster = self._pool_links.cluster_of(source)
+        is_inside = cluster == self._pool_links.cluster_of(destination)
+        return 0.0 if is_inside else self._prices.get(cluster, 0.0)
 
     def remove_engine(self, name: str, now_ns: int) -> None:
         """An engine that no open request uses has left."""

@@ -13,7 +13,6 @@ from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, Member, RemoteCluster
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.tenancy.tenants import fairness
 from prfaas.market.price_file import deployment_market
@@ -32,10 +31,8 @@ def make_dispatcher(
         has_roles: PD engines prefill or decode, and none does both.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """
-    home, away = (
-        clusters_of(deployment, ClusterRole.PD),
-        clusters_of(deployment, ClusterRole.PRFAAS),
-    )
+    home = deployment.clusters_of(ClusterRole.PD)
+    away = deployment.clusters_of(ClusterRole.PRFAAS)
     members, decoders, routing = _members(home), None, deployment.routing
     shared = within(deployment)
     if has_roles:
@@ -89,21 +86,6 @@ def make_split(deployment: Deployment, profiles: Profiles) -> Split | None:
     return Split(list(engines), roles, loop, profiles.decode_slots, profiles.plans)
 
 
-def link_prices(deployment: Deployment, profiles: Profiles) -> dict[LinkName, float]:
-    """Price of 10**12 bytes, by link to the PD cluster."""
-    return {
-        (source, destination): profiles.price_per_tb.get(name, 0.0)
-        for name, cluster in clusters_of(deployment, ClusterRole.PRFAAS).items()
-        for source in pools_of({name: cluster})
-        for destination in pools_of(clusters_of(deployment, ClusterRole.PD))
-    }
-
-
-def clusters_of(deployment: Deployment, role: ClusterRole) -> dict[str, ClusterTable]:
-    """Clusters of a role, by name."""
-    return {name: table for name, table in deployment.clusters.items() if table.role is role}
-
-
 def _members(
     clusters: Mapping[str, ClusterTable],
     within: Mapping[str, frozenset[str]] = MappingProxyType({}),
@@ -113,9 +95,3 @@ def _members(
         for cluster in clusters.values()
         for name, engine in cluster.engines.items()
     )
-
-
-def pools_of(clusters: Mapping[str, ClusterTable]) -> tuple[str, ...]:
-    """Pools of the engines of some clusters."""
-    engines = (e for cluster in clusters.values() for e in cluster.engines.values())
-    return tuple(dict.fromkeys(engine.pool for engine in engines))

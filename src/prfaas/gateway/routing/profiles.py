@@ -58,11 +58,11 @@ def load_profiles(deployment: Deployment) -> Profiles:
     from prfaas.planner.solve.split_plans import split_plans
 
     question = load_question(plan)
-    names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
-    found = {name: question.prfaas_cluster(name, plan) for name in names}
-    pd, home = next((n, c) for n, c in deployment.clusters.items() if c.role is ClusterRole.PD)
+    away = deployment.clusters_of(ClusterRole.PRFAAS)
+    found = {name: question.prfaas_cluster(name, plan) for name in away}
+    pd, home = next(iter(deployment.clusters_of(ClusterRole.PD).items()))
     remote = {
-        name: _as_run(_costs(question, cluster), home, deployment.clusters[name])
+        name: _as_run(_costs(question, cluster), home, away[name])
         for name, cluster in found.items()
     }
     return Profiles(

@@ -9,7 +9,7 @@ from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.telemetry.families import Families
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.tenancy.tenants import Tenant, Tenants
+from prfaas.gateway.tenancy.tenants import Tenants
 
 
 class TenantMetrics:
@@ -47,7 +47,8 @@ class TenantMetrics:
             for tier in ("host", "disk"):
                 cache = self._cache.labels(name, tier)
                 cache.set_function(partial(pools.tenant_bytes, tag, f"{tier}_bytes"))
-            self._in_flight.labels(name).set_function(partial(_num_in_flight, tenant))
+            num_in_flight = partial(getattr, tenant.quota, "num_in_flight")
+            self._in_flight.labels(name).set_function(num_in_flight)
             self._held.labels(name).set_function(partial(num_held, name))
 
     def unauthorized(self) -> None:
@@ -68,7 +69,3 @@ class TenantMetrics:
         )
         for kind, count in counts:
             self._tokens.labels(record.tenant, kind).inc(count)
-
-
-def _num_in_flight(tenant: Tenant) -> int:
-    return tenant.quota.num_in_flight

@@ -18,7 +18,7 @@ from prfaas.config.tracing import TracingTable
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.telemetry import is_sampled, is_traceparent, make_provider
-from prfaas.units import NS_PER_S
+from prfaas.units import NS_PER_S, seconds_of
 
 TRANSFER = "kv transfer"
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
@@ -181,7 +181,7 @@ def _describe(span: Any, record: Record, model: str) -> None:
         "gen_ai.usage.input_tokens": record.num_prompt_tokens,
         "gen_ai.usage.output_tokens": record.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-        "gen_ai.response.time_to_first_chunk": _seconds(record.ttft_ns),
+        "gen_ai.response.time_to_first_chunk": seconds_of(record.ttft_ns),
         "prfaas.request_id": record.request_id,
         "prfaas.outcome": record.outcome.value,
         "prfaas.path": record.path,
@@ -189,8 +189,10 @@ def _describe(span: Any, record: Record, model: str) -> None:
         "prfaas.new_tokens": decision.num_new_tokens if decision else None,
         "prfaas.pull_tokens": decision.pull_tokens if decision else None,
         "prfaas.offload_threshold": decision.offload_threshold if decision else None,
-        "prfaas.predicted_ttft_local": _seconds(decision.predicted_local_ns) if decision else None,
-        "prfaas.predicted_ttft_remote": _seconds(decision.predicted_remote_ns)
+        "prfaas.predicted_ttft_local": seconds_of(decision.predicted_local_ns)
+        if decision
+        else None,
+        "prfaas.predicted_ttft_remote": seconds_of(decision.predicted_remote_ns)
         if decision
         else None,
         "prfaas.fallback": record.fallback.label if record.fallback else None,
@@ -216,7 +218,3 @@ def _context_of(span: Any) -> dict[str, str]:
     onward: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(onward, set_span_in_context(span))
     return onward
-
-
-def _seconds(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / NS_PER_S
