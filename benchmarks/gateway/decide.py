@@ -1,11 +1,13 @@
 """Time of one decision: the gateway's driver, many instances, a large prefix index.
 
 python benchmarks/gateway/decide.py [--instances 200] [--blocks 2000000] [--prompt-tokens 32768]
-    [--shared-tokens 0]
+    [--shared-tokens 0] [--roles]
 
 Every decision looks a prompt of a random family up in every pool, picks instances, predicts both
 paths and books the result, while earlier requests end. Prints percentiles of one decision, by the
-clock and in CPU time, and of the look-up alone. Nothing is sent anywhere.
+clock and in CPU time, and of the look-up alone. With `--shared-tokens` the same is measured
+without a shared prefix as well, and the ratio of both in CPU time is printed. Nothing is sent
+anywhere.
 """
 
 from __future__ import annotations
@@ -47,11 +49,15 @@ COSTS = Costs(
 )
 
 
-def deployment(num_home: int, num_away: int) -> Deployment:
-    """Half the instances in each cluster, eight to a pool node."""
+def deployment(num_home: int, num_away: int, *, roles: bool = False) -> Deployment:
+    """Half the instances in each cluster, eight to a pool node; with roles, every other one of the
+    PD cluster only decodes."""
 
     def cluster(role: str, count: int) -> dict[str, object]:
         engines = {f"{role}-{i:03}": {"pool": f"{role}-pool-{i // 8:02}"} for i in range(count)}
+        for number, engine in enumerate(engines.values()):
+            if roles and role == "pd":
+                engine["role"] = "decode" if number % 2 else "prefill"
         pools: dict[str, object] = {engine["pool"]: {} for engine in engines.values()}
         return {"role": role, "pools": pools, "engines": engines}
 
@@ -72,11 +78,16 @@ def chain(family: int, num_blocks: int, num_shared: int) -> list[bytes]:
 
 
 def make(
-    num_instances: int, num_blocks: int, prompt_blocks: int, num_shared: int
+    num_instances: int,
+    num_blocks: int,
+    prompt_blocks: int,
+    num_shared: int,
+    *,
+    roles: bool = False,
 ) -> tuple[Driver, int]:
     """A driver in whose index every pool holds an equal part of all families, and all hold the
     first blocks of every prompt, engines in their own memory as well."""
-    file = deployment(num_instances - num_instances // 2, num_instances // 2)
+    file = deployment(num_instances - num_instances // 2, num_instances // 2, roles=roles)
     index = PrefixIndex(num_blocks_max=2**40)
     driver = Driver(file, Profiles(COSTS, {"prfaas": COSTS}, {"prfaas": 1e11}), index)
     home = list(file.clusters["pd"].pools)
@@ -121,20 +132,15 @@ def percentiles(durations_ns: list[int]) -> str:
     return "  ".join(f"{name} {value / 1e3:8.0f} us" for name, value in at)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--instances", type=int, default=200)
-    parser.add_argument("--blocks", type=int, default=2_000_000)
-    parser.add_argument("--prompt-tokens", type=int, default=32_768)
-    parser.add_argument(
-        "--shared-tokens", type=int, default=0, help="that all pools and engines hold"
-    )
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, num_shared: int) -> list[int]:
+    """Print the times of decisions; return them in CPU time, ns."""
     prompt_blocks = options.prompt_tokens // SPAN
-    num_shared = options.shared_tokens // SPAN
-    driver, num_families = make(options.instances, options.blocks, prompt_blocks, num_shared)
+    driver, num_families = make(
+        options.instances, options.blocks, prompt_blocks, num_shared, roles=options.roles
+    )
     gc.freeze()
-    draw, decisions, cpu, lookups = random.Random(1), [], [], []
+    draw, decisions, lookups = random.Random(1), [], []
+    cpu: list[int] = []
     reported_at_ns = report(driver)
     for number in range(NUM_DECISIONS):
         hashes = chain(draw.randrange(2 * num_families), prompt_blocks, num_shared)
@@ -159,10 +165,34 @@ def main() -> None:
         if number >= NUM_OPEN:
             driver.prefilled(number - NUM_OPEN // 2, time.monotonic_ns())
             driver.end(number - NUM_OPEN, time.monotonic_ns())
-    print(f"{options.instances} instances, {options.blocks:,} blocks, {length:,} tokens a prompt")
+    print(f"{num_shared * SPAN:,} tokens shared by all prompts, pools and engines")
     print(f"decision  {percentiles(decisions)}")
     print(f"CPU time  {percentiles(cpu)}")
     print(f"look-up   {percentiles(lookups)}")
+    return cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--blocks", type=int, default=2_000_000)
+    parser.add_argument("--prompt-tokens", type=int, default=32_768)
+    parser.add_argument(
+        "--shared-tokens", type=int, default=0, help="that all pools and engines hold"
+    )
+    parser.add_argument("--roles", action="store_true", help="half the PD engines only decode")
+    options = parser.parse_args()
+    print(
+        f"{options.instances} instances, {options.blocks:,} blocks, "
+        f"{options.prompt_tokens + 1:,} tokens a prompt"
+    )
+    alone = sorted(measure(options, 0))
+    if num_shared := options.shared_tokens // SPAN:
+        shared = sorted(measure(options, num_shared))
+        ratios = [
+            shared[round(q * len(shared))] / alone[round(q * len(alone))] for q in (0.5, 0.99)
+        ]
+        print("shared / alone, CPU time  p50 {:.2f}  p99 {:.2f}".format(*ratios))
 
 
 if __name__ == "__main__":

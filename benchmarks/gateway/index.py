@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 
 SPAN = 16
@@ -107,7 +108,7 @@ def main() -> None:
     length = options.prompt_blocks * SPAN + 1
     prompts = [hashes(draw.randrange(num_prompts), options.prompt_blocks) for _ in range(200)]
 
-    def look(names: list[bytes]) -> dict[str, int]:
+    def look(names: list[bytes]) -> Hits:
         return index.hits(LAYOUT, names, length)[0]
 
     assert len(look(shared)) == options.sources

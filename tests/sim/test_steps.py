@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,36 +16,16 @@ from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.trace import Trace
 from prfaas.units import NS_PER_S
+from tests.instructions import counted
 from tests.sim.systems import EXAMPLES
 
 FEW, MANY = 50, 250
 
 
-class Counter:
-    """Instructions of all Python functions that are called while it is set as the tracer."""
-
-    def __init__(self) -> None:
-        self.num_instructions = 0
-
-    def called(self, frame: FrameType, _event: str, _argument: Any) -> Any:
-        """Have the instructions of a function counted."""
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, _frame: FrameType, event: str, _argument: Any) -> Any:
-        self.num_instructions += event == "opcode"
-        return self._step
-
-
-def counted(scenario: Scenario) -> tuple[int, int]:
+def measured(scenario: Scenario) -> tuple[int, int]:
     """Requests of a run, and its instructions."""
-    counter, before = Counter(), sys.gettrace()
-    sys.settrace(counter.called)
-    try:
-        found = run(scenario)
-    finally:
-        sys.settrace(before)
-    return len(found.simulation.requests), counter.num_instructions
+    found, num_instructions = counted(lambda: run(scenario))
+    return len(found.simulation.requests), num_instructions
 
 
 def case_study(num_requests: int) -> Scenario:
@@ -71,6 +49,6 @@ def mooncake(num_requests: int) -> Scenario:
 
 @pytest.mark.parametrize(("make", "most"), [(case_study, 13_095), (mooncake, 12_940)])
 def test_a_request_takes_no_more_instructions_than_it_did(make: Any, most: int) -> None:
-    few, many = counted(make(FEW)), counted(make(MANY))
+    few, many = measured(make(FEW)), measured(make(MANY))
     found = (many[1] - few[1]) / (many[0] - few[0])
     assert found <= most, f"{found:,.0f} instructions a request; find out what has been added"

@@ -11,12 +11,15 @@ cluster, PD or PrfaaS; B is of the PD cluster. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import islice
 from typing import NamedTuple
 
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
+from prfaas.core.kv.prefix_hits import Sources, longest_first
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.predictions import CostModel, LinkState
 from prfaas.core.routing.pull_choice import PullSettings, choose_pull, gain_ns_max
@@ -24,6 +27,10 @@ from prfaas.units import NS_PER_S
 
 HOLDERS_MAX = 4
 """Pools with the longest prefixes that are considered as the source of a pull."""
+RATED_MAX = 16
+"""Pools with the fewest requests that are considered for decode, where there are more. Another one
+has more requests than all of these, so it could only be better by a much shorter hand-off, which is
+that of the pool that prefills or has the prefix; these are considered as well."""
 PULLS = PullSettings(margin_ratio=0.05, margin_ns=NS_PER_S // 1000)
 """Gain from which a prefix is fetched from another host: no price and a short way."""
 
@@ -67,36 +74,33 @@ class Hosts:
         prefill_ns: Callable[[int, int], int | None],
         costs: CostModel | None,
     ) -> None:
-        self.pools = dict.fromkeys(pools)
+        self.pools = Sources(pools)
         self.links, self._rooms, self.local_ns = links, rooms, prefill_ns
         self.costs = costs
         """Of the cluster; None without profiles."""
 
     def add(self, pool: str) -> None:
         """A host joins, unless it is there."""
-        self.pools[pool] = None
+        self.pools.add(pool)
 
     def remove(self, pool: str) -> None:
         """Forget a host; no effect if it is not there."""
-        self.pools.pop(pool, None)
+        self.pools.discard(pool)
 
     def fetch(self, arrival: Arrival, now_ns: int) -> FetchTo | None:
         """Prefixes of a request that hosts can fetch; None if no pool has one."""
         hits = arrival.hits
-        if len(self.pools) < 2 or not hits:
+        if len(self.pools.names) < 2 or not hits:
             return None
-        known = hits.keys() & self.pools.keys()
-        held = sorted(((hits[pool], pool) for pool in known), reverse=True)
-        holders = [(hit, pool) for hit, pool in held[:HOLDERS_MAX] if hit]
+        longest = islice(longest_first(hits, self.pools), HOLDERS_MAX)
+        holders = [(hit, pool) for hit, pool in longest if hit]
         return FetchTo(self, arrival, holders, now_ns) if holders else None
 
     def longest(self, arrival: Arrival, destination: str) -> tuple[int, str]:
         """Longest prefix in a pool with a link to `destination` that is up, tokens, and the pool;
         "" without any."""
-        hits = arrival.hits
-        held = ((hits[pool], pool) for pool in hits.keys() & self.pools.keys())
-        up = (each for each in held if self.links.between(each[1], destination).up)
-        return max(up, default=(0, ""))
+        held, between = longest_first(arrival.hits, self.pools), self.links.between
+        return next((each for each in held if between(each[1], destination).up), (0, ""))
 
     def decode_pool(
         self,
@@ -123,7 +127,13 @@ class Hosts:
             fits = self._rooms.fits(pool, arrival.layout, present, arrival.shippable_tokens or 0)
             return fits or pool == prefill_pool, score(found, 0, MIXED_WEIGHTS)
 
-        return max(num_open, key=rated)
+        pools: Iterable[str] = num_open
+        if len(num_open) > RATED_MAX:
+            few = nsmallest(RATED_MAX, num_open, key=num_open.__getitem__)
+            held = islice(longest_first(arrival.hits, self.pools), HOLDERS_MAX)
+            likely = dict.fromkeys((prefill_pool, *(pool for _, pool in held), *few))
+            pools = (pool for pool in likely if pool in num_open)
+        return max(pools, key=rated)
 
     def hand_off_ns(
         self, arrival: Arrival, source: str, destination: str, now_ns: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
@@ -24,6 +24,7 @@ from prfaas.core.dispatch.scoring import (
     pick,
 )
 from prfaas.core.dispatch.types import Arrival, Member
+from prfaas.core.kv.prefix_hits import Sources, longest_first
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ SCANNED_MAX = 32
 """Up to so many instances, a look at each is faster than a search."""
 HOLDERS_MAX = 4
 """Pools and instances with the longest prefixes that a search begins with."""
+BY_POOL = (1, 2)
+"""Obstacles, as of `stopped_at`, that all instances of a pool with the same layout have."""
 _Kind = tuple[str, bytes | None, int, int, frozenset[str]]
 
 Reach = Callable[[Instance], tuple[bool, bool, bool]]
@@ -90,6 +93,8 @@ class PrefillInstances:
         """Names of the instances of each pool."""
         for member in members:
             self.by_pool.setdefault(member.pool, []).append(member.name)
+        self.sources = Sources([*self.by_pool, *self.instances])
+        """Its pools and instances, as holders of prefixes."""
         self.weights, self._scanned_max = weights, scanned_max
         self._num_open = dict.fromkeys(self.instances, 0)
 
@@ -99,6 +104,8 @@ class PrefillInstances:
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
         self._num_open[member.name] = 0
         self.by_pool.setdefault(member.pool, []).append(member.name)
+        self.sources.add(member.name)
+        self.sources.add(member.pool)
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that has no requests."""
@@ -106,8 +113,10 @@ class PrefillInstances:
         pool = self.instances.pop(name).pool
         del self._num_open[name]
         self.by_pool[pool].remove(name)
+        self.sources.discard(name)
         if not self.by_pool[pool]:
             del self.by_pool[pool]
+            self.sources.discard(pool)
 
     @property
     def pools(self) -> Collection[str]:
@@ -186,12 +195,15 @@ class PrefillInstances:
         """
         num_tokens, weights, num_open = arrival.num_tokens_to_fit, self.weights, self._num_open
         best, least_open = Best(num_tokens, weights), dict[_Kind, int]()
+        closed = set[tuple[str, bytes | None]]()
 
         def look(place: tuple[int, str], wait_ns: int | None) -> None:
             name, decodes = place[1], num_open[place[1]]
             kind = self._kind(name, arrival)
             if decodes < least_open.get(kind, OPEN_MAX):
-                best.look(self._candidate(arrival, name, wait_ns, reach, fetch), place)
+                stopped = best.look(self._candidate(arrival, name, wait_ns, reach, fetch), place)
+                if stopped in BY_POOL:
+                    closed.add(kind[:2])
                 if name != arrival.avoid and wait_ns is not None:
                     least_open[kind] = decodes
 
@@ -225,6 +237,8 @@ class PrefillInstances:
                 most_open = bound.num_open_max(least_ns, score, most)
                 most_open -= best.beats(bound(least_ns, most_open, most), place)
             if num_open[name] <= most_open and (pool := self.instances[name].pool) not in pools:
+                if closed and (pool, self.instances[name].layout_id) in closed:
+                    continue
                 wait_ns = self.book.wait_ns(name, now_ns)
                 if not best.beats(bound(wait_ns, num_open[name], fetches.get(pool)), place):
                     look(place, wait_ns)
@@ -233,11 +247,11 @@ class PrefillInstances:
     def _holders(self, arrival: Arrival) -> tuple[set[str], int]:
         """Pools with the longest prefixes, in them or in one of their instances, and the longest
         prefix of all others, tokens."""
-        held, hints = arrival.hits, arrival.hints
-        if hints:
-            held = {n: max(held.get(n, 0), hints.get(n, 0)) for n in held.keys() | hints.keys()}
-        known = held.keys() & self.by_pool.keys() | held.keys() & self.instances.keys()
-        found = sorted(known, key=held.__getitem__, reverse=True)
+        held = dict[str, int]()
+        for hits in (arrival.hits, arrival.hints):
+            for num_tokens, name in islice(longest_first(hits, self.sources), HOLDERS_MAX + 1):
+                held[name] = max(num_tokens, held.get(name, 0))
+        found = sorted(held, key=held.__getitem__, reverse=True)
         rest = held[found[HOLDERS_MAX]] if len(found) > HOLDERS_MAX else 0
         longest = [source for source in found[:HOLDERS_MAX] if held[source] > rest]
         pools = {self.instances[name].pool for name in longest if name in self.instances}
@@ -288,7 +302,8 @@ class PrefillInstances:
         held, device = hits.get(pool, 0), hits.get(name, 0)
         agree, link_up, adds = (True, True, True) if reach is None else reach(instance)
         hit, source = held if held > device else device, ""
-        if fetch is not None and (found := fetch(pool, hit, wait_ns)) is not None:
+        found = fetch(pool, hit, wait_ns) if fetch is not None and agree and link_up else None
+        if found is not None:
             source, hit, arrival_ns = found
             wait_ns = arrival_ns if wait_ns is None else max(wait_ns, arrival_ns)
         return Candidate(

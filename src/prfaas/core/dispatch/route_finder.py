@@ -24,6 +24,7 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.prefix_hits import without
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.calibration import corrected
 from prfaas.core.routing.carried_bytes import CarriedBytes
@@ -247,7 +248,7 @@ class RouteFinder:
     def _destination(self, arrival: Arrival, home: Candidate | None, now_ns: int) -> str:
         """Pool that a request is decoded from, whichever path it takes."""
         prefill_pool = self.home.instances[home.name].pool if home else ""
-        if self.decode_book is None or len(self.hosts.pools) < 2:
+        if self.decode_book is None or len(self.hosts.pools.names) < 2:
             return prefill_pool or self._default_pool
         num_open = self.decode_book.least(arrival.avoid)
         found = self.hosts.decode_pool(arrival, prefill_pool, num_open, now_ns)
@@ -379,11 +380,7 @@ class RouteFinder:
 
 def _unseen(arrival: Arrival, stage: PrefillInstances) -> Arrival:
     """A request without what instances and pools of a cluster have cached of it."""
-    hits = {
-        name: tokens
-        for name, tokens in arrival.hits.items()
-        if name not in stage.instances and name not in stage.by_pool
-    }
+    hits = without(arrival.hits, stage.sources)
     return arrival._replace(hits=hits, hints=NOTHING)
 
 

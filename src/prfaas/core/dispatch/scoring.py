@@ -243,18 +243,19 @@ class Best:
         self.score, self.place, self.num_looks = -1.0, (0, ""), 0
         self._furthest, self._looked_at = 0, list[Candidate]()
 
-    def look(self, candidate: Candidate, place: tuple[int, str]) -> None:
-        """Compare one more."""
+    def look(self, candidate: Candidate, place: tuple[int, str]) -> int | None:
+        """Compare one more; return what `stopped_at` does."""
         if len(self._looked_at) < SHOWN_MAX:
             self._looked_at.append(candidate)
         stopped = stopped_at(candidate, self._num_tokens)
         if stopped is not None:
             self._furthest = max(self._furthest, stopped)
-            return
+            return stopped
         self.num_looks += 1
         found = score(candidate, self._num_tokens, self._weights)
         if found > self.score or (found == self.score and place < self.place):
             self._candidate, self.score, self.place = candidate, found, place
+        return None
 
     def beats(self, score_max: float, place: tuple[int, str]) -> bool:
         """Return True if nobody at a place or behind it can be better with this score."""

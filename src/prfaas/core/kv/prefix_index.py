@@ -22,6 +22,7 @@ from prfaas.core.kv.block_table import BlockTable, Flags, Keys, Places, Values
 from prfaas.core.kv.blocks import CacheGroup, Layout
 from prfaas.core.kv.hit_lengths import hit_lengths, numbers_of
 from prfaas.core.kv.pending_changes import PendingChanges
+from prfaas.core.kv.prefix_hits import Hits, Numbers, PrefixHits
 from prfaas.core.kv.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
 from prfaas.core.kv.source_sets import SourceSets
 
@@ -56,6 +57,8 @@ NUM_BLOCKS_MAX = 16_000_000
 """Blocks of one source that are remembered."""
 NAMED_MAX = 256
 """Sets of sources whose names are kept at hand."""
+FEW_HOLDERS = 64
+"""Up to so many sources with a prefix, each is named in the answer."""
 FEW_KEYS = 8
 """Up to this, naming blocks one by one is faster than all at once."""
 
@@ -83,6 +86,8 @@ class PrefixIndex:
         self._num_blocks_max = num_blocks_max
         self._sources: dict[str, _Source] = {}
         self._by_number: list[_Source] = []
+        self._numbers: Numbers = {}
+        """Of all sources; a new one for each change, since answers keep it."""
         self._free: list[int] = []
         """Numbers of forgotten sources."""
         self._live = self._degraded = 0
@@ -130,6 +135,7 @@ class PrefixIndex:
         if source in self._sources:
             self.begin_snapshot(source)
             self._free.append(self._sources.pop(source).number)
+            self._numbers = {name: known.number for name, known in self._sources.items()}
 
     def resume(self, source: str) -> None:
         """A DEGRADED source is followed again, and nothing was missed."""
@@ -215,7 +221,7 @@ class PrefixIndex:
         hashes: Sequence[bytes],
         num_tokens: int,
         tiers: Tier = Tier.ANY,
-    ) -> tuple[dict[str, int], dict[str, int]]:
+    ) -> tuple[Hits, Hits]:
         """Longest prefix of a prompt that every cache group of each source can serve.
 
         Args:
@@ -230,13 +236,7 @@ class PrefixIndex:
             is left out.
         """
         by_length = self._lengths(layout, hashes, num_tokens, tiers)
-        certain: dict[str, int] = {}
-        hints: dict[str, int] = {}
-        for length, bits in by_length.items():
-            certain.update(dict.fromkeys(self._names(bits & self._live), length))
-            if lost := bits & self._degraded:
-                hints.update(dict.fromkeys(self._names(lost), length))
-        return certain, hints
+        return self._answer(by_length, self._live), self._answer(by_length, self._degraded)
 
     def usable_hit(
         self,
@@ -280,6 +280,17 @@ class PrefixIndex:
 
         return hit_lengths(layout, hashes, num_tokens, holders, masks, len(self._by_number))
 
+    def _answer(self, by_length: dict[int, int], wanted: int) -> Hits:
+        """Prefixes of the sources in a set."""
+        held = [(length, found) for length, bits in by_length.items() if (found := bits & wanted)]
+        if sum(bits.bit_count() for _, bits in held) > FEW_HOLDERS:
+            held.sort(reverse=True)
+            return PrefixHits(held, self._numbers)
+        answer: dict[str, int] = {}
+        for length, bits in held:
+            answer.update(dict.fromkeys(self._names(bits), length))
+        return answer
+
     def _names(self, bits: int) -> list[str]:
         """Names of sources. Most prompts begin with blocks that the same ones hold."""
         found = self._named.get(bits)
@@ -302,6 +313,7 @@ class PrefixIndex:
             known = self._sources[name] = _Source(name, number)
             self._by_number[number : number + 1] = [known]
             self._named.clear()
+            self._numbers = {**self._numbers, name: number}
         return known
 
     def _change(

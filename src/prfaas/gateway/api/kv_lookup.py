@@ -14,6 +14,7 @@ from aiohttp import web
 from prfaas.config.clusters import ClusterTable
 from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.kv.blocks import GroupKind
+from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import Tier
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
@@ -102,7 +103,7 @@ class KvLookup:
         }
 
     def _engines(
-        self, arrival: Arrival, table: ClusterTable, hits: dict[str, int], hints: dict[str, int]
+        self, arrival: Arrival, table: ClusterTable, hits: Hits, hints: Hits
     ) -> list[JsonObject]:
         return [
             self._source(arrival, name, Tier.DEVICE, hits, hints) | {"pool": engine.pool}
@@ -112,7 +113,7 @@ class KvLookup:
         ]
 
     def _source(
-        self, arrival: Arrival, name: str, tiers: Tier, hits: dict[str, int], hints: dict[str, int]
+        self, arrival: Arrival, name: str, tiers: Tier, hits: Hits, hints: Hits
     ) -> JsonObject:
         return {
             "name": name,

@@ -22,6 +22,7 @@ from prfaas.core.dispatch.types import (
     Refused,
     Routed,
 )
+from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.pool_links import PoolLinks
 from prfaas.core.request.books import DispatcherBooks
@@ -323,7 +324,7 @@ class Driver(DispatcherBooks):
         hits, hints = self.cached(arrival)
         return arrival._replace(hits=hits, hints=hints)
 
-    def cached(self, arrival: Arrival) -> tuple[dict[str, int], dict[str, int]]:
+    def cached(self, arrival: Arrival) -> tuple[Hits, Hits]:
         """Usable cached prefix by source, tokens: certain hits, and hints."""
         if arrival.layout is None or not arrival.hashes:
             return {}, {}
