@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
@@ -82,7 +83,8 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = tekken()
     encoder = Encoder(tokenizer)
-    naming = Naming("salt", options.block, "0")
+    groups = (CacheGroup(0, GroupKind.FULL_ATTENTION, options.block, 1),)
+    naming = Naming("salt", Layout(bytes(32), options.block, "0", groups))
     spent: dict[str, list[float]] = defaultdict(list)
     sizes: list[int] = []
     quick: Quick | None = None

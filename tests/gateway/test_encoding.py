@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
 from .tokenizer_zoo import MARKERS, ZOO, tokenizer
 
-NAMING = Naming("salt", 4, "7")
+LAYOUT = Layout(b"L" * 32, 4, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 4, 64),))
+NAMING = Naming("salt", LAYOUT)
 PIECES = (
     *MARKERS,
     *("the", "cat", "mat", "Foo", "BAR", "it's", "1", "12345", "Ωσ", "ß", "ﬁ", "ing", "x", "İ"),
@@ -96,7 +98,7 @@ def test_an_encoder_keeps_nothing_of_a_text() -> None:
     encoder._quick = cast(Quick, counting)
     for salt in ("one", "other"):
         for text in (turns(20), turns(22)):
-            encoder.encode(text, False, Naming(salt, 4, "7"))
+            encoder.encode(text, False, Naming(salt, LAYOUT))
     assert given_to_tokenizer == 2 * [turns(20), turns(22)]
 
 

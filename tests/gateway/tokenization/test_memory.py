@@ -18,16 +18,19 @@ GROWTH_MIB_MAX = 100
 """With words kept, these texts take more than 200 MiB."""
 _MEASURE = f"""
 import random, sys
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+LAYOUT = Layout(b"L" * 32, 512, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 512, 64),))
 
 def resident_mib():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
 
 encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
-rng, naming = random.Random(1), Naming("salt", 512, "0")
+rng, naming = random.Random(1), Naming("salt", LAYOUT)
 encoder.encode("begin " * 1000, False, naming)
 before = resident_mib()
 for number in range({NUM_TEXTS}):

@@ -29,6 +29,15 @@ class GroupKind(StrEnum):
     """One block per checkpoint, usable at exactly the length it was taken at."""
 
 
+class HashScheme(StrEnum):
+    """Rule by which an engine names blocks. Layouts of different schemes have different ids."""
+
+    SHA256_CBOR = "sha256_cbor"
+    """vLLM's (`hash_chain.py`)."""
+    SGLANG_PAGES = "sglang_pages"
+    """SGLang's (`page_chain.py`)."""
+
+
 class BlockKey(NamedTuple):
     """Name of a block within one layout."""
 
@@ -73,12 +82,14 @@ class Layout:
         tokens_per_hash: Tokens covered by one link of the hash chain.
         hash_seed: Seed that the first link of the chain is derived from.
         groups: The cache groups, in the engine's order.
+        hash_scheme: Rule of the hash chain.
     """
 
     layout_id: bytes
     tokens_per_hash: int
     hash_seed: str
     groups: tuple[CacheGroup, ...]
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR
 
     @property
     def boundary_tokens(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from prfaas.core.kv.blocks import BlockKey, GroupKind, block_key
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.prompt_names import prompt_hashes
 from prfaas.engines.orders import Order, PushOrder
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
@@ -174,12 +174,7 @@ class Instance:
             self._keep(work, self._chain(whole, work.cache_salt), whole, start, end)
 
     def _chain(self, tokens: list[int], cache_salt: str | None) -> list[bytes]:
-        return hash_chain(
-            tokens,
-            tokens_per_hash=self.layout.tokens_per_hash,
-            seed=self.layout.hash_seed,
-            cache_salt=cache_salt,
-        )
+        return prompt_hashes(self.layout, tokens, cache_salt)
 
     def _end(self, work: Work) -> None:
         self._works.pop(work.sequence, None)

@@ -173,9 +173,7 @@ class PromptMaker:
     def _make(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
-        naming = Naming(cache_salt)
-        if layout is not None and len(client.prompts) <= 1:
-            naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
+        naming = Naming(cache_salt, layout if len(client.prompts) <= 1 else None)
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
             prompts: list[str | list[int]] = [_render(self._tokenizer, client)]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.prompt_names import prompt_hashes
 from prfaas.gateway.tokenization.bounds import TooLongError, check_length
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.word_caches import drop_word_cache, forget_words
@@ -21,24 +22,15 @@ class Naming:
 
     Attributes:
         cache_salt: The tenant's secret.
-        tokens_per_hash: Tokens to a block hash; 0 for no hashes.
-        seed: The engines' hash seed.
+        layout: What to hash for; None for no hashes.
     """
 
     cache_salt: str
-    tokens_per_hash: int = 0
-    seed: str = ""
+    layout: Layout | None = None
 
     def hashes(self, token_ids: Sequence[int]) -> list[bytes]:
         """Hashes of all whole blocks."""
-        if not self.tokens_per_hash:
-            return []
-        return hash_chain(
-            token_ids,
-            tokens_per_hash=self.tokens_per_hash,
-            seed=self.seed,
-            cache_salt=self.cache_salt,
-        )
+        return prompt_hashes(self.layout, token_ids, self.cache_salt) if self.layout else []
 
 
 class Encoder:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.layout_facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
 from prfaas.core.kv.planes import DTYPE_CHARS_MAX, PLANES_MAX, KvPage, Plane
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
@@ -78,12 +78,13 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An announced layout."""
+    """An announced layout; an older engine names no scheme, and hashes as vLLM does."""
 
     layout_id: LayoutId
     tokens_per_hash: Annotated[int, msgspec.Meta(ge=1)]
     hash_seed: Text
     groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=GROUPS_MAX)]
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR
 
     def __post_init__(self) -> None:
         """Refuse blocks that end between two hashes: nothing names them."""
@@ -97,7 +98,8 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> Layout:
         """The same, as the core knows it."""
         groups = tuple(spec.group() for spec in self.groups)
-        return Layout(self.layout_id, self.tokens_per_hash, self.hash_seed, groups)
+        span, seed = self.tokens_per_hash, self.hash_seed
+        return Layout(self.layout_id, span, seed, groups, self.hash_scheme)
 
 
 class LayoutFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,4 +146,5 @@ def layout_spec(layout: Layout) -> LayoutSpec:
         tokens_per_hash=layout.tokens_per_hash,
         hash_seed=layout.hash_seed,
         groups=groups,
+        hash_scheme=layout.hash_scheme,
     )
