@@ -118,3 +118,20 @@ async def test_what_a_frozen_node_had_been_told_to_store_is_not_stored_later(
         assert await engine.look_up(PROMPT) == [MISS] * len(PROMPT)
     finally:
         await asyncio.to_thread(engine.close)
+
+
+def test_rows_may_be_interleaved_and_lie_in_several_processes() -> None:
+    said = hello("e")
+    half = ROW_BYTES // 2
+    said.row_bytes, said.row_span, said.num_rows = half, NUM_ROWS * half + 28, NUM_ROWS
+    said.extents, said.elsewhere = {0: [(0, 100), (NUM_ROWS * half, 28)]}, [1]
+    memory = EngineMemory(rows_of("e"), said)
+    for row in (3, NUM_ROWS - 1):
+        memory.write(KEY, row, bytes([row]) * 128)
+    for row in (3, NUM_ROWS - 1):
+        found = bytearray(128)
+        memory.read(KEY, row, memoryview(found))
+        assert found == bytes([row]) * 128
+    with pytest.raises(PeerError, match=r"cache group 1; the engine announced \[0\]"):
+        memory.check(BlockKey(1, b"k" * 32), 0)
+    memory.close()

@@ -264,6 +264,10 @@ LIES = {
     "extents of a group that is not in the layout": lying(
         extents={0: [(0, 128)], 1: [(120, 64)], 7: [(0, 2**50)]}
     ),
+    "a group here and elsewhere": lying(elsewhere=[1]),
+    "a group elsewhere that is not in the layout": lying(elsewhere=[7]),
+    "rows that reach beyond the file": lying(row_span=ROW_BYTES + 1),
+    "a span that does not reach its parts": lying(row_span=100),
     "a block larger than its row": with_groups((0, ROW_BYTES + 1)),
     "a group named twice": with_groups((0, 128), (0, 128)),
 }

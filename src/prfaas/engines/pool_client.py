@@ -102,14 +102,26 @@ class PoolClient:
         try:
             outbox.put_nowait(encode(message))
         except queue.Full:
-            self._hang_up()
+            self.hang_up()
             return False
         return True
+
+    def hang_up(self) -> None:
+        """Shut the connection: open requests fail, and the pool node touches no row any more.
+
+        It is dialled again in the background.
+        """
+        connection = self._socket
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("hanging up: %s", error)
 
     def close(self) -> None:
         """End the connection and the threads."""
         self._stopped.set()
-        self._hang_up()
+        self.hang_up()
         self._thread.join(timeout=5)
         os.close(self._descriptor)
 
@@ -168,14 +180,6 @@ class PoolClient:
                     self._connected.set()
                 if not isinstance(message, Ping):
                     self._on_message(message)
-
-    def _hang_up(self) -> None:
-        connection = self._socket
-        if connection is not None:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                log.debug("hanging up: %s", error)
 
 
 def _end(outbox: queue.Queue[bytes | None]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.engines.identity.values import text_of
@@ -88,6 +88,7 @@ def layout_facts(
         "model.name": text_of(model),
         "block_tokens": text_of(block_tokens),
         "bytes_scale": text_of(bytes_scale),
+        "hash_scheme": HashScheme.SHA256_CBOR.value,
         "hash_seed": HASH_SEED,
     }
     groups = ((f"group.{i}", group) for i, group in enumerate(geometry.groups))

@@ -44,12 +44,13 @@ class EngineMemory:
         self._num_rows = hello.num_rows
         self._lock = threading.Lock()
         self._is_closed = False
-        self._sizes = {group.index: group.block_bytes for group in self.layout.groups}
+        span = hello.row_span or hello.row_bytes
+        held = [group for group in self.layout.groups if group.index not in hello.elsewhere]
+        self._sizes = {group.index: group.block_bytes for group in held}
         try:
             self._check(hello, os.fstat(descriptor).st_size)
             self._pieces = {
-                group.index: pieces(_runs(hello, group), group.block_bytes, hello.row_bytes)
-                for group in self.layout.groups
+                group.index: pieces(_runs(hello, group), group.block_bytes, span) for group in held
             }
         except (OSError, PeerError, ValueError) as error:
             self.close()
@@ -111,10 +112,11 @@ class EngineMemory:
                 _all(move, self._descriptor, data, places, base + offset)
 
     def _check(self, hello: EngineHello, file_bytes: int) -> None:
-        if hello.row_bytes * hello.num_rows > file_bytes:
+        span = hello.row_span or hello.row_bytes
+        if hello.row_bytes * (hello.num_rows - 1) + span > file_bytes:
             raise PeerError(f"{hello.num_rows} rows do not fit into {file_bytes} shared bytes")
         named = sorted(group.index for group in self.layout.groups)
-        told = sorted([*hello.extents, *hello.runs])
+        told = sorted([*hello.extents, *hello.runs, *hello.elsewhere])
         if named != told:
             raise PeerError(f"cache groups {named} with extents or runs of {told}")
         num = sum(run[3] for runs in hello.runs.values() for run in runs)

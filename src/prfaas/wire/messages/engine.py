@@ -8,6 +8,7 @@ import msgspec
 
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
+    GROUPS_MAX,
     Blocks,
     Count,
     Extent,
@@ -22,6 +23,8 @@ from prfaas.wire.messages.fields import (
 )
 from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
 
+Groups = Annotated[list[Count], msgspec.Meta(max_length=GROUPS_MAX)]
+
 
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
@@ -29,6 +32,11 @@ class EngineHello(Message, tag="engine_hello"):
     `extents` has the parts of a row with data for every cache group, in the order of the block.
     A group is in `runs` instead if ranks hold parts of its block in another order, or copies of
     them. `facts` are what the layout id is a digest of; an older engine sends none.
+
+    Rows begin every `row_bytes`. Where the parts of a row are interleaved with those of others,
+    `row_span` is the distance from its begin to the end of its last part; 0 is `row_bytes`.
+    Processes of one engine that have memory of their own announce one layout, and each names the
+    groups that lie in the memory of others in `elsewhere`.
     """
 
     engine: Name
@@ -39,6 +47,8 @@ class EngineHello(Message, tag="engine_hello"):
     facts: FactMap = msgspec.field(default_factory=dict)
     model: ModelWords = ""
     runs: dict[int, RunList] = msgspec.field(default_factory=dict)
+    row_span: Count = 0
+    elsewhere: Groups = msgspec.field(default_factory=list)
 
 
 class Push(Message, tag="push"):
