@@ -156,13 +156,32 @@ def test_the_configuration_of_a_server_is_read_as_sglang_keeps_it() -> None:
     }
 
 
-def test_the_settings_that_are_not_counted_exist() -> None:
+def settings_of_sglang() -> set[str]:
+    """Dotted names of SGLang's settings."""
     assert TREE is not None
-    folder = TREE / "sglang/srt/arg_groups/fields"
-    text = {path.stem.rstrip("_"): path.read_text() for path in folder.glob("*.py")}
-    for name in sorted(facts.NOT_COUNTED):
-        prefix, _, leaf = name.partition(".")
-        assert f"    {leaf}" in text[prefix], name
+    found = set[str]()
+    for path in (TREE / "sglang/srt/arg_groups/fields").glob("*.py"):
+        for each in ast.parse(path.read_text()).body:
+            if isinstance(each, ast.ClassDef):
+                values = {
+                    target.id: node.value
+                    for node in each.body
+                    if isinstance(node, ast.Assign | ast.AnnAssign)
+                    for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+                    if isinstance(target, ast.Name)
+                }
+                prefix = values.pop("_NS_PATH", None)
+                if isinstance(prefix, ast.Constant):
+                    found |= {f"{prefix.value}.{name}" for name in values}
+    return found
+
+
+def test_the_settings_that_are_not_counted_and_that_are_refused_exist() -> None:
+    known = settings_of_sglang()
+    refused = {"spec.speculative_algorithm", "lora.enable_lora", "lora.lora_paths"}
+    refused |= {"model.load_format", "model.custom_weight_loader"}
+    assert facts.NOT_COUNTED | refused | {"serving.weight_version", "model.model_path"} <= known
+    assert {name.split(".")[0] for name in known} >= set(facts.NAMESPACES)
 
 
 def test_the_metadata_of_the_tree_is_a_known_release() -> None:

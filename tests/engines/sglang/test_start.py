@@ -83,7 +83,8 @@ def test_a_setting_of_one_engine_alone_changes_no_layout(
     engines: Engines, pool_node: PoolThread, context: names.Context
 ) -> None:
     kept(engines.start(prfaas_engine="one"))
-    context.bags["exec"].put("cuda_graph_max_bs_decode", 7)
+    graph = names.Bag(cuda_graph_max_bs_decode=7)
+    context.bags["exec"]._subs |= {"graph": graph, "features": names.Bag(watermark_key="secret")}
     other = engines.start(prfaas_engine="two")
     assert other.batch_exists(HASHES) == 4
 
@@ -226,6 +227,8 @@ def test_pages_at_unequal_distances_are_refused(
     [
         ("spec", "speculative_algorithm", "EAGLE", r"speculative decoding \(EAGLE\)"),
         ("lora", "enable_lora", True, "without LoRA"),
+        ("model", "load_format", "remote_instance", "--load-format remote_instance"),
+        ("model", "custom_weight_loader", ["a.b"], "a loader of your own"),
         ("lora", "lora_paths", ["a"], "without LoRA"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -30,16 +31,20 @@ NOT_COUNTED = frozenset(
         *("model.weight_loader_drop_cache_after_load", "model.delete_ckpt_after_loading"),
         *("model.weight_cache_mode", "model.weight_cache_socket", "model.weight_cache_timeout"),
         "model.engine_info_bootstrap_port",
-        # Limits of requests, and what is returned besides answers.
-        *("model.context_length", "model.enable_custom_logit_processor"),
-        *("model.enable_return_hidden_states", "model.return_hidden_states_mode"),
+        # Limits of requests, what is returned besides answers, and sampling.
+        *("model.context_length", "exec.features.enable_custom_logit_processor"),
+        *("exec.features.enable_return_hidden_states", "exec.features.return_hidden_states_mode"),
+        *("exec.kernel.sampling_backend", "exec.kernel.grammar_backend"),
         # Memory and batch shapes of one engine.
-        *("model.enable_memory_saver", "exec.cuda_graph_max_bs_decode"),
-        *("exec.cuda_graph_max_bs_prefill", "exec.cuda_graph_bs_decode"),
-        *("exec.cuda_graph_bs_prefill", "exec.sampling_backend", "exec.grammar_backend"),
-        *("mm.mm_processor_worker_num", "mm.mm_io_worker_num", "mm.allowed_media_domains"),
+        *("exec.features.enable_memory_saver", "exec.graph.cuda_graph_max_bs_decode"),
+        *("exec.graph.cuda_graph_max_bs_prefill", "exec.graph.cuda_graph_bs_decode"),
+        *("exec.graph.cuda_graph_bs_prefill", "mm.mm_processor_worker_num"),
+        *("mm.mm_io_worker_num", "mm.allowed_media_domains"),
     }
 )
+
+_SECRET = re.compile(r"watermark")
+"""Settings with keys; they change sampled tokens, and no page."""
 
 
 def check_version() -> str:
@@ -101,7 +106,8 @@ def model_facts(
 
 def configuration_facts(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the configuration that can change the content of a page."""
-    counted = {n: v for n, v in values.items() if n not in NOT_COUNTED and v not in (None, {}, [])}
+    names = (name for name in values if name not in NOT_COUNTED and not _SECRET.search(name))
+    counted = {name: values[name] for name in names if values[name] not in (None, {}, [])}
     return {name_of(f"config.{name}"): text_of(value) for name, value in sorted(counted.items())}
 
 

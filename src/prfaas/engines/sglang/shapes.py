@@ -10,6 +10,8 @@ from prfaas.errors import ConfigError
 KV = "kv"
 """SGLang's name of the pool of attention."""
 MAMBA = "mamba"
+LOADERS = frozenset({"auto", "bitsandbytes", "dummy", "gguf", "npcache", "pt", "safetensors"})
+"""Values of `--load-format` that load the files of the checkpoint."""
 UPSTREAM = "https://github.com/sgl-project/sglang/issues/39830"
 
 
@@ -61,6 +63,12 @@ def check_features(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"speculative decoding ({values['spec.speculative_algorithm']}) names pages by pairs "
             "of tokens and packs a draft model's into them; start SGLang without it"
+        )
+    loader = values.get("model.load_format", "auto")
+    if loader not in LOADERS or values.get("model.custom_weight_loader"):
+        raise ConfigError(
+            f"weights that --load-format {loader} or a loader of your own brings are not those of "
+            f"the checkpoint's files, which name the pages; use {', '.join(sorted(LOADERS))}"
         )
     if values.get("lora.enable_lora") or values.get("lora.lora_paths"):
         raise ConfigError(
