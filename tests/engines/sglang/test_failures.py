@@ -16,7 +16,7 @@ from prfaas.engines.sglang.pool_calls import CALL_KEYS_MAX
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
-from prfaas.wire.messages.engine import Load, LoadDone, LookupDone, Store, StoreDone
+from prfaas.wire.messages.engine import Load, LoadDone, Lookup, LookupDone, Store, StoreDone
 from tests.engines.sglang import names
 from tests.engines.sglang.conftest import Engines, PoolThread, wait
 from tests.engines.sglang.host_pools import HostPool
@@ -143,12 +143,13 @@ def test_answers_with_other_keys_and_of_other_jobs_are_misses(
     engines: Engines, scripted: Scripted
 ) -> None:
     def answer(message: AnyMessage) -> AnyMessage | None:
-        job = getattr(message, "job", None)
         if isinstance(message, Store):
-            return StoreDone(job=job, stored=False)
+            return StoreDone(job=message.job, stored=False)
         if isinstance(message, Load):
-            return LoadDone(job=job, loaded=b"\1" * 9)
-        return None if job is None else LookupDone(job=job, found=b"\1\1\1")
+            return LoadDone(job=message.job, loaded=b"\1" * 9)
+        if isinstance(message, Lookup):
+            return LookupDone(job=message.job, found=b"\1\1\1")
+        return None
 
     scripted.answer = answer
     all_missing(engines.start(prfaas_wait_s=5))

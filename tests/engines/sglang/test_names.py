@@ -172,7 +172,7 @@ def settings_of_sglang() -> set[str]:
                 }
                 prefix = values.pop("_NS_PATH", None)
                 if isinstance(prefix, ast.Constant):
-                    found |= {f"{prefix.value}.{name}" for name in values}
+                    found |= {f"{prefix.value!s}.{name}" for name in values}
     return found
 
 
