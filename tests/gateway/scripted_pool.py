@@ -14,6 +14,7 @@ from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
@@ -52,6 +53,9 @@ class ScriptedPool:
     pulls: list[Pull] = field(default_factory=list)
     on_purge: Callable[[ScriptedPool, Message], None] | None = None
     """Told of purges."""
+    worst: dict[str, float] | None = None
+    """Said when blocks are compared; without it all are missing."""
+    compares: list[Compare] = field(default_factory=list)
     is_barred: bool = True
     """Said at the end of a purge."""
     num_subscriptions: int = 0
@@ -106,6 +110,18 @@ class ScriptedPool:
                 self.releases.append(release)
             case Pull() as pull:
                 self.pulls.append(pull)
+            case Compare() as message:
+                self.compares.append(message)
+                count = len(message.pairs)
+                self.send(
+                    Compared(
+                        job=message.job,
+                        num_equal=0,
+                        num_different=0 if self.worst is None else count,
+                        num_missing=count if self.worst is None else 0,
+                        worst=self.worst or {},
+                    )
+                )
             case Purge() as message if self.on_purge is not None:
                 self.on_purge(self, message)
             case PurgeEnd() as message:

@@ -23,6 +23,8 @@ class Loop(StrEnum):
     MEMBERS = "members"
     PRICES = "prices"
     """The price file."""
+    INTEGRITY = "integrity"
+    """Verification of received blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,11 @@ class GatewayAudit:
         self.record(permission(Kind.TICKET, ticket, **named))
 
     def changed(self, change: Entry) -> None:
-        """Record a change if an operator made it."""
-        if self._log is not None and change.loop is Loop.OPERATOR:
+        """Record a change if an operator made it, or if a source was barred."""
+        if self._log is not None and change.loop in _KINDS:
             self._log.write(
                 {
-                    "kind": Kind.OPERATOR,
+                    "kind": _KINDS[change.loop],
                     "operator": _operator.get(),
                     "action": change.action,
                     "what": change.what,
@@ -148,6 +148,7 @@ def _refusal(key: tuple[str, ...], **fields: object) -> dict[str, object]:
     }
 
 
+_KINDS = {Loop.OPERATOR: Kind.OPERATOR, Loop.INTEGRITY: Kind.ALARM}
 _REASONS = {
     "401": "unauthorized",
     "403": "forbidden",

@@ -204,6 +204,11 @@ class Deployment(Table):
                 f"model.name is {self.model.name!r}: timing engines compute nothing, and the name "
                 f"of their model has to show it; put {TIMING_MARK!r} into it"
             )
+        if timing and self.routing.verify_one_in is not None:
+            raise ValueError(
+                "routing.verify_one_in: blocks of timing engines depend on the salt of a request, "
+                "so that honest ones would count as altered; remove the key"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
+from prfaas.core.integrity.difference import LIMITS
 from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
@@ -55,6 +56,12 @@ class RoutingTable(Table):
     pull: bool = False
     """Let "adaptive" fetch a prefix from a PrfaaS cluster for a local prefill if that is predicted
     to be faster than computing it; needs a `plan`."""
+    verify_one_in: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Compute one of this number of offloaded prompts again in the PD cluster, compare the received
+    blocks, and bar a PrfaaS cluster's pool node if they are altered. Nothing is verified if absent.
+    """
+    verify_limits: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default={})
+    """Largest relative difference of honest blocks by type, such as `{ bfloat16 = 0.05 }`."""
     second_price: Annotated[float, Field(gt=0)] | None = None
     """Value of a second of a request's time, in the currency of the plan's `price_per_tb`. The
     price of shipped bytes then counts as time: for "adaptive", pulls, copies and the choice between
@@ -116,6 +123,13 @@ class RoutingTable(Table):
         if self.bandwidth is Bandwidth.ABUNDANT and not (is_paper and self.plan):
             raise ValueError(
                 'bandwidth = "abundant" needs a plan and policy = "paper", whose rule it is'
+            )
+        if self.verify_limits and self.verify_one_in is None:
+            raise ValueError("verify_limits need verify_one_in: without it nothing is verified")
+        for dtype in self.verify_limits.keys() - LIMITS.keys():
+            raise ValueError(
+                f"verify_limits.{dtype}: blocks of this type have to be equal; limits are for "
+                f"{', '.join(LIMITS)}"
             )
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")

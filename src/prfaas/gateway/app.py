@@ -15,6 +15,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
+from prfaas.config.routing import RoutingTable
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.tenant_tag import tenant_tag
@@ -70,6 +71,8 @@ from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.times import TIMES, Times
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
+from prfaas.integrity.barring import Barring
+from prfaas.integrity.verifier import Verifier
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.follower import Follower
 from prfaas.membership.port import Source
@@ -225,14 +228,18 @@ class Gateway:
         self._console = Console(
             Parts(live, control), deployment.gateway.consoles_max, times.console_interval_s
         )
-        patience = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
-        self.fleet = Fleet(self.driver, self.guards, patience)
+        self.fleet = Fleet(
+            self.driver,
+            self.guards,
+            Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max),
+        )
+        prefill_leg = PrefillLeg(self.engines, model, deployment.routing, tickets)
         self.parts = RunParts(
             holding=holding,
             planner=planner,
             fleet=self.fleet,
             engines=self.engines,
-            prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
+            prefill_leg=prefill_leg,
             decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
             ending=Ending(self._prompts, model),
             movers=Movers(self.pools, self.transfers, fetcher),
@@ -240,6 +247,7 @@ class Gateway:
                 self.engines, self.metrics.rehearsed, times.rehearsal_s, times.rehearsal_pause_s
             ),
             suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
+            verifier=self._verifier(limits, prefill_leg),
             metrics=self.metrics,
         )
         self.charging = Charging()
@@ -274,6 +282,17 @@ class Gateway:
         meter = GatewayMeter(deployment.clusters, dispatcher.market, tags, write, usage)
         dispatcher.count_prefills(meter.prefill)
         return meter
+
+    def _verifier(self, limits: RoutingTable, prefill_leg: PrefillLeg) -> Verifier:
+        barring = Barring(self.engines, self.driver, self._control.purging, self.journal.note)
+        return Verifier(
+            limits.verify_one_in,
+            limits.verify_limits,
+            prefill_leg.compute,
+            lambda pool, layout_id, pairs: self.pools.client(pool).compare(layout_id, pairs),
+            barring.bar,
+            self.metrics.verification,
+        )
 
     def _follow_members(
         self, deployment: Deployment, endpoints: Endpoints, sources: Sequence[Source]
@@ -375,6 +394,7 @@ class Gateway:
         await self._console.close()
         await cancel_all(self._tasks)
         await self.members.close()
+        await self.parts.verifier.close()
         await self._control.purging.close()
         await self.engine_events.close()
         await self.pools.close()

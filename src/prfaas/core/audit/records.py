@@ -33,6 +33,8 @@ class Kind(StrEnum):
     OPERATOR = "operator"
     """An operator changed something, or tried to."""
     PURGE = "purge"
+    ALARM = "alarm"
+    """A source was barred, since its blocks were altered."""
     USAGE = "usage"
     """Usage of engines or of storage since the last record of it."""
     TERMS = "terms"

@@ -31,6 +31,9 @@ TAKEN_AGAIN = (
 )
 
 
+_WHY = {Loop.OPERATOR: "as the operator asked", Loop.INTEGRITY: "its blocks were altered"}
+
+
 class Purging:
     """Runs purges, one at a time.
 
@@ -46,11 +49,12 @@ class Purging:
         self._live, self._on_forgotten, self._retry_s = live, on_forgotten, retry_s
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
-    async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
+    async def purge(self, source: str, *, is_dry: bool, loop: Loop = Loop.OPERATOR) -> JsonObject:
         """Drop what came from a pool. Goes on also when no request waits for it any more.
 
         Args:
             source: Name of the pool; one that the deployment has no longer will do.
+            loop: Author of the purge.
 
         Raises:
             RequestError: Nobody knows of such a pool, or a purge is under way.
@@ -59,7 +63,7 @@ class Purging:
             raise RequestError(
                 "a purge is running at this gateway; try again after its end", status=409
             )
-        task = asyncio.create_task(self._run(source, is_dry=is_dry))
+        task = asyncio.create_task(self._run(source, loop, is_dry=is_dry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
@@ -68,7 +72,7 @@ class Purging:
         """Break off; what is left of a purge is done when it is asked for again."""
         await cancel_all(self._tasks)
 
-    async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
+    async def _run(self, source: str, loop: Loop, *, is_dry: bool) -> JsonObject:
         if is_dry or source not in self._live.pools.names():
             found = await self._at_pools(source, is_dry=True)
             if source not in self._live.pools.names() and not any(
@@ -85,7 +89,7 @@ class Purging:
         ends = (self._end_at(pool, source, told) for pool, told in found.items())
         found = dict(zip(found, await asyncio.gather(*ends), strict=True))
         forgot = dict(zip(names, problems, strict=True))
-        return _report(source, found, forgot, self._note(source, found, forgot))
+        return _report(source, found, forgot, self._note(source, loop, found, forgot))
 
     async def _at_pools(self, source: str, *, is_dry: bool) -> dict[str, Purged]:
         """Result of a purge at each pool node."""
@@ -126,15 +130,17 @@ class Purging:
                 self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
-    def _note(self, source: str, found: dict[str, Purged], forgot: dict[str, str]) -> Entry:
+    def _note(
+        self, source: str, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
+    ) -> Entry:
         failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
         left = f"; NOT DONE at {', '.join(failed)}: ask again" if failed else ""
         return self._live.journal.note(
-            Loop.OPERATOR,
+            loop,
             "purge",
             f"source {source}",
-            why=f"as the operator asked{left}",
+            why=f"{_WHY.get(loop, '')}{left}",
             numbers={
                 "blocks": sum(told.num_blocks for told in found.values()),
                 "bytes": sum(told.num_bytes for told in found.values()),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,8 @@ from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.comparing import Compare, Compared
+from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
     LinkTelemetry,
     Purge,
@@ -57,6 +59,9 @@ class PoolTiming:
     connect_s: float = 5.0
 
 
+Answer = Purged | PurgeEnded | Compared
+
+
 class PoolClient:
     """The subscription to one pool, kept up."""
 
@@ -80,8 +85,8 @@ class PoolClient:
         self._closed = asyncio.Event()
         self._was_live = self._has_left = False
         self._said = ""
-        self._purges: dict[int, asyncio.Future[Purged | PurgeEnded]] = {}
-        self._next_purge = 0
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._next_job = 0
         self.subscription = subscription
 
     async def run(self) -> None:
@@ -120,8 +125,8 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        self._next_purge += 1
-        message = Purge(job=self._next_purge, source=source, is_dry=is_dry)
+        self._next_job += 1
+        message = Purge(job=self._next_job, source=source, is_dry=is_dry)
         answer = await self._answered(message.job, message)
         if not isinstance(answer, Purged):
             raise PeerError("it answers something else")
@@ -136,16 +141,29 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        self._next_purge += 1
-        message = PurgeEnd(job=self._next_purge, source=source)
+        self._next_job += 1
+        message = PurgeEnd(job=self._next_job, source=source)
         answer = await self._answered(message.job, message)
         return isinstance(answer, PurgeEnded) and answer.was_barred
 
-    async def _answered(self, job: int, message: Message) -> Purged | PurgeEnded:
+    async def compare(self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]]) -> Compared:
+        """Have the pool compare blocks, and drop the second of each pair.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        self._next_job += 1
+        message = Compare(job=self._next_job, layout_id=layout_id, pairs=list(pairs))
+        answer = await self._answered(message.job, message)
+        if not isinstance(answer, Compared):
+            raise PeerError("it answers something else")
+        return answer
+
+    async def _answered(self, job: int, message: Message) -> Answer:
         if self._channel is None:
             raise PeerError("not connected")
-        answer: asyncio.Future[Purged | PurgeEnded] = asyncio.get_running_loop().create_future()
-        self._purges[job] = answer
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[job] = answer
         try:
             self._channel.send(message)
             async with asyncio.timeout(PURGE_S):
@@ -153,7 +171,7 @@ class PoolClient:
         except TimeoutError:
             raise PeerError(f"no answer within {PURGE_S:g} s") from None
         finally:
-            self._purges.pop(job, None)
+            self._asked.pop(job, None)
 
     async def _connect(self) -> Channel | None:
         host, port = self._address
@@ -188,10 +206,10 @@ class PoolClient:
         if self._has_left:
             return
         message = decode(frame.payload)
-        if not isinstance(message, Purged | PurgeEnded):
+        if not isinstance(message, Purged | PurgeEnded | Compared):
             self.subscription.receive(message)
             return
-        answer = self._purges.get(message.job)
+        answer = self._asked.get(message.job)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
@@ -203,7 +221,7 @@ class PoolClient:
         if self._was_live or reason != self._said:
             log_event(_log, logging.WARNING, "pool_disconnected", pool=self._pool, why=reason)
         self._said = reason
-        for answer in self._purges.values():
+        for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(PeerError("the connection broke"))
         self.subscription.lose()

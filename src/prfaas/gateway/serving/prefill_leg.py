@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,6 +24,7 @@ from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.tokenization.prompt_encoder import Prompt
 from prfaas.units import NS_PER_MS
 
 _Why = PrefillFailure
@@ -76,6 +77,16 @@ class PrefillLeg:
         """
         body = prefill_body(self.model, plan.prompt, self._order(plan, transfer, awaited))
         return await self._post(engine, body, headers)
+
+    async def compute(self, engine: str, token_ids: Sequence[int], cache_salt: str) -> bool:
+        """Compute a prompt without a transfer; False if the engine does not."""
+        body = prefill_body(self.model, Prompt([token_ids], [], cache_salt), {})
+        del body["kv_transfer_params"]
+        try:
+            await self._post(self.engines.by_name[engine], body, {})
+        except (KeyError, PrefillGivenUpError):
+            return False
+        return True
 
     def _order(
         self, plan: Plan, transfer: TransferView, awaited: TransferView | None

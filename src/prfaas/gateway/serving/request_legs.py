@@ -43,6 +43,7 @@ from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.integrity.verifier import Verifier
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
@@ -56,6 +57,7 @@ class Parts:
         fleet: What the machines of all requests share.
         ending: Ends and continues streams that engines left.
         suspects: Keep prompts that break engines from further ones.
+        verifier: Verifies some transfers after their request.
     """
 
     holding: Holding
@@ -68,6 +70,7 @@ class Parts:
     movers: Movers
     rehearsal: Rehearsal
     suspects: Suspects
+    verifier: Verifier
     metrics: Metrics
 
 

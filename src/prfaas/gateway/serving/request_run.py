@@ -36,6 +36,7 @@ from prfaas.gateway.serving.moving_blocks import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, Parts
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
+from prfaas.integrity.received import Received
 from prfaas.units import NS_PER_S
 
 
@@ -112,10 +113,24 @@ class RequestRun(Executor):
             self._parts.metrics.control.pulled(self._plan.routed.pull_link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
+        self._verify()
         self._moving.close()
         self._legs.close()
         exchange.on_finished = None
         self._next = self._legs.give_up
+
+    def _verify(self) -> None:
+        """Offer the blocks that came from a PrfaaS cluster for verification."""
+        plan, view = self._plan, self._moving.get(Blocks.HAND_OFF)
+        if not self._parts.verifier.is_on or view is None or plan.layout is None:
+            return
+        if plan.routed.decision.path is Path.REMOTE:
+            span = plan.routed.present_tokens, plan.route.final_tokens
+            prompt, decode = plan.prompt, plan.route.decode
+            received = Received(
+                view, decode, plan.layout, prompt.token_ids, prompt.hashes, prompt.cache_salt, *span
+            )
+            self._parts.verifier.used(received)
 
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""

@@ -27,6 +27,7 @@ from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
+from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.market.metrics import MarketMetrics
 from prfaas.membership.views import MemberMetrics
 from prfaas.units import NS_PER_S
@@ -81,6 +82,7 @@ class Metrics:
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
         self.audit = AuditMetrics(self.registry, "prfaas_gateway")
+        self.verification = VerificationMetrics(self.registry)
         self.market, self.usage = MarketMetrics(self.registry), UsageMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")

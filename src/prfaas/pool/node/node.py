@@ -27,6 +27,7 @@ from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.node.admin_http import AdminServer, Phase
+from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.purging import Purging
@@ -132,6 +133,7 @@ class PoolNode:
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
+        self._comparing = Comparing(self.store, self._known_layouts)
         self._purging = Purging(
             settings.name,
             self.store,
@@ -160,6 +162,7 @@ class PoolNode:
             on_pull=self._pulls.fetch,
             on_refused=self._pulls.refused,
             on_purge=self._purging.asked,
+            on_compare=self._comparing.asked,
             clock_ns=clock_ns,
             decoding=self._decoding,
             encryption=settings.link_encryption,
@@ -248,6 +251,7 @@ class PoolNode:
                 self.disk.close()
             if self.shared is not None:
                 await self.shared.close()
+            await self._comparing.close()
             self._storage.close(self._clock_ns())
             await asyncio.to_thread(self._audit.close)
             if self.settings.tracing is not None:

@@ -32,6 +32,7 @@ from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
 from prfaas.wire.messages.link import (
@@ -54,6 +55,8 @@ from prfaas.wire.sealed.records import SealError
 log = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 4096
+
+_OfGateway = Subscribe | Pull | Abort | Release | Purge | PurgeEnd | Compare
 
 
 class LinkPort:
@@ -97,6 +100,7 @@ class LinkPort:
         channels: ChannelLimits = CHANNEL_LIMITS,
         probes: ProbeLimits = PROBE_LIMITS,
         on_met: Callable[[str, Regions], bool] = lambda *_: False,
+        on_compare: Callable[[Compare, Callable[[Message], None]], None] = lambda *_: None,
     ) -> None:
         self._pool = pool
         self._encryption = encryption
@@ -113,7 +117,7 @@ class LinkPort:
         self._on_abort = on_abort
         self._on_pull = on_pull
         self._on_refused = on_refused
-        self._on_purge, self._on_met = on_purge, on_met
+        self._on_purge, self._on_compare, self._on_met = on_purge, on_compare, on_met
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -231,15 +235,13 @@ class LinkPort:
                 self._on_refused(message, channel.peer)
             case Abort() if channel in self._from_sources:
                 self._inbound.aborted_by(message, channel.peer)
-            case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd():
+            case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd() | Compare():
                 self._require(channel, self._from_gateways)
                 self._of_gateway(channel, message)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
-    def _of_gateway(
-        self, channel: Channel, message: Subscribe | Pull | Abort | Release | Purge | PurgeEnd
-    ) -> None:
+    def _of_gateway(self, channel: Channel, message: _OfGateway) -> None:
         match message:
             case Subscribe():
                 self._on_subscribe(channel, message)
@@ -251,6 +253,8 @@ class LinkPort:
                 self._inbound.release(message.transfer_id)
             case Purge() | PurgeEnd():
                 self._on_purge(message, channel.peer, channel.send)
+            case Compare():
+                self._on_compare(message, channel.send)
 
     def _offered(self, channel: Channel, offer: Offer) -> None:
         channel.send(self._inbound.offered(offer, channel.peer))

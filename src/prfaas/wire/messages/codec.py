@@ -9,6 +9,7 @@ import msgspec
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, encode_control
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.engine import (
     EngineHello,
     Load,
@@ -92,6 +93,8 @@ AnyMessage = (
     | PurgeEnd
     | PurgeEnded
     | Purged
+    | Compare
+    | Compared
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,1 @@
+"""Verification of received blocks: which transfers, how blocks are compared, and who is barred."""

@@ -1,0 +1,90 @@
+"""Difference of two versions of a block: that which was received, and one computed here.
+
+Engines compute the same block with other batches, chunks and kernels, so honest versions differ in
+their last bits. Each plane is compared in runs of RUN numbers, so that a change of a part of it
+counts as much as one of all. The difference of a run is the Euclidean norm of what differs, divided
+by the norm of what was computed here, which counts as at least FLOOR of that of an average run. The
+difference of a plane is that of its worst run. A number that is not finite in one version only, or
+bytes of a type that is not a floating-point number, make a difference of 1 unless they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from prfaas.core.kv.planes import Planes
+
+Floats = npt.NDArray[np.float64]
+LIMITS: Mapping[str, float] = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.05}
+"""Largest difference of honest versions by type; measured in docs/results/verification.md."""
+OTHER_LIMIT = 0.0
+"""Limit of other types: their bytes are compared."""
+DIFFERENT = 1.0
+RUN = 1024
+"""Numbers that are compared together."""
+FLOOR = 0.1
+
+
+def differences(received: memoryview, computed: memoryview, planes: Planes) -> dict[str, float]:
+    """Largest difference of the planes of a block, by type.
+
+    Args:
+        received: A block from another cluster.
+        computed: The same block, computed here.
+        planes: Its dtype planes; without, bytes are compared.
+    """
+    if len(received) != len(computed) or sum(p.num_bytes for p in planes) != len(received):
+        return {"bytes": 0.0 if received == computed else DIFFERENT}
+    found: dict[str, float] = {}
+    start = 0
+    for dtype, num_bytes in planes:
+        end = start + num_bytes
+        with np.errstate(all="ignore"):  # Bytes of a peer may be any numbers.
+            difference = _of_plane(received[start:end], computed[start:end], dtype)
+        found[dtype] = max(found.get(dtype, 0.0), difference)
+        start = end
+    return found
+
+
+def is_altered(found: Mapping[str, float], limits: Mapping[str, float] = LIMITS) -> bool:
+    """Return True if a difference is above the limit of its type."""
+    return any(not value <= limits.get(dtype, OTHER_LIMIT) for dtype, value in found.items())
+
+
+def _of_plane(received: memoryview, computed: memoryview, dtype: str) -> float:
+    if received == computed:
+        return 0.0
+    a, b = _numbers(received, dtype), _numbers(computed, dtype)
+    if a is None or b is None:
+        return DIFFERENT
+    is_finite = np.isfinite(b)
+    if not np.array_equal(np.isfinite(a), is_finite):
+        return DIFFERENT
+    a, b = np.where(is_finite, a, 0.0), np.where(is_finite, b, 0.0)
+    distances, norms = _norms(a - b), _norms(b)
+    floor = FLOOR * float(np.sqrt(np.mean(np.square(norms))))
+    scale = np.maximum(norms, floor)
+    if not floor:
+        return DIFFERENT if distances.any() else 0.0
+    return float(np.max(distances / scale))
+
+
+def _norms(values: Floats) -> Floats:
+    """Norm of each run; the last one may be shorter."""
+    padded = np.zeros(-(-len(values) // RUN) * RUN)
+    padded[: len(values)] = values
+    norms: Floats = np.linalg.norm(padded.reshape(-1, RUN), axis=1)
+    return norms
+
+
+def _numbers(data: memoryview, dtype: str) -> Floats | None:
+    """Numbers of a plane; None for other types."""
+    if dtype == "bfloat16" and not len(data) % 2:
+        words = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+        return words.view(np.float32).astype(np.float64)
+    if dtype in ("float32", "float16") and not len(data) % np.dtype(dtype).itemsize:
+        return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).astype(np.float64)
+    return None

@@ -1,0 +1,1 @@
+"""Verification of transfers by a gateway, and the bar of sources that alter blocks."""

@@ -1,0 +1,117 @@
+"""The bar of a source whose blocks are wrong: no new requests, and its blocks are purged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from prfaas.audit.changes import Entry, Loop
+from prfaas.errors import RequestError
+from prfaas.logs import log_event
+
+TRIES_MAX, PAUSE_S = 240, 5.0
+"""Attempts to purge while another purge runs, and to see the end of prefills under way."""
+_log = logging.getLogger(__name__)
+
+
+class _Engine(Protocol):
+    """An engine of the gateway."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def pool(self) -> str:
+        """Its pool node."""
+
+    num_in_flight: int
+
+
+class _Engines(Protocol):
+    """Engines of the gateway."""
+
+    @property
+    def by_name(self) -> Mapping[str, _Engine]:
+        """All, by name."""
+
+
+class _Driver(Protocol):
+    """Routing of the gateway."""
+
+    def is_drained(self, name: str) -> bool:
+        """Return True if an engine gets no new requests."""
+
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        """Give an engine no new requests, or give it some again."""
+
+
+class _Purging(Protocol):
+    """Purges of the gateway."""
+
+    async def purge(self, source: str, *, is_dry: bool, loop: Loop = ...) -> Mapping[str, object]:
+        """Drop what came from a pool."""
+
+
+class Barring:
+    """Bars sources until an operator resumes their engines.
+
+    Args:
+        engines: All engines.
+        driver: Routes.
+        purging: Drops blocks in all pools and engines.
+        note: Records a change: loop, action, what, `why`.
+        pause_s: Wait between two attempts, seconds.
+    """
+
+    def __init__(
+        self,
+        engines: _Engines,
+        driver: _Driver,
+        purging: _Purging,
+        note: Callable[..., Entry],
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._engines, self._driver, self._purging = engines, driver, purging
+        self._note, self._pause_s = note, pause_s
+
+    async def bar(self, source: str, why: str) -> None:
+        """Bar a source.
+
+        Its blocks are purged at once, and again after the last prefill that was under way.
+
+        Args:
+            source: Pool that sent the blocks.
+            why: In words.
+        """
+        engines = [each for each in self._engines.by_name.values() if each.pool == source]
+        in_use = [each for each in engines if not self._driver.is_drained(each.name)]
+        for each in in_use:
+            self._driver.set_drained(each.name, time.monotonic_ns(), drained=True)
+        if not in_use:
+            return
+        names = ", ".join(each.name for each in in_use)
+        log_event(_log, logging.ERROR, "source_barred", source=source, engines=names, why=why)
+        self._note(Loop.INTEGRITY, "bar", f"source {source}", old="in use", new="barred", why=why)
+        await self._purge(source)
+        for _ in range(TRIES_MAX):
+            if not any(each.num_in_flight for each in engines):
+                break
+            await asyncio.sleep(self._pause_s)
+        await self._purge(source)
+
+    async def _purge(self, source: str) -> None:
+        for _ in range(TRIES_MAX):
+            try:
+                if (await self._purging.purge(source, is_dry=False, loop=Loop.INTEGRITY))[
+                    "is_complete"
+                ]:
+                    return
+            except RequestError as error:
+                if error.status != 409:
+                    break
+            await asyncio.sleep(self._pause_s)
+        log_event(_log, logging.ERROR, "purge_not_done", source=source)

@@ -1,0 +1,51 @@
+"""Metrics of verification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class VerificationMetrics:
+    """Outcomes, and the largest difference that was seen.
+
+    Args:
+        registry: Of the process.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._outcomes = Counter(
+            "prfaas_verifications",
+            "Transfers that were selected for verification: equal, altered, unknown or skipped",
+            ("outcome",),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "prfaas_verification_tokens",
+            "Prompt tokens that PD engines computed again",
+            registry=registry,
+        )
+        self._worst = Gauge(
+            "prfaas_verification_difference",
+            "Largest relative difference of received blocks since the start, by type",
+            ("dtype",),
+            registry=registry,
+        )
+        self._differences: dict[str, float] = {}
+
+    def ended(self, outcome: str, num_tokens: int = 0) -> None:
+        """A verification ended.
+
+        Args:
+            outcome: "equal" within the limits, "altered", "unknown" or "skipped".
+            num_tokens: Prompt tokens that were computed again.
+        """
+        self._outcomes.labels(outcome).inc()
+        self._tokens.inc(num_tokens)
+
+    def differed(self, worst: Mapping[str, float]) -> None:
+        """Blocks were compared."""
+        for dtype, value in worst.items():
+            self._differences[dtype] = max(value, self._differences.get(dtype, 0.0))
+            self._worst.labels(dtype).set(self._differences[dtype])

@@ -1,0 +1,144 @@
+"""Verification of transfers: one in N is computed again in the PD cluster and compared.
+
+    request ends ─► selected? ─► PD engine computes the prompt under another salt
+                                       └─► PD pool compares both versions ─► altered: bar the source
+
+One verification runs at a time. It costs the PD cluster the prefill of the prompt, without any
+cached prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from prfaas.core.integrity.difference import LIMITS, is_altered
+from prfaas.core.integrity.sampling import Sampler
+from prfaas.core.transfer.transfer_state import TransferState
+from prfaas.errors import PrfaasError
+from prfaas.integrity.metrics import VerificationMetrics
+from prfaas.integrity.received import Received
+from prfaas.logs import log_event
+from prfaas.tasks import cancel_all
+from prfaas.wire.messages.comparing import Compared
+from prfaas.wire.messages.fields import Key
+
+WAITING_MAX = 32
+"""Selected transfers that wait; further ones are skipped and counted."""
+TRIES_MAX, PAUSE_S = 20, 0.25
+"""Attempts to see the end of a transfer, and to find blocks that the engine is still storing."""
+_log = logging.getLogger(__name__)
+
+Compute = Callable[[str, Sequence[int], str], Awaitable[bool]]
+"""Has an engine compute a prompt with a salt; False if it does not."""
+Compare = Callable[[str, bytes, Sequence[tuple[Key, Key]]], Awaitable[Compared]]
+"""Has a pool compare blocks of a layout."""
+Bar = Callable[[str, str], Awaitable[None]]
+"""Bars a source, for a reason in words."""
+
+
+class Verifier:
+    """Verifies transfers of a gateway.
+
+    Args:
+        one_in: N; None verifies nothing.
+        limits: Largest differences by type that take precedence over `LIMITS`.
+        compute: Computes a prompt.
+        compare: Compares blocks.
+        bar: Bars a source.
+        metrics: Count outcomes.
+        draw: As in `Sampler`.
+        pause_s: Wait between two attempts, seconds.
+    """
+
+    def __init__(
+        self,
+        one_in: int | None,
+        limits: Mapping[str, float],
+        compute: Compute,
+        compare: Compare,
+        bar: Bar,
+        metrics: VerificationMetrics,
+        draw: Callable[[int], int] = secrets.randbelow,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._sampler = None if one_in is None else Sampler(one_in, draw)
+        self._limits = {**LIMITS, **limits}
+        self._compute, self._compare, self._bar = compute, compare, bar
+        self._metrics, self._pause_s = metrics, pause_s
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """True if transfers are verified."""
+        return self._sampler is not None
+
+    def used(self, received: Received) -> None:
+        """A request has used the blocks of a transfer."""
+        if self._sampler is None or not self._sampler.takes(received.transfer.source):
+            return
+        if len(self._tasks) >= WAITING_MAX:
+            self._metrics.ended("skipped")
+            return
+        task = asyncio.create_task(self._verify(received))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Break off."""
+        await cancel_all(self._tasks)
+
+    async def _verify(self, received: Received) -> None:
+        async with self._turn:
+            try:
+                found = await self._compared(received)
+            except PrfaasError as error:
+                found = None
+                why = type(error).__name__
+                log_event(_log, logging.WARNING, "verification_failed", why=why)
+            if found is None or not (found.num_equal or found.num_different):
+                self._metrics.ended("unknown")
+                return
+            self._metrics.differed(found.worst)
+            altered = is_altered(found.worst, self._limits)
+            self._metrics.ended("altered" if altered else "equal", len(received.token_ids))
+        if altered:
+            await self._bar(received.transfer.source, self._words(received, found))
+
+    async def _compared(self, received: Received) -> Compared | None:
+        """Compare both versions; None if the transfer or the engine failed."""
+        if not await self._is_committed(received):
+            return None
+        salt = received.other_salt()
+        pairs = await asyncio.to_thread(received.pairs, salt)
+        if not pairs or not await self._compute(received.engine, received.token_ids, salt):
+            return None
+        pool, layout_id = received.transfer.destination, received.layout.layout_id
+        for _ in range(TRIES_MAX):
+            found = await self._compare(pool, layout_id, pairs)
+            if not found.num_missing or is_altered(found.worst, self._limits):
+                break
+            await asyncio.sleep(self._pause_s)
+        return found
+
+    async def _is_committed(self, received: Received) -> bool:
+        """Wait for the pools' reports of a transfer, which may come after the request's end."""
+        for _ in range(TRIES_MAX):
+            if received.transfer.state in tuple(TransferState):
+                break
+            await asyncio.sleep(self._pause_s)
+        return received.transfer.state == TransferState.COMMITTED
+
+    def _words(self, received: Received, found: Compared) -> str:
+        above = [
+            f"{dtype} differs by {value:.3g}, limit {self._limits.get(dtype, 0.0):g}"
+            for dtype, value in found.worst.items()
+            if is_altered({dtype: value}, self._limits)
+        ]
+        return (
+            f"{found.num_different} of {found.num_different + found.num_equal} blocks of a "
+            f"transfer are not what engine {received.engine} computes: {', '.join(above)}"
+        )

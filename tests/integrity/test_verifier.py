@@ -1,0 +1,244 @@
+"""Verification: what is compared, what is an alarm, and who is barred."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prfaas.audit.changes import Entry, Loop
+from prfaas.core.integrity.difference import LIMITS
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.transfer.transfer_state import TransferState
+from prfaas.errors import PeerError, RequestError
+from prfaas.integrity.barring import Barring
+from prfaas.integrity.metrics import VerificationMetrics
+from prfaas.integrity.received import Received
+from prfaas.integrity.verifier import WAITING_MAX, Verifier
+from prfaas.wire.messages.comparing import Compared
+from prfaas.wire.messages.fields import Key
+
+LAYOUT = Layout(
+    b"\1" * 32,
+    16,
+    "0",
+    (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 64),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 32, 128),
+    ),
+)
+TOKENS = list(range(200))
+SALT = "tenant"
+
+
+@dataclass
+class View:
+    source: str = "prfaas-pool"
+    destination: str = "pd-pool"
+    state: str = TransferState.COMMITTED
+
+
+@dataclass
+class World:
+    """An engine and a pool as a test wants them."""
+
+    worst: dict[str, float] = field(default_factory=lambda: {"bfloat16": 1e-3})
+    num_missing: int = 0
+    computes: bool = True
+    salts: list[str] = field(default_factory=list)
+    pairs: list[tuple[Key, Key]] = field(default_factory=list)
+    barred: list[tuple[str, str]] = field(default_factory=list)
+    is_held: asyncio.Event = field(default_factory=asyncio.Event)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        self.is_held.set()
+
+    async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
+        assert (engine, list(token_ids)) == ("pd-engine", TOKENS)
+        self.salts.append(salt)
+        await self.is_held.wait()
+        return self.computes
+
+    async def compare(
+        self, pool: str, layout_id: bytes, pairs: Sequence[tuple[Key, Key]]
+    ) -> Compared:
+        assert (pool, layout_id) == ("pd-pool", LAYOUT.layout_id)
+        self.pairs = list(pairs)
+        num_there = len(pairs) - self.num_missing
+        return Compared(
+            job=1,
+            num_equal=0,
+            num_different=num_there,
+            num_missing=self.num_missing,
+            worst=self.worst if num_there else {},
+        )
+
+    async def bar(self, source: str, why: str) -> None:
+        self.barred.append((source, why))
+
+    def verifier(self, one_in: int | None = 1, **limits: float) -> Verifier:
+        return Verifier(
+            one_in,
+            limits,
+            self.compute,
+            self.compare,
+            self.bar,
+            VerificationMetrics(self.registry),
+            random.Random(1).randrange,
+            pause_s=0,
+        )
+
+    def outcomes(self, outcome: str) -> float:
+        labels = {"outcome": outcome}
+        return self.registry.get_sample_value("prfaas_verifications_total", labels) or 0
+
+
+def received(view: View | None = None, have_tokens: int = 32) -> Received:
+    hashes = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=SALT)
+    return Received(
+        view or View(), "pd-engine", LAYOUT, TOKENS, hashes, SALT, have_tokens, final_tokens=192
+    )
+
+
+async def verified(verifier: Verifier, *transfers: Received) -> None:
+    for each in transfers:
+        verifier.used(each)
+    while verifier._tasks:
+        await asyncio.gather(*verifier._tasks)
+
+
+async def test_shipped_blocks_are_compared_with_those_of_another_salt_of_the_tenant() -> None:
+    world = World()
+    await verified(world.verifier(), received())
+    (salt,) = world.salts
+    assert salt != SALT
+    assert tenant_tag(salt) == tenant_tag(SALT)
+    ours = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=SALT)
+    theirs = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=salt)
+    attention = [((0, ours[n]), (0, theirs[n])) for n in range(2, 12)]
+    assert world.pairs == [*attention, ((1, ours[11]), (1, theirs[11]))]
+    assert world.outcomes("equal") == 1
+    assert not world.barred
+
+
+async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> None:
+    world = World(worst={"bfloat16": 1.1 * LIMITS["bfloat16"], "float32": 0.0})
+    await verified(world.verifier(), received())
+    ((source, why),) = world.barred
+    assert source == "prfaas-pool"
+    assert "bfloat16 differs by 0.055, limit 0.05" in why
+    assert world.outcomes("altered") == 1
+
+
+async def test_limits_of_the_deployment_take_precedence() -> None:
+    world = World(worst={"bfloat16": 0.3})
+    await verified(world.verifier(bfloat16=0.5), received())
+    assert (world.outcomes("equal"), world.barred) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"computes": False}, TransferState.COMMITTED),
+        ({"num_missing": 11}, TransferState.COMMITTED),
+        ({}, TransferState.ABORTED),
+        ({}, "open"),
+    ],
+)
+async def test_what_cannot_be_compared_is_neither_equal_nor_altered(
+    fields: dict[str, Any], state: str
+) -> None:
+    world = World(worst={"bfloat16": 1.0}, **fields)
+    await verified(world.verifier(), received(View(state=state)))
+    assert (world.outcomes("unknown"), world.barred) == (1, [])
+
+
+async def test_a_pool_that_does_not_answer_is_no_alarm() -> None:
+    world = World()
+
+    async def broken(*_: object) -> Compared:
+        raise PeerError("not connected")
+
+    world.compare = broken  # type: ignore[method-assign]
+    await verified(world.verifier(), received())
+    assert (world.outcomes("unknown"), world.barred) == (1, [])
+
+
+async def test_without_the_setting_nothing_is_computed() -> None:
+    world = World()
+    verifier = world.verifier(None)
+    assert not verifier.is_on
+    await verified(verifier, received())
+    assert world.salts == []
+
+
+async def test_waiting_verifications_are_bounded() -> None:
+    world = World()
+    world.is_held.clear()
+    verifier = world.verifier()
+    for _ in range(WAITING_MAX + 5):
+        verifier.used(received())
+    assert world.outcomes("skipped") == 5
+    world.is_held.set()
+    await verified(verifier)
+    assert world.outcomes("equal") == WAITING_MAX
+
+
+@dataclass
+class FakeEngine:
+    name: str
+    pool: str
+    num_in_flight: int = 0
+
+
+class Gateway:
+    """Engines, routes and purges of a gateway."""
+
+    def __init__(self, *, is_busy: bool = False) -> None:
+        engines = (FakeEngine("away", "prfaas-pool"), FakeEngine("home", "pd-pool"))
+        self.by_name = {each.name: each for each in engines}
+        self.drained: set[str] = set()
+        self.purges: list[str] = []
+        self.notes: list[tuple[Loop, str, str]] = []
+        self._is_busy = is_busy
+
+    def is_drained(self, name: str) -> bool:
+        return name in self.drained
+
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        (self.drained.add if drained else self.drained.discard)(name)
+
+    async def purge(
+        self, source: str, *, is_dry: bool, loop: Loop = Loop.OPERATOR
+    ) -> dict[str, object]:
+        assert self.drained, "blocks are dropped before nothing new is sent there"
+        if self._is_busy:
+            self._is_busy = False
+            raise RequestError("a purge is running", status=409)
+        self.purges.append(source)
+        return {"is_complete": True}
+
+    def note(self, loop: Loop, action: str, what: str, **fields: Any) -> Entry:
+        self.notes.append((loop, action, what))
+        return Entry(1, 0.0, loop, action, what, **fields)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_a_barred_source_gets_nothing_new_and_is_purged(*, is_busy: bool) -> None:
+    gateway = Gateway(is_busy=is_busy)
+    barring = Barring(gateway, gateway, gateway, gateway.note, pause_s=0)
+    await barring.bar("prfaas-pool", "its blocks differ")
+    assert gateway.drained == {"away"}
+    assert gateway.purges == ["prfaas-pool"] * 2
+    assert gateway.notes == [(Loop.INTEGRITY, "bar", "source prfaas-pool")]
+    # A second alarm changes nothing more.
+    await barring.bar("prfaas-pool", "its blocks differ")
+    assert len(gateway.notes) == 1
