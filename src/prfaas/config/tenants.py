@@ -13,6 +13,7 @@ from prfaas.config.addresses import split_address
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
 from prfaas.core.cache.tenant_shares import RESERVES_MAX
+from prfaas.core.codec.quality import Quality
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX
 
 KEY_HASH = r"^sha256:[0-9a-f]{64}$"
@@ -68,6 +69,9 @@ class TenantTable(Table):
     """Class of service of its requests, a name of `[classes]`; none if absent."""
     service_tiers: Annotated[list[str], Field(max_length=32)] = Field(default=[])
     """Other classes that its requests may name in `service_tier`."""
+    quality: Annotated[Quality, Field(strict=False)] = Quality.LOSSLESS
+    """Quality class of its KV blocks: "lossless", "fp8", "kivi4", either of these with
+    "+bf16-state", or "bf16-state". Blocks of the others are rounded on links."""
 
     @property
     def has_share(self) -> bool:

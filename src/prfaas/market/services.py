@@ -63,7 +63,7 @@ def services_of(deployment: Deployment, table: TenantTable | None = None) -> Ser
 
 
 def _service(name: str, table: ClassTable) -> ServiceClass:
-    return ServiceClass(name, table.ttft, table.second_price, table.priority)
+    return ServiceClass(name, table.ttft, table.second_price, table.priority, table.quality)
 
 
 def check_targets(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> None:

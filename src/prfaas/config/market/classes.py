@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from prfaas.config.quantities import DurationNs, long_enough
 from prfaas.config.table import Table
 from prfaas.config.tenants import TenantTable
+from prfaas.core.codec.quality import Quality
 
 CLASSES_MAX = 32
 RESERVED = ("auto", "default")
@@ -28,6 +29,8 @@ class ClassTable(Table):
     priority: int = Field(default=0, ge=-100, le=100)
     """Order of admission: while requests of a higher priority are refused or wait, those of a lower
     one are refused earlier and wait longer."""
+    quality: Annotated[Quality, Field(strict=False)] | None = None
+    """Quality class of the KV blocks of its requests; that of the tenant if absent."""
 
     _limits = field_validator("ttft")(long_enough)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.codec.quality import Quality
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.classes import ServiceClass
@@ -143,6 +144,7 @@ class Arrival(Record, frozen=True):
         streams: True if its first token is observed; only such requests measure decode.
         hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
         service: Its class of service; None is that of the deployment.
+        quality: Quality class of its blocks.
     """
 
     request_id: int
@@ -159,6 +161,7 @@ class Arrival(Record, frozen=True):
     streams: bool = True
     hashes: Sequence[bytes] = ()
     service: ServiceClass | None = None
+    quality: Quality = Quality.LOSSLESS
 
 
 class Routed(Record, frozen=True):

@@ -18,12 +18,13 @@ import re
 
 TAG_CHARS = 32
 SUB_SALT = "."
-"""Separates the salt of a tenant from that of one of its users; a salt without it has no user."""
+"""Separates the salt of a tenant from that of one of its users or quality classes."""
 TAG_PATTERN = rf"^(?:[0-9a-f]{{{TAG_CHARS}}})?\Z"
 """A tag, or none."""
 _TAG = re.compile(TAG_PATTERN)
 _PURPOSE = b"prfaas tenant salt 1\0"
 _USERS_PURPOSE = b"prfaas user salts 1\0"
+_CLASSES_PURPOSE = b"prfaas class salts 1\0"
 
 
 def salt_of(secret: bytes, tenant: str) -> str:
@@ -34,6 +35,24 @@ def salt_of(secret: bytes, tenant: str) -> str:
 def user_secret_of(secret: bytes, tenant: str) -> bytes:
     """The secret that the salts of a tenant's users derive from. Never log it."""
     return hmac.digest(secret, _USERS_PURPOSE + tenant.encode(), "sha256")
+
+
+def class_secret_of(secret: bytes, tenant: str) -> bytes:
+    """The secret that the salts of a tenant's quality classes derive from. Never log it."""
+    return hmac.digest(secret, _CLASSES_PURPOSE + tenant.encode(), "sha256")
+
+
+def class_salt(salt: str, class_secret: bytes, name: str) -> str:
+    """The salt of a lossy quality class of a tenant or a user: blocks of two classes never meet.
+
+    Args:
+        salt: Of the tenant, or of one of its users; that of the class `lossless`.
+        class_secret: Of the tenant.
+        name: Of the class.
+    """
+    tenant, _, user = salt.partition(SUB_SALT)
+    words = f"{name}{SUB_SALT}{user}".encode()
+    return f"{tenant}{SUB_SALT}{_in_text(hmac.digest(class_secret, words, 'sha256'))}"
 
 
 def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
@@ -54,7 +73,7 @@ def _in_text(digest: bytes) -> str:
 
 
 def tenant_tag(cache_salt: str | None) -> str:
-    """Return the tag of a tenant, the same for all its users.
+    """Return the tag of a tenant, the same for all its users and quality classes.
 
     Args:
         cache_salt: Of a request; the tag of a request without one is empty.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.market.choice import Terms
 
 
@@ -15,12 +16,14 @@ class ServiceClass(NamedTuple):
         ttft_max_ns: Target of the time to first token; None is the deployment's.
         second_price: Value of a second of a request's time; None is the deployment's.
         priority: Requests of a higher one are admitted first.
+        quality: Quality class of its blocks; None is the tenant's.
     """
 
     name: str
     ttft_max_ns: int | None = None
     second_price: float | None = None
     priority: int = 0
+    quality: Quality | None = None
 
 
 def terms_of(service: ServiceClass | None, usual: Terms) -> Terms:

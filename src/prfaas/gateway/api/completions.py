@@ -126,6 +126,7 @@ class Generation:
         client = await read(request, parse)
         service = "" if client.service is None else client.service.name
         record.parsed(stream=client.stream, num_sequences=client.num_sequences, service=service)
+        record.quality = request[TENANT].quality_of(client.service)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)

@@ -70,7 +70,7 @@ class Copier:
             return
         for option in considered.missed(found):
             prompt = Prompt(
-                Prefix(layout, hashes, arrival.tenant),
+                Prefix(layout, hashes, arrival.tenant, arrival.quality),
                 arrival.num_prompt_tokens,
                 layout.boundary_tokens,
                 any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups),

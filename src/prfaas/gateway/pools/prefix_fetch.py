@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey, Layout, block_key
 from prfaas.core.kv.manifest import manifest_of_keys
 from prfaas.core.kv.shipping import is_worth_sending
@@ -30,11 +31,13 @@ class Prefix(Sequence[bytes]):
         layout: Of its blocks.
         hashes: Hash chain, up to where it ends.
         tenant: Name of the tenant of the prefix.
+        quality: Class of its blocks.
     """
 
     layout: Layout
     hashes: Sequence[bytes]
     tenant: str
+    quality: Quality = Quality.LOSSLESS
 
     @property
     def step(self) -> int:
@@ -59,7 +62,7 @@ class Prefix(Sequence[bytes]):
                 raise IndexError(f"boundary {index} of {len(self)}")
             return self.hashes[(index + 1) * self.step - 1]
         end = index.indices(len(self))[1]
-        return Prefix(self.layout, self.hashes[: end * self.step], self.tenant)
+        return Prefix(self.layout, self.hashes[: end * self.step], self.tenant, self.quality)
 
     def keys(self, have_tokens: int) -> Iterator[BlockKey]:
         """Blocks of it that a pool with so much of it can use and lacks."""
@@ -99,7 +102,9 @@ class Fetcher:
             return False
         span = {"have_tokens": have_tokens, "final_tokens": prefix.num_tokens}
         blocks = manifest_of_keys(keys)
-        ticket = self.tickets.issue(transfer, prefix.layout, prefix.tenant, blocks, **span)
+        ticket = self.tickets.issue(
+            transfer, prefix.layout, prefix.tenant, blocks, **span, quality=prefix.quality
+        )
         pull = Pull(
             transfer_id=transfer.transfer_id,
             source=transfer.source,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.manifest import Manifest, manifest_digest
 from prfaas.core.kv.shipping import shipped_bytes
@@ -47,6 +48,7 @@ class TicketOffice:
         *,
         have_tokens: int,
         final_tokens: int,
+        quality: Quality = Quality.LOSSLESS,
     ) -> str:
         """A ticket for the blocks of a prompt that the destination lacks.
 
@@ -57,18 +59,18 @@ class TicketOffice:
             blocks: The list of them.
             have_tokens: Usable prefix that the destination holds already.
             final_tokens: Length at which it will resume.
+            quality: Class of the blocks; between hosts of a cluster nothing is rounded.
 
         Returns:
             The sealed ticket in Base64.
         """
         tenant = self.tenants[tenant_name]
+        is_in_site = self.is_in_site(transfer.source, transfer.destination)
         ticket = Ticket(
             transfer_id=transfer.transfer_id,
             tenant=tenant_tag(tenant.cache_salt),
             weight=tenant.link_weight,
-            bytes_per_s=0
-            if self.is_in_site(transfer.source, transfer.destination)
-            else tenant.link_bytes_per_s,
+            bytes_per_s=0 if is_in_site else tenant.link_bytes_per_s,
             layout_id=layout.layout_id,
             source=transfer.source,
             destination=transfer.destination,
@@ -77,6 +79,7 @@ class TicketOffice:
             expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
             trace=transfer.trace,
             regions=tenant.regions,
+            quality=Quality.LOSSLESS if is_in_site else quality,
         )
         self.on_signed(ticket, tenant_name, transfer.service)
         return base64.b64encode(self.signer.seal(ticket)).decode()

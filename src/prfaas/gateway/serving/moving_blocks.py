@@ -71,7 +71,7 @@ class MovingBlocks:
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
         hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]
         view = self.open(Blocks.PULL, *routed.pull_link)
-        prefix = Prefix(layout, hashes, plan.arrival.tenant)
+        prefix = Prefix(layout, hashes, plan.arrival.tenant, plan.arrival.quality)
         is_asked = self._movers.fetcher.fetch(view, prefix, routed.prefill_pool_tokens)
         if not is_asked:
             del self._views[Blocks.PULL]

@@ -105,7 +105,9 @@ class PrefillLeg:
             raise PrefillGivenUpError(
                 _Why.TOO_MANY_BLOCKS, "the prompt has more blocks than a ticket can name"
             )
-        ticket = self.tickets.issue(transfer, plan.layout, plan.arrival.tenant, blocks, **span)
+        ticket = self.tickets.issue(
+            transfer, plan.layout, plan.arrival.tenant, blocks, **span, quality=plan.arrival.quality
+        )
         return {**order, "ticket": ticket}
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:

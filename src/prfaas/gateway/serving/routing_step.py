@@ -136,6 +136,7 @@ class Planner:
             streams=client.stream,
             hashes=prompt.hashes if len(prompt.sequences) == 1 else (),
             service=client.service,
+            quality=tenant.quality_of(client.service),
         )
 
     def _layout(self, first: Engine) -> Layout | None:

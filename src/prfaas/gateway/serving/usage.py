@@ -39,7 +39,8 @@ class Usage:
             cached = min(cached, self.cached_max)
         num_prompt, num_output = counts.get("prompt_tokens"), counts.get("completion_tokens")
         self.record.counted(as_count(num_prompt), as_count(num_output), cached)
-        return counts | {"prompt_tokens_details": self._details(details, cached)}
+        quality = {"kv_quality": self.record.quality} if self.record.quality.is_lossy else {}
+        return counts | {"prompt_tokens_details": self._details(details, cached)} | quality
 
     def _details(self, details: JsonObject, cached: int) -> JsonObject:
         """Details of an answer: null keys in a whole one, none in a stream, as in vLLM 0.32."""

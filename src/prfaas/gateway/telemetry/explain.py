@@ -21,6 +21,7 @@ def explain(record: Record) -> JsonObject:
         "request_id": record.request_id,
         "outcome": record.outcome.value,
         "num_prompt_tokens": record.num_prompt_tokens,
+        "quality": record.quality,
         "decision": _decision(record),
         "clusters": [_option(option) for option in record.considered.options if option.cluster.name]
         if record.considered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Refusal, Refused, Routed
 from prfaas.core.request.actions import FellBack
@@ -27,6 +28,8 @@ class Record:
     stream: bool = False
     service: str = ""
     """Its class of service; empty without."""
+    quality: Quality = Quality.LOSSLESS
+    """Quality class of its blocks."""
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
     deadline_ns: int | None = None

@@ -74,6 +74,7 @@ def as_json(record: Record) -> JsonObject:
         "api": record.api,
         "tenant": record.tenant,
         "stream": record.stream,
+        "quality": record.quality,
         "started_at": record.started_unix_s,
         "outcome": record.outcome.value,
         "path": record.path,

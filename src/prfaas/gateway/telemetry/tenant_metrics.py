@@ -20,6 +20,9 @@ class TenantMetrics:
         self._rejected = make.counter(
             "tenant_rejected", "Requests refused with 429", "tenant", "reason"
         )
+        self._lossy = make.counter(
+            "tenant_lossy_requests", "Requests of a lossy quality class", "tenant", "quality"
+        )
         self._tokens = make.counter("tenant_tokens", "Tokens of requests", "tenant", "kind")
         self._shipped = make.counter(
             "tenant_link_bytes", "Bytes that transfers were signed for", "tenant"
@@ -60,6 +63,8 @@ class TenantMetrics:
         self._requests.labels(record.tenant, record.outcome.value).inc()
         if record.rejected:
             self._rejected.labels(record.tenant, record.rejected).inc()
+        if record.quality.is_lossy:
+            self._lossy.labels(record.tenant, record.quality).inc()
         self._shipped.labels(record.tenant).inc(record.signed_bytes)
         counts = (
             ("prompt", record.num_prompt_tokens),

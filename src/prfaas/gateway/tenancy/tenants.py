@@ -9,7 +9,16 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
-from prfaas.core.kv.tenant_tag import salt_of, tenant_tag, user_salt, user_secret_of
+from prfaas.core.codec.quality import Quality
+from prfaas.core.kv.tenant_tag import (
+    class_salt,
+    class_secret_of,
+    salt_of,
+    tenant_tag,
+    user_salt,
+    user_secret_of,
+)
+from prfaas.core.market.classes import ServiceClass
 from prfaas.core.transfer.residency import Regions
 from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.openai.validation import bad
@@ -33,6 +42,8 @@ class Tenant:
         link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
         user_secret: Makes salts of its users; empty if they share their blocks. Secret.
         regions: Where its blocks may be; none in deployments without regions.
+        class_secret: Makes salts of its lossy quality classes. Secret.
+        quality: Class of requests whose class of service has none.
     """
 
     name: str
@@ -43,21 +54,29 @@ class Tenant:
     rules: RequestRules = STRICT
     regions: Regions = frozenset()
     user_secret: bytes = b""
+    class_secret: bytes = b""
+    quality: Quality = Quality.LOSSLESS
 
-    def salt_for(self, user: object) -> str:
+    def quality_of(self, service: ServiceClass | None) -> Quality:
+        """Return the quality class of the blocks of a request, by its class of service."""
+        return (service and service.quality) or self.quality
+
+    def salt_for(self, user: object, quality: Quality = Quality.LOSSLESS) -> str:
         """Return the salt of a request.
 
         Args:
             user: Its field `safety_identifier` or `user`; without one it shares with the tenant.
+            quality: Class of its blocks.
 
         Raises:
             RequestError: 400, it is no string, and the tenant's users are isolated.
         """
-        if not self.user_secret or user in (None, ""):
-            return self.cache_salt
-        if not isinstance(user, str):
-            raise bad("safety_identifier and user must be strings", "safety_identifier")
-        return user_salt(self.cache_salt, self.user_secret, user)
+        salt = self.cache_salt
+        if self.user_secret and user not in (None, ""):
+            if not isinstance(user, str):
+                raise bad("safety_identifier and user must be strings", "safety_identifier")
+            salt = user_salt(salt, self.user_secret, user)
+        return class_salt(salt, self.class_secret, quality) if quality.is_lossy else salt
 
 
 class Tenants:
@@ -80,6 +99,8 @@ class Tenants:
                 _rules(deployment, services_of(deployment, table), table.request_fields),
                 regions(name),
                 user_secret_of(secret, name) if table.isolate_users else b"",
+                class_secret_of(secret, name),
+                table.quality,
             )
             for name, table in tables.items()
         }
@@ -97,7 +118,10 @@ class Tenants:
             salt = salt_of(secret, DEFAULT_NAME)
             rules = _rules(deployment, services_of(deployment))
             quota = Quota(Limits())
-            self.default = Tenant(DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""))
+            classes = class_secret_of(secret, DEFAULT_NAME)
+            self.default = Tenant(
+                DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""), class_secret=classes
+            )
             self.by_name[DEFAULT_NAME] = self.default
 
     def of_key(self, key: str) -> Tenant | None:

@@ -150,7 +150,8 @@ class PromptMaker:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
             TooManyTokensError: 400, tokenising has shown that it is too long.
         """
-        work = partial(self._make, client, tenant.salt_for(client.user), layout, max_model_len)
+        salt = tenant.salt_for(client.user, tenant.quality_of(client.service))
+        work = partial(self._make, client, salt, layout, max_model_len)
         charge: Callable[[Future[Prompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
