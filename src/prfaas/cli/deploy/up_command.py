@@ -28,6 +28,7 @@ from prfaas.cli.deploy.deployment_checks import (
 from prfaas.cli.deploy.deployment_warnings import doubts
 from prfaas.cli.deploy.pod_traps import pod_traps
 from prfaas.cli.deploy.progress import StartProgress
+from prfaas.cli.deploy.quality_lines import check_quality, quality_lines
 from prfaas.cli.deploy.renewals import keep_identities
 from prfaas.cli.deploy.residency_lines import residency_lines
 from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
@@ -91,7 +92,7 @@ def check(file: Path, overlay: Path | None) -> None:
             f"{_many(len(cluster.engines), 'engine')}, {_many(len(cluster.pools), 'pool node')}; "
             f"{_many(len(here), 'engine')} started by `prfaas up` on this machine"
         )
-    for line in residency_lines(deployment):
+    for line in (*residency_lines(deployment), *quality_lines(deployment)):
         console.print(line, markup=False, soft_wrap=True)
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}", markup=False)
@@ -241,6 +242,7 @@ def check_deployment(deployment: Deployment) -> None:
     check_capacity(deployment)
     check_timing(deployment)
     check_plan(deployment)
+    check_quality(deployment)
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():

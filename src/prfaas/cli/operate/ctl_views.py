@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 Json = dict[str, Any]
@@ -155,6 +156,9 @@ def _problem(part: Json) -> str:
 def explain_lines(found: Json) -> list[str]:
     """Print the decision on a request and its course."""
     lines = [f"request    {found['request_id']}  {found['outcome']}"]
+    # A gateway of an earlier version sends none.
+    if found.get("quality", Quality.LOSSLESS) != Quality.LOSSLESS:
+        lines.append(f"quality    {found['quality']}: its blocks may be rounded on links")
     decision = found["decision"]
     if decision is None:
         return [*lines, "decision   none: it was refused, or is not decided yet"]

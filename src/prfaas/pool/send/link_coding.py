@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -19,6 +20,7 @@ from prfaas.core.codec.switch import CodingSwitch
 from prfaas.core.codec.trials import Trials
 from prfaas.core.kv.planes import Planes, part
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels, Window
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -30,6 +32,9 @@ from prfaas.wire.fragments import (
     encode_stream_prefix,
 )
 
+log = logging.getLogger(__name__)
+
+REFUSED_MAX = 256
 CODED_BYTES_MIN = 4096
 """Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
 
@@ -62,6 +67,8 @@ class LinkCoding:
         self._switch: CodingSwitch | None = None
         self._trials = Trials()
         self._is_agreed = self._may_round = False
+        self._refused: set[tuple[bytes, int, Quality]] = set()
+        """Groups that were reported as staying as they are."""
         self._peer, self._moved = peer, metrics.moved
         self._sent_bytes = metrics.link_wire_bytes.labels(peer=peer, direction="sent")
         self._seconds = metrics.codec_seconds.labels(direction="sent")
@@ -96,7 +103,21 @@ class LinkCoding:
         if known is None or known.block_bytes != num_bytes:
             return None
         form = form_of(known, quality)
-        return form if isinstance(form, Form) else None
+        if isinstance(form, Form):
+            return form
+        name = layout_id, group, quality
+        if not form.is_meant and name not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(name)
+            log_event(
+                log,
+                logging.WARNING,
+                "group_not_rounded",
+                peer=self._peer,
+                group=group,
+                quality=quality,
+                why=form.reason,
+            )
+        return None
 
     @property
     def expansion(self) -> float:
