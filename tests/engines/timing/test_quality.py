@@ -117,7 +117,7 @@ async def test_a_class_without_a_quality_has_that_of_its_tenant(
             ("cheap", "fp8"),
             ("best", "lossless"),
         ):
-            body = {} if tier is None else {"service_tier": tier}
+            body: dict[str, Any] = {} if tier is None else {"service_tier": tier}
             await world.complete(LONG, KEYS["red"], **body)
             record = await world.record()
             assert record["quality"] == quality
