@@ -125,8 +125,8 @@ class Generation:
         )
         client = await read(request, parse)
         service = "" if client.service is None else client.service.name
-        record.parsed(stream=client.stream, num_sequences=client.num_sequences, service=service)
-        record.quality = request[TENANT].quality_of(client.service)
+        quality = request[TENANT].quality_of(client.service)
+        record.parsed(client.stream, client.num_sequences, service, quality)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)

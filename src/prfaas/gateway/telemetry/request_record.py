@@ -107,9 +107,10 @@ class Record:
         """Its time is over so long after it came in."""
         self.deadline_ns = self.started_at_ns + duration_ns
 
-    def parsed(self, *, stream: bool, num_sequences: int, service: str = "") -> None:
+    def parsed(self, stream: bool, num_sequences: int, service: str, quality: Quality) -> None:
         """Its body was read."""
-        self.stream, self.num_sequences, self.service = stream, num_sequences, service
+        self.stream, self.num_sequences = stream, num_sequences
+        self.service, self.quality = service, quality
 
     def tokenised(self, num_prompt_tokens: int) -> None:
         """Its prompt has this number of tokens, in all sequences."""
