@@ -172,7 +172,7 @@ def test_the_command_says_that_random_weights_show_nothing(random_model: Path) -
     done = CliRunner().invoke(quality, [*arguments, "--json"])
 
     assert isinstance(done.exception, InconclusiveError)
-    [first, _] = json.loads(done.output)
+    [first, _] = json.loads(done.stdout)
     assert not first["conclusive"]
     assert first["scores"]["kivi4"]["perplexity_ratio"] == pytest.approx(1, abs=0.05)
     assert first["scores"]["raw"]["kl"] == 0
