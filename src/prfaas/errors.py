@@ -13,6 +13,10 @@ step.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
 
 class PrfaasError(Exception):
     """Base of all errors raised on purpose."""
@@ -64,3 +68,13 @@ class TransferError(PrfaasError):
 
 class EngineError(PrfaasError):
     """An engine could not be reached or answered with an error."""
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """Return an error that can be kept, without its traceback and causes.
+
+    Their frames would keep what they work on, such as the memory of a block, until the garbage
+    collector finds the cycle.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -91,6 +92,22 @@ class Tap:
                     await writer.drain()
         finally:
             writer.transport.abort()
+
+
+class OneByte:
+    """Changes one byte of one data connection."""
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+        self.number: int | None = None
+        """The connection."""
+
+    def __call__(self, number: int, data: bytes) -> bytes:
+        is_data = self._tap.carried[number][:4] == b"PFKS" and len(data) >= 1000
+        if self.number is not None or not is_data:
+            return data
+        self.number = number
+        return data[:500] + bytes([data[500] ^ 1]) + data[501:]
 
 
 @pytest.fixture
@@ -187,17 +204,9 @@ async def test_a_byte_changed_on_the_path_ends_its_connection_and_not_the_link(
 ) -> None:
     """As with TLS: the peer has proved itself, and who is on the path could cut the link anyway."""
     rig = await linked(world, tap, encryption, encryption)
-    struck: list[int] = []
-
-    def flip(number: int, data: bytes) -> bytes:
-        if struck or tap.carried[number][:4] != b"PFKS" or len(data) < 1000:
-            return data
-        struck.append(number)
-        return data[:500] + bytes([data[500] ^ 1]) + data[501:]
-
-    tap.change = flip
+    tap.change = struck = OneByte(tap)
     await moved(rig)
-    assert struck
+    assert struck.number is not None
     assert rig.link.is_up
     assert rig.link.telemetry.encryption == encryption
     await until(lambda: rig.pd.metric("connections_refused_total", port="link") == 1)
@@ -346,3 +355,23 @@ async def test_a_cut_within_a_block_leaves_nothing_and_the_block_can_come_again(
     await until(lambda: PROMPT[0] in pd.held())
     one.close()
     assert pd.node.link_port.data.unfinished_bytes == 0
+
+
+@pytest.mark.parametrize("encryption", BOTH)
+async def test_a_changed_byte_leaves_no_memory_to_the_garbage_collector(
+    world: World, encryption: LinkEncryption
+) -> None:
+    pd = await world.start_pd(link_encryption=encryption)
+    one = await attacker(world, pd, encryption)
+    sealer = Sealer(one.secret, 1)
+    data = bytearray(sealer.opening + one.fragment(sealer))
+    data[-1] ^= 1
+    gc.collect()
+    gc.disable()
+    try:
+        reader = await one.send(bytes(data))
+        assert await end_of(reader) == b""
+        one.close()
+        await until(lambda: not pd.node.store.loose_bytes)
+    finally:
+        gc.enable()

@@ -156,8 +156,14 @@ async def test_what_the_store_does_not_take_in_time_is_dropped_and_counted(
     large = StoredBlock(bytearray(9 << 20), bytes(32))
     assert not tier.offer((LAYOUT_ID, BlockKey(0, b"L" * 32)), large, lambda: None)
     assert site.metric("pool_blocks_dropped_total", reason="shared_large") == 1
-    await until(lambda: len(tier) == 8)
-    assert tier.used_bytes == 8 << 20
+
+    def written(outcome: str) -> float:
+        return site.metric("pool_shared_requests_total", operation="write", outcome=outcome)
+
+    await until(lambda: written("ok") + written("failed") == 8)
+    assert len(tier) == written("ok")
+    assert site.metric("pool_blocks_dropped_total", reason="shared_write") == written("failed")
+    assert tier.used_bytes == len(tier) << 20
 
 
 async def test_a_purge_deletes_all_blocks_of_the_site_and_no_others(

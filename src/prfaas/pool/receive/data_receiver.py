@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, without_frames
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
 from prfaas.pool.receive.block_assembly import Assembly
@@ -161,7 +161,7 @@ class DataReceiver:
             ) as secured:
                 await self._receive(secured)
         except PeerError as error:
-            self._tell(self._handlers.on_broken, self.peer, error.with_traceback(None))
+            self._tell(self._handlers.on_broken, self.peer, without_frames(error))
         except OSError as error:
             log.info("data connection of %s: %r", self.peer or "a stranger", error)
             if not self.peer and not self.is_killed:
@@ -247,7 +247,7 @@ class DataReceiver:
         try:
             block = self.decoding.restored(block)
         except PeerError as refused:
-            self._io.call(reader.fail, refused.with_traceback(None))
+            self._io.call(reader.fail, without_frames(refused))
             return
         if block.is_intact:
             self._tell(

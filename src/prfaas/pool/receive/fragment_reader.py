@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, without_frames
 from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, FragmentPrefix, ReceivedBlock
@@ -116,8 +116,7 @@ class FragmentReader:
     def fail(self, error: Exception) -> None:
         """End the connection."""
         if not self.ended.done():
-            # Its traceback would keep the read buffer.
-            self.ended.set_exception(error.with_traceback(None))
+            self.ended.set_exception(without_frames(error))
 
     def disown(self) -> None:
         """Another connection brings the fragment that is being read."""

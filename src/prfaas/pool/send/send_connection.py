@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 
+from prfaas.errors import without_frames
 from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.wire.sealed.records import Sealer
@@ -134,5 +135,4 @@ class DataConnection:
         self._loop.remove_reader(self._descriptor)
         self._parts = []
         if not self.ended.done():
-            # Its traceback would keep the block that was being sent.
-            self.ended.set_exception(error.with_traceback(None))
+            self.ended.set_exception(without_frames(error))

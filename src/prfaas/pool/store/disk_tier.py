@@ -22,7 +22,7 @@ from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, without_frames
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import (
     ALIGN_BYTES,
@@ -454,7 +454,7 @@ class DiskTier:
                 places.append(self._files.append(*lent.pop()))
         except OSError as error:
             lent.clear()
-            return places, error.with_traceback(None)
+            return places, without_frames(error)
         return places, None
 
     def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
