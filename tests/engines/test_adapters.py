@@ -27,7 +27,8 @@ def tier() -> Any:
     made._client = SimpleNamespace(send=send, is_connected=True)
     made._requests = BlockRequests(send, lambda: 0)
     made._pushes, made._unannounced, made._loads = {}, [], {}
-    made._kept, made._kept_stores, made._coming = set(), [], ("", "")
+    made._kept, made._kept_stores, made._names = set(), [], None
+    made._coming = ("", "")
     made._lineage = SimpleNamespace(sources=lambda _: [])
     return made
 
@@ -36,7 +37,7 @@ def tier() -> Any:
 def connector(tier: Any) -> Any:
     made = object.__new__(needing_vllm("prfaas.engines.vllm_connector").PrfaasConnector)
     base = needing_vllm("vllm.v1.kv_offload.base")
-    made._tier = tier
+    made._tier, made._combined = tier, ()
     made.connector_scheduler = SimpleNamespace(
         on_new_request=lambda request: tier.on_new_request(base.ReqContext(request.request_id))
     )
@@ -58,7 +59,13 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
     connector: Any, tier: Any, adapter: Any
 ) -> None:
     base = needing_vllm("vllm.v1.kv_offload.base")
-    request = SimpleNamespace(request_id="r", lora_request=adapter, cache_salt="salt")
+    request = SimpleNamespace(
+        request_id="r",
+        lora_request=adapter,
+        cache_salt="salt",
+        mm_features=[],
+        prompt_embeds=None,
+    )
     connector.on_new_request(request)
     context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
     found = use(tier, context, key)

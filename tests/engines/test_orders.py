@@ -65,6 +65,7 @@ def test_an_order_beyond_the_prompt_costs_vllm_no_memory() -> None:
     sent: list[Any] = []
     tier = module.PrfaasTier.__new__(module.PrfaasTier)
     tier._layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
+    tier._names = None
     tier._client = SimpleNamespace(send=sent.append)
     context = base.ReqContext(req_id="one")
     for end in (16, 32):

@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
+from prfaas.config.engines.block_tokens import BLOCK_TOKENS_MAX, check_block_tokens
 from prfaas.config.governance.residency import check_regions, residency_of
 from prfaas.config.market.classes import CLASSES_MAX, ClassTable, check_classes
 from prfaas.config.market.prices import PriceTable, check_prices
@@ -60,6 +61,9 @@ class ModelTable(Table):
     Implied by `--reasoning-parser` in the `args` of an engine started here.
     """
 
+    block_tokens: Annotated[int, Field(ge=16, le=BLOCK_TOKENS_MAX)] | None = None
+    """Tokens of the blocks that sites share, a multiple of the block size of each engine. Needed
+    where their `--block-size` differs; absent, engines share their own blocks."""
     media_domains: Annotated[list[MediaDomain], Field(max_length=256)] = Field(default=[])
     """Hosts from which engines may fetch images, audio and video by URL; "*" allows any name
     outside private networks. If empty, only "data:" URLs are accepted. Engines started here get the
@@ -209,6 +213,17 @@ class Deployment(Table):
                 "routing.verify_one_in: blocks of timing engines depend on the salt of a request, "
                 "so that honest ones would count as altered; remove the key"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Deployment:
+        engines = {
+            name: (engine.args, engine.kv_events is not None)
+            for cluster in self.clusters.values()
+            if not cluster.timing
+            for name, engine in cluster.engines.items()
+        }
+        check_block_tokens(engines, self.model.block_tokens)
         return self
 
     @model_validator(mode="after")

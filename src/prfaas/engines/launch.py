@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineTable
 from prfaas.config.deployment import ModelTable
+from prfaas.config.engines.block_tokens import SETTING as BLOCK_TOKENS
 from prfaas.config.engines.cores import BIND, runs_on_cpu
 
 HASH_SEED = "0"
@@ -68,7 +69,8 @@ def engine_command(
             "cpu_bytes_to_use": engine.host_memory,
             "prfaas_engine": name,
             "prfaas_pool": str(pool.absolute()),
-        },
+        }
+        | ({} if model.block_tokens is None else {BLOCK_TOKENS: model.block_tokens}),
     }
     host, port = address
     args = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -66,6 +66,13 @@ NAMES = (
     Name(_REGION, "SharedOffloadRegion.fd"),
     Name(_REGION, "SharedOffloadRegion._segments", since="0.33"),
     Name("config/cache.py", "CacheConfig.user_specified_block_size"),
+    Name("config/cache.py", "CacheConfig.block_size"),
+    Name("v1/core/sched/scheduler.py", "Scheduler._mamba_block_aligned_split"),
+    Name(f"{_OFFLOAD}/config.py", "OffloadingCacheConfig.blocks_per_chunk"),
+    Name("v1/request.py", "Request.all_token_ids"),
+    Name("v1/request.py", "Request.cache_salt"),
+    Name("v1/request.py", "Request.mm_features"),
+    Name("v1/request.py", "Request.prompt_embeds"),
     Name("distributed/device_communicators/shm_broadcast.py", "SpinCondition.last_read"),
     Name("distributed/device_communicators/shm_broadcast.py", "SpinCondition.busy_loop_s"),
     # Functions and classes that are called.

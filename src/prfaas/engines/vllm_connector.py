@@ -31,9 +31,10 @@ from vllm.v1.request import Request
 
 from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
 from prfaas.core.kv.blocks import CacheGroup
+from prfaas.engines.canonical.vllm_block_tokens import set_chunk
 from prfaas.engines.empty_steps import EmptySteps
 from prfaas.engines.shared_memory import claim, remove_abandoned
-from prfaas.engines.vllm_layout import check_block_size, describe
+from prfaas.engines.vllm_layout import RowLayout, check_block_size, cut_at_blocks, describe
 from prfaas.engines.vllm_tier import PrfaasTier
 from prfaas.errors import ConfigError
 
@@ -64,6 +65,7 @@ class PrfaasConnector(OffloadingConnector):
             from prfaas.engines.vllm_cpu import sleep_when_idle
 
             sleep_when_idle()
+        set_chunk(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
@@ -75,15 +77,24 @@ class PrfaasConnector(OffloadingConnector):
             self._tier: PrfaasTier = our_tier
             self._steps = EmptySteps(our_tier.must_wait, our_tier.wait_for_news)
             self._cache_config = vllm_config.cache_config
-            self._unchecked: tuple[CacheGroup, ...] = tier["row_layout"].layout.groups
+            described: RowLayout = tier["row_layout"]
+            self._unchecked: tuple[CacheGroup, ...] = described.layout.groups
+            self._combined = described.layout.groups if described.has_own_names else ()
 
     def on_new_request(self, request: Request) -> None:
         """A request came; blocks that an adapter computes stay in this engine.
 
-        The tier gets the salt of each request: it names the tenant of the blocks.
+        So do those of images and embeddings where tokens alone give names. The tier gets the salt
+        of each request: it names the tenant of the blocks.
         """
-        if request.lora_request is not None:
+        if self._combined:
+            # The engine's configuration may change until it runs.
+            cut_at_blocks(self._cache_config, self._combined)
+        has_more = request.mm_features or request.prompt_embeds is not None
+        if request.lora_request is not None or (self._combined and has_more):
             self._tier.keep(request.request_id)
+        elif self._combined:
+            self._tier.name(request.request_id, request.all_token_ids, request.cache_salt)
         self._tier.salted(request.request_id, request.cache_salt)
         super().on_new_request(request)
 

@@ -27,11 +27,13 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from prfaas.config.engines.block_tokens import SETTING
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.canonical.copies import Run
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
 from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.kv.planes import Plane, Planes, merged
+from prfaas.engines.canonical.vllm_block_tokens import refuse_kinds
 from prfaas.engines.canonical.vllm_pages import backend_of, kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError
 from prfaas.engines.canonical.vllm_rows import (
@@ -58,7 +60,10 @@ class RowLayout:
         layout: The layout.
         extents: Offset and length, bytes, of the parts that carry data, by group, in the order of
             the block; empty if `runs` has them.
-        runs: Copies between a row and a canonical block, by group, if ranks hold its parts.
+        runs: Copies between a row and a canonical block, by group, if ranks or several pages hold
+            its parts.
+        tokens_per_hash: Tokens of a link of the engine's own hash chain; those of `layout` differ
+            where its blocks are combined.
         facts: Facts of the layout id.
         model: The model for people: a name, and its commit if it has one.
     """
@@ -68,6 +73,12 @@ class RowLayout:
     facts: dict[str, str] = field(default_factory=dict)
     model: str = ""
     runs: dict[int, list[Run]] = field(default_factory=dict)
+    tokens_per_hash: int = 0
+
+    @property
+    def has_own_names(self) -> bool:
+        """True if the engine's own hashes are not the names of shared blocks."""
+        return self.tokens_per_hash != self.layout.tokens_per_hash
 
 
 def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayout:
@@ -75,8 +86,8 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
 
     Raises:
         ConfigError: The engine hashes blocks with an algorithm that is not shared between
-            processes, has a cache group whose blocks cannot be named, or a model whose bytes
-            cannot be read.
+            processes, has a cache group whose blocks cannot be named, a model whose bytes cannot
+            be read, or blocks that cannot be combined to the length that is set.
     """
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
@@ -92,6 +103,9 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         blocks = BLOCKS_CANONICAL
     except CannotConvertError as error:
         layers, blocks = {}, f"of {config.parallel.world_size} ranks: {error}"
+        if SETTING in config.extra_config and config.cache.blocks_per_chunk > 1:
+            tokens = config.extra_config[SETTING]
+            raise ConfigError(f"blocks of {tokens} tokens cannot be made: {error}") from None
     groups = tuple(
         _with_pages(
             _group(
@@ -103,22 +117,25 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         )
         for group in config.groups
     )
+    refuse_kinds({group.kind for group in groups}, config.cache.blocks_per_chunk)
     keep_block_size(vllm_config.cache_config, groups)
+    own = config.cache.tokens_per_hash
     unnamed = Layout(
         b"",
-        config.cache.tokens_per_hash,
+        config.extra_config.get(SETTING, own),
         resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         groups,
     )
     facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents, blocks, layers)
     layout = replace(unnamed, layout_id=facts_id(facts))
     _log_layout(layout, model, blocks, config.parallel.world_size)
-    if row_pages is None or not layers or config.parallel.world_size == 1:
-        return RowLayout(layout, extents, facts, model)
+    is_straight = config.parallel.world_size == config.cache.blocks_per_chunk == 1
+    if row_pages is None or not layers or is_straight:
+        return RowLayout(layout, extents, facts, model, tokens_per_hash=own)
     runs = {
         group: canonical_runs(config, parts, row_pages[group]) for group, parts in layers.items()
     }
-    return RowLayout(layout, {}, facts, model, runs)
+    return RowLayout(layout, {}, facts, model, runs, own)
 
 
 def _log_layout(layout: Layout, model: str, blocks: str, num_ranks: int) -> None:
@@ -140,6 +157,17 @@ def keep_block_size(cache_config: Any, groups: tuple[CacheGroup, ...]) -> None:
     """
     if any(group.kind is GroupKind.LINEAR_STATE for group in groups):
         cache_config.user_specified_block_size = True
+
+
+def cut_at_blocks(cache_config: Any, groups: Sequence[CacheGroup]) -> None:
+    """Have the scheduler cut prefill where shared blocks end, if there is linear state.
+
+    vLLM stores a state where a step of prefill ends, at multiples of this size, which its scheduler
+    alone reads once the engine runs. Combined blocks need states at their ends.
+    """
+    for group in groups:
+        if group.kind is GroupKind.LINEAR_STATE:
+            cache_config.block_size = group.tokens_per_block
 
 
 def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:

@@ -7,6 +7,9 @@ What a request may want of the pool node is in `orders.py`. Sent are the attenti
 `have_tokens`, what the other side has already, and `final_tokens`, and of linear state the
 checkpoint at `final_tokens` alone, since only that one can be resumed from.
 
+Where shared blocks are longer than the engine's own, they have names of their own
+(`canonical/block_names.py`), which the tier translates from and to vLLM's keys.
+
 Blocks of an adapter (LoRA) stay in the engine. vLLM names them by the adapter's name and path
 beside the tokens, which is enough for one process; in a pool node they would outlive it, and meet
 those of other engines, whose adapter of that name and path may hold other bytes.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
+from prfaas.engines.canonical.block_names import BlockNames
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
@@ -98,7 +102,9 @@ class PrfaasTier(SecondaryTierManager):
         self._unannounced: list[_Push] = []
         """Pushes of requests whose blocks vLLM has not named yet: it names them when it schedules.
         """
-        self._loads: dict[int, TransferJob] = {}
+        self._loads: dict[int, tuple[TransferJob, list[Key]]] = {}
+        self._names: dict[str, BlockNames] | None = {} if row_layout.has_own_names else None
+        """By request; None where the engine's own hashes are the names."""
         self._coming = "", ""
         """Request that is about to come, and the tag of its tenant."""
         self._kept: set[str] = set()
@@ -147,6 +153,24 @@ class PrfaasTier(SecondaryTierManager):
         """
         self._coming = request, tenant_tag(cache_salt)
 
+    def name(self, request: str, token_ids: Sequence[int], cache_salt: str | None) -> None:
+        """Name the blocks of a request by its tokens. Called before `on_new_request`.
+
+        Args:
+            request: vLLM's id of it.
+            token_ids: Prompt and answer, as vLLM extends them.
+            cache_salt: Of the request.
+        """
+        if self._names is not None:
+            self._names[request] = BlockNames(self._layout, token_ids, cache_salt)
+
+    def _key(self, key: OffloadKey, context: ReqContext) -> Key:
+        """Name of a block for the pool node."""
+        group = get_offload_group_idx(key)
+        if self._names is None:
+            return group, get_offload_block_hash(key)
+        return group, self._names[context.req_id].at(key_positions(context)[key])
+
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Read the instructions of the request."""
         request, tag = self._coming
@@ -192,6 +216,8 @@ class PrfaasTier(SecondaryTierManager):
             self._announce(push)
             rest = self._wanted(push, req_context) - push.sent
             self._client.send(PushDone(transfer_id=push.transfer_id, rest=sorted(rest)))
+        if self._names is not None:
+            self._names.pop(req_context.req_id, None)
 
     def _announce(self, push: _Push) -> None:
         """Announce a push to the pool node, once."""
@@ -208,7 +234,7 @@ class PrfaasTier(SecondaryTierManager):
         # As long as the prompt, not as the order: that could name any length.
         hashes = [b""] * max(ends, default=0)
         for end, key in ends.items():
-            hashes[end - 1] = get_offload_block_hash(key)
+            _, hashes[end - 1] = self._key(key, push.context)
         self._client.send(push_of(push.order, self._layout, hashes))
 
     # --- lookups ---
@@ -217,12 +243,12 @@ class PrfaasTier(SecondaryTierManager):
         """HIT, MISS, or RETRY while not known or in transit."""
         if not self._client.is_connected or req_context.req_id in self._kept:
             return LookupResult.MISS
-        return _RESULTS[self._requests.look_up(req_context.req_id, _key(key))]
+        return _RESULTS[self._requests.look_up(req_context.req_id, self._key(key, req_context))]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Blocks of a prefix hit in the device's own cache were used."""
         if keys and req_context.req_id not in self._kept:
-            self._client.send(Touch(keys=[_key(key) for key in keys]))
+            self._client.send(Touch(keys=[self._key(key, req_context) for key in keys]))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send the lookups that this step collected, and announce pushes."""
@@ -250,7 +276,7 @@ class PrfaasTier(SecondaryTierManager):
         if job_metadata.req_context.req_id in self._kept:
             self._kept_stores.append(job_metadata.job_id)
             return
-        keys = [_key(key) for key in job_metadata.keys]
+        keys = [self._key(key, job_metadata.req_context) for key in job_metadata.keys]
         push = self._pushes.get(job_metadata.req_context.req_id)
         wanted = self._wanted(push, job_metadata.req_context) if push else set()
         tenant = job_metadata.req_context.get_state(_Tenant)
@@ -273,7 +299,7 @@ class PrfaasTier(SecondaryTierManager):
         """Blocks of the prompt that the other side can use and does not have."""
         # vLLM offers positions only one by one; the set of keys is what it was asked to offload.
         return {
-            _key(key)
+            self._key(key, context)
             for key, end_token in key_positions(context).items()
             if is_worth_sending(
                 self._groups[get_offload_group_idx(key)],
@@ -285,15 +311,16 @@ class PrfaasTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have the pool node fill rows."""
+        keys = [self._key(key, job_metadata.req_context) for key in job_metadata.keys]
         self._requests.submit(
             Load(
                 job=job_metadata.job_id,
-                keys=[_key(key) for key in job_metadata.keys],
+                keys=keys,
                 rows=[int(row) for row in job_metadata.chunk_ids],
                 request=job_metadata.req_context.req_id[:REQUEST_CHARS_MAX],
             )
         )
-        self._loads[job_metadata.job_id] = job_metadata
+        self._loads[job_metadata.job_id] = job_metadata, keys
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended, with the keys of a load that are good."""
@@ -302,14 +329,14 @@ class PrfaasTier(SecondaryTierManager):
         return results + [self._result(done) for done in self._requests.take_done()]
 
     def _result(self, done: JobDone) -> JobResult:
-        load = self._loads.pop(done.job, None)
+        load, names = self._loads.pop(done.job, (None, []))
         if load is None:
             return JobResult(done.job, done.ok)
         self._lineage.loaded(self._first(load), done.sources)
         if done.ok:
             return JobResult(done.job, True)
         good = [key for key, fine in zip(load.keys, done.loaded, strict=True) if fine]
-        bad = [_key(key) for key, fine in zip(load.keys, done.loaded, strict=True) if not fine]
+        bad = [name for name, fine in zip(names, done.loaded, strict=True) if not fine]
         self._requests.forget(load.req_context.req_id, bad)
         return JobResult(done.job, False, successful_keys=tuple(good) or None)
 
@@ -343,7 +370,3 @@ class PrfaasTier(SecondaryTierManager):
     def shutdown(self) -> None:
         """Leave the pool node."""
         self._client.close()
-
-
-def _key(key: OffloadKey) -> Key:
-    return get_offload_group_idx(key), get_offload_block_hash(key)

@@ -79,6 +79,53 @@ def test_tensor_parallel_sizes_may_differ_where_blocks_are_canonical(
     assert "pool nodes convert blocks between them" in words
 
 
+def combined(laptop: Path, size: str, tokens: int, *, events: bool) -> None:
+    """Give the PrfaaS engine blocks of its own size, and both engines a length that they share."""
+    edit(laptop, 'name = "prfaas-demo"', f'name = "prfaas-demo"\nblock_tokens = {tokens}')
+    told_apart(laptop, '"--block-size", "384"', f'"--block-size", "{size}"')
+    if not events:
+        kept = [line for line in laptop.read_text().splitlines() if line[:9] != "kv_events"]
+        laptop.write_text("\n".join(kept))
+
+
+def test_block_sizes_may_differ_where_a_common_length_is_set(prfaas: Prfaas, laptop: Path) -> None:
+    combined(laptop, "768", 768, events=False)
+    code, output, _ = prfaas("check", laptop)
+    words = " ".join(output.split())
+    assert code == 0
+    assert "--block-size: 768 at prfaas-engine, 384 at pd-engine: pool nodes convert" in words
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "events", "words"),
+    [
+        (
+            "512",
+            768,
+            False,
+            "blocks of 768 tokens cannot be made of blocks of 512 at prfaas-engine: 768 is no "
+            "multiple of 512; take 1024",
+        ),
+        ("768", 768, True, "pd-engine: KV events of an engine with blocks of 384 tokens do not"),
+    ],
+)
+def test_block_sizes_that_do_not_fit_the_common_length_are_refused(
+    prfaas: Prfaas, laptop: Path, size: str, tokens: int, events: bool, words: str
+) -> None:
+    combined(laptop, size, tokens, events=events)
+    code, _, error = prfaas("check", laptop)
+    assert code == 2
+    assert words in " ".join(error.split())
+
+
+def test_block_sizes_that_differ_are_refused_with_the_length_to_set(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    told_apart(laptop, '"--block-size", "384"', '"--block-size", "512"')
+    line = one_line(prfaas("check", laptop))
+    assert "set block_tokens of [model] to a common multiple (the least is 1536)" in line
+
+
 def test_weights_of_different_types_are_refused(prfaas: Prfaas, laptop: Path) -> None:
     edit(laptop, '"--block-size", "384"', '"--dtype", "bfloat16", "--block-size", "384"')
     told_apart(laptop, '"--dtype", "bfloat16"', '"--dtype", "float16"')

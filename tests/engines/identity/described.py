@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-TRANSFER = {
+TRANSFER: dict[str, Any] = {
     "kv_connector": "PrfaasConnector",
     "kv_connector_module_path": "prfaas.engines.vllm_connector",
     "kv_role": "kv_both",
@@ -30,18 +30,26 @@ TRANSFER = {
 ALWAYS = ["--prefix-caching-hash-algo", "sha256_cbor", "--enforce-eager"]
 
 
-def _config(model: str, args: list[str]) -> Any:
+def _config(model: str, args: list[str], tokens: int | None) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    transfer = TRANSFER
+    if tokens is not None:
+        extra = TRANSFER["kv_connector_extra_config"]
+        transfer = TRANSFER | {
+            "kv_connector_extra_config": {**extra, "prfaas_block_tokens": tokens}
+        }
     said = parser.parse_args(
-        ["--model", model, *ALWAYS, "--kv-transfer-config", json.dumps(TRANSFER), *args]
+        ["--model", model, *ALWAYS, "--kv-transfer-config", json.dumps(transfer), *args]
     )
     return EngineArgs.from_cli_args(said).create_engine_config()
 
 
-def describe_engine(model: str, args: list[str], layout: str | None) -> dict[str, Any]:
+def describe_engine(
+    model: str, args: list[str], layout: str | None, tokens: int | None
+) -> dict[str, Any]:
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
@@ -53,9 +61,10 @@ def describe_engine(model: str, args: list[str], layout: str | None) -> dict[str
         get_kv_cache_configs,
     )
 
+    from prfaas.engines.canonical.vllm_block_tokens import set_chunk
     from prfaas.engines.vllm_layout import describe
 
-    config = _config(model, args)
+    config = _config(model, args, tokens)
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():
             rendezvous = Path(tempfile.mkdtemp()) / "rendezvous"
@@ -73,7 +82,9 @@ def describe_engine(model: str, args: list[str], layout: str | None) -> dict[str
         layers.clear()
         record_kv_cache_layout(config.cache_config, layout or "HND")
         found = get_kv_cache_configs(config, [specs], [2**30])
-        row = describe(config, generate_scheduler_kv_cache_config(found))
+        caches = generate_scheduler_kv_cache_config(found)
+        set_chunk(config, caches)
+        row = describe(config, caches)
     planes = {group.index: group.planes for group in row.layout.groups}
     return {
         "id": row.layout.layout_id.hex(),
@@ -89,7 +100,9 @@ def main(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
             with patch.dict(os.environ, each.get("env", {})):
                 answers.append(
-                    describe_engine(each["model"], each.get("args", []), each.get("layout"))
+                    describe_engine(
+                        each["model"], each.get("args", []), each.get("layout"), each.get("tokens")
+                    )
                 )
         except Exception as error:
             answers.append({"error": f"{type(error).__name__}: {error}"})

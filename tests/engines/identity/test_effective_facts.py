@@ -44,7 +44,7 @@ ALTERED: dict[str, tuple[list[str], str]] = {
     ),
     "another epsilon": (["--hf-overrides", '{"rms_norm_eps": 1e-5}'], "config.rms_norm_eps"),
     "weights in float16": (["--dtype", "float16"], "model_config.dtype"),
-    "block size": (["--block-size", "512"], "group.0.block_size"),
+    "block size": (["--block-size", "512"], "tokens_per_hash"),
     "guessing, which widens a hybrid's state": (
         ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
         "group.0.parts",
@@ -92,6 +92,15 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "moved": {"model": str(moved)},
     }
     asked |= {"weights": {"model": str(other)}, "NHD": {"model": str(model), "layout": "NHD"}}
+    asked |= {
+        f"blocks of 768 of {size}": {
+            "model": str(model),
+            "args": ["--block-size", size],
+            "tokens": 768,
+        }
+        for size in ("384", "768")
+    }
+    asked["blocks of 768"] = {"model": str(model), "args": ["--block-size", "768"]}
     cases = {name: args for name, (args, _) in (ALTERED | REFUSED).items()} | ALIKE
     asked |= {name: {"model": str(model), "args": args} for name, args in cases.items()}
     asked |= {
@@ -126,6 +135,16 @@ def test_what_changes_the_bytes_changes_the_id_and_has_a_name(
     described: dict[str, Any], name: str, fact: str
 ) -> None:
     assert fact in what_differs(described, name)[:SHOWN]
+
+
+def test_combined_blocks_are_those_of_an_engine_with_blocks_of_that_length(
+    described: dict[str, Any],
+) -> None:
+    """Facts, id and bytes; an engine whose own blocks have that length needs no setting."""
+    whole = described["blocks of 768"]
+    assert "error" not in whole, whole
+    for size in ("384", "768"):
+        assert described[f"blocks of 768 of {size}"] == whole
 
 
 @pytest.mark.parametrize(("name", "variable"), [(n, v) for n, (v, _) in QUANTISED.items()])

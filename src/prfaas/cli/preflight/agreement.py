@@ -10,12 +10,14 @@ from prfaas.cli.preflight.engine_args import vllm_engines
 from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
+from prfaas.config.engines.block_tokens import common_length
 from prfaas.config.engines.cores import runs_on_cpu
 from prfaas.engines.identity import variables
 from prfaas.engines.launch import HASH_SEED
 from prfaas.errors import ConfigError
 
 _RANKS, _BLOCKS = "--tensor-parallel-size", "PRFAAS_BLOCKS"
+_BLOCK_SIZE = "--block-size"
 _DEFAULTS = {
     "--revision": "",
     "--tokenizer": "",
@@ -75,6 +77,8 @@ class Disagreement(NamedTuple):
     def words(self) -> str:
         """The setting with its value at each engine."""
         shown = ", ".join(f"{value or 'not given'} at {n}" for n, value in self.values.items())
+        if self.setting == _BLOCK_SIZE and not self.is_converted:
+            shown += f" ({common_length(self.values.values())})"
         return f"{self.setting}: {shown}"
 
 
@@ -85,12 +89,14 @@ def disagreements(deployment: Deployment) -> list[Disagreement]:
         for _, name, engine in vllm_engines(deployment)
     }
     names = dict.fromkeys(name for settings in engines.values() for name in settings)
-    converts = _convert(engines.values())
+    converted = {_RANKS} if _convert(engines.values()) else set()
+    if deployment.model.block_tokens is not None:
+        converted.add(_BLOCK_SIZE)
     found = (
         Disagreement(
             name,
             {e: s.get(name, _default(name)) for e, s in engines.items()},
-            is_converted=name == _RANKS and converts,
+            is_converted=name in converted,
         )
         for name in names
     )

@@ -33,6 +33,7 @@ def hash_chain(
     tokens_per_hash: int,
     seed: str,
     cache_salt: str | None,
+    parent: bytes = b"",
 ) -> list[bytes]:
     """Block hashes of a prompt: each covers all tokens up to its end.
 
@@ -41,6 +42,7 @@ def hash_chain(
         tokens_per_hash: Tokens per link; a trailing partial link gets no hash.
         seed: The engines' hash seed.
         cache_salt: The tenant's secret, mixed into the first link and so into all; None for none.
+        parent: Last hash of the chain that these tokens continue; empty at the start of a prompt.
 
     Returns:
         One 32-byte hash for every `tokens_per_hash` tokens.
@@ -53,8 +55,8 @@ def hash_chain(
     if not count:
         return []
     links, ends = _written(token_ids[: count * tokens_per_hash], tokens_per_hash)
-    parent = hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
-    salted = (("cache_salt", cache_salt),) if cache_salt else None
+    salted = (("cache_salt", cache_salt),) if cache_salt and not parent else None
+    parent = parent or hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
     head, extra = _head(tokens_per_hash), cbor2.dumps(salted, canonical=True)
     hashes: list[bytes] = []
     start = 0

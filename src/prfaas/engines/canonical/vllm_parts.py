@@ -15,8 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.core.kv.canonical.parts import LayerParts, Part, Section
+from prfaas.core.kv.canonical.parts import LayerParts, Part, Section, Strip
 from prfaas.core.kv.canonical.shards import divides
+
+BESIDE_VALUES = "beside values"
+"""Key and value of a token lie side by side, as on GPUs."""
+BY_DIMENSION = "by dimension"
+"""All keys, dimension by dimension, then all values, as in vLLM's vector code for CPUs."""
 
 
 class CannotConvertError(ValueError):
@@ -32,12 +37,16 @@ class Division:
         kv_heads: KV heads of the whole model.
         cache_layout: Physical order of the cache, such as `LBNHC`; None if vLLM has none.
         state_groups: Groups of Mamba-2's B and C in the whole model; None if it has none.
+        num_pages: Pages of attention that make a block; their tokens follow each other.
+        key_order: Order of keys in a head of a head-major page.
     """
 
     tp_size: int
     kv_heads: int
     cache_layout: str | None
     state_groups: int | None = None
+    num_pages: int = 1
+    key_order: str = BESIDE_VALUES
 
 
 def layer_parts(spec: Any, division: Division) -> LayerParts:
@@ -66,8 +75,11 @@ def _latent(spec: Any, division: Division) -> LayerParts:
     """Every rank holds the whole latent."""
     if spec.max_tp_shards != 1 and division.tp_size > 1 and spec.num_kv_heads != 1:
         raise CannotConvertError("a latent that ranks divide")
-    num_bytes = int(spec.unpadded_page_size_bytes)
-    return (Part("latent", _name(spec.dtype), 1, (Section("latent", 1, num_bytes),)),)
+    if division.num_pages > 1 and division.key_order not in (BESIDE_VALUES, BY_DIMENSION):
+        raise CannotConvertError(_cannot_join(division))
+    num_bytes = int(spec.unpadded_page_size_bytes) * division.num_pages
+    sections = (Section("latent", 1, num_bytes, (Strip(1, num_bytes),)),)
+    return (Part("latent", _name(spec.dtype), 1, sections),)
 
 
 def _attention(spec: Any, division: Division) -> LayerParts:
@@ -79,16 +91,36 @@ def _attention(spec: Any, division: Division) -> LayerParts:
             f"pages of {spec.unpadded_page_size_bytes} bytes hold more than keys and values of "
             f"{spec.num_kv_heads} heads and {spec.block_size} tokens, {plain} bytes"
         )
+    tokens = spec.block_size * division.num_pages
     if division.cache_layout == "LBNHC":
-        outer, unit = spec.block_size, cell
-    elif division.cache_layout == "LBHNC":
-        outer, unit = 1, spec.block_size * cell
-    else:
+        return (Part("kv", _name(spec.dtype), tokens, (Section("kv", heads, cell),), True),)
+    if division.cache_layout != "LBHNC":
         raise CannotConvertError(
             f"the order of the cache is {division.cache_layout}; heads can be told apart in "
             "LBNHC and LBHNC (VLLM_KV_CACHE_LAYOUT)"
         )
-    return (Part("kv", _name(spec.dtype), outer, (Section("kv", heads, unit),)),)
+    section = Section("kv", heads, tokens * cell, _strips(spec, division, tokens))
+    return (Part("kv", _name(spec.dtype), 1, (section,)),)
+
+
+def _strips(spec: Any, division: Division, tokens: int) -> tuple[Strip, ...]:
+    """Runs over the tokens of a head."""
+    width = spec.dtype.itemsize
+    if division.key_order == BESIDE_VALUES:
+        return (Strip(1, tokens * (spec.head_size + spec.head_size_v) * width),)
+    if division.key_order == BY_DIMENSION:
+        keys = Strip(spec.head_size, tokens * width)
+        return keys, Strip(1, tokens * spec.head_size_v * width)
+    if division.num_pages > 1:
+        raise CannotConvertError(_cannot_join(division))
+    return ()
+
+
+def _cannot_join(division: Division) -> str:
+    return (
+        f"blocks of {division.num_pages} pages cannot be made of keys in the order of "
+        f"{division.key_order}"
+    )
 
 
 def _total_heads(of_rank: int, division: Division) -> int:
@@ -199,7 +231,7 @@ def _convolution(spec: Any, sections: list[Section]) -> Part:
     """
     steps = int(min(spec.shapes[0]))
     if spec.shapes[0][0] != steps:
-        sections = [Section(name, units, size * steps) for name, units, size in sections]
+        sections = [Section(s.name, s.units, s.unit_bytes * steps) for s in sections]
         steps = 1
     return Part("conv", _name(spec.dtypes[0]), steps, tuple(sections))
 

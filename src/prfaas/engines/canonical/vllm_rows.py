@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
 
 from prfaas.core.kv.canonical.copies import RankPages, Run, page_bytes, row_runs
 from prfaas.core.kv.canonical.parts import LayerParts
-from prfaas.engines.canonical.vllm_parts import CannotConvertError, Division, layer_parts
+from prfaas.engines.canonical.vllm_parts import (
+    BESIDE_VALUES,
+    BY_DIMENSION,
+    CannotConvertError,
+    Division,
+    layer_parts,
+)
+from prfaas.engines.identity.vllm_facts import cpu_packing
 from prfaas.errors import ConfigError
 
 SETTING = "PRFAAS_BLOCKS"
 """Environment variable: `canonical`, or `ranks`, the default with several ranks."""
+_VECTOR_CODE = {"vec", "vec16"}
+"""vLLM's names of CPU code that keeps keys dimension by dimension."""
 RowPages = Mapping[int, Sequence[tuple[int, int]]]
 """By group: offset within the row of one rank, and data bytes, of every page."""
 
@@ -109,7 +119,7 @@ def canonical_layers(
     config: Any,
     row_pages: RowPages | None,
 ) -> dict[int, list[LayerParts]]:
-    """Return the parts of all pages of a block, by group.
+    """Return the parts of all layers of a block, by group.
 
     Raises:
         CannotConvertError: The blocks of these ranks cannot be converted, or must not be.
@@ -131,18 +141,40 @@ def canonical_layers(
         vllm_config.model_config.get_total_num_kv_heads(),
         config.kv_cache_layout,
         _state_groups(vllm_config.model_config.hf_text_config),
+        config.cache.blocks_per_chunk,
+        _key_order(vllm_config, kv_cache_config),
     )
     found: dict[int, list[LayerParts]] = {}
     for group, pages in row_pages.items():
-        parts = [layer_parts(spec, division) for spec in layer_specs(kv_cache_config, group)]
-        found[group] = [each for each in parts for _ in range(config.cache.blocks_per_chunk)]
-        for layer, (_, num_bytes) in zip(found[group], pages, strict=True):
-            if page_bytes(layer, parallel.tp_size) != num_bytes:
+        found[group] = [layer_parts(spec, division) for spec in layer_specs(kv_cache_config, group)]
+        for layer, of_layer in zip(found[group], _by_layer(config, pages), strict=True):
+            every = _holding(layer, of_layer)
+            if {page_bytes(layer, parallel.tp_size, len(every))} != {size for _, size in every}:
                 raise CannotConvertError(
-                    f"a page of {num_bytes} bytes is not "
+                    f"{len(every)} pages of {every[0][1]} bytes are not "
                     f"{', '.join(part.words for part in layer)} at {parallel.tp_size} ranks"
                 )
     return found
+
+
+def _by_layer(config: Any, pages: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    """The pages of each layer, in the order of their tokens."""
+    num = config.cache.blocks_per_chunk
+    for at in range(0, len(pages), num):
+        yield pages[at : at + num]
+
+
+def _holding(layer: LayerParts, pages: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """The pages that hold a block of a layer: of states, the last one alone."""
+    return pages if all(part.is_shared_by(len(pages)) for part in layer) else pages[-1:]
+
+
+def _key_order(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
+    """Order of keys in head-major pages; the name of the instruction sets where it is not known."""
+    if not current_platform.is_cpu():
+        return BESIDE_VALUES
+    found = cpu_packing(vllm_config, kv_cache_config)
+    return BY_DIMENSION if found <= _VECTOR_CODE else ", ".join(sorted(found))
 
 
 def is_wanted(num_ranks: int) -> bool:
@@ -164,8 +196,14 @@ def canonical_runs(
     """Return the copies between a row of all ranks and a block."""
     per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
     tp_size = config.parallel.tp_size
+    found = zip(layers, _by_layer(config, pages), strict=True)
+    offsets = [[at for at, _ in _holding(layer, of_layer)] for layer, of_layer in found]
     ranks = [
-        RankPages(rank, tp_size, {n: rank * per_rank + at for n, (at, _) in enumerate(pages)})
+        RankPages(
+            rank,
+            tp_size,
+            {n: [rank * per_rank + at for at in every] for n, every in enumerate(offsets)},
+        )
         for rank in range(1 if config.replicated_layout else tp_size)
     ]
     return row_runs(layers, ranks)

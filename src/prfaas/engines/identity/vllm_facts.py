@@ -35,8 +35,9 @@ OF_RANKS = frozenset(
     }
 )
 """Facts of rows that canonical blocks do not depend on."""
-_OF_RANK_SHAPES = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "shapes"})
-"""Fields of a cache group with the shapes of one rank; `parts` has those of the model."""
+_OF_ROWS = frozenset({"block_size", "num_kv_heads", "num_head_slots", "max_tp_shards", "shapes"})
+"""Fields of a cache group with the shapes of one rank or one page of the engine; `parts` has those
+of a block."""
 _COMMON_LOADERS = frozenset({"auto", "hf", "safetensors", "mistral", "dummy", "instanttensor"})
 _CAUSES = frozenset({"spec", "dtype", "dtypes", "kv_quant_mode", "shapes"})
 """Fields of a cache group that others follow from."""
@@ -237,7 +238,7 @@ def _groups(
         facts |= {
             f"{at}.{name}": value
             for name, value in _merged(specs.items())
-            if group.index not in layers or name not in _OF_RANK_SHAPES
+            if group.index not in layers or name not in _OF_ROWS
         }
         if group.index in layers:
             facts[f"{at}.parts"] = _parts(layers[group.index])
@@ -297,7 +298,7 @@ def _engine(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
         "fp8_dtype": text_of(current_platform.fp8_dtype()),
     }
     if current_platform.is_cpu():
-        facts["cpu_packing"] = text_of(sorted(_cpu_packing(vllm_config, kv_cache_config)))
+        facts["cpu_packing"] = text_of(sorted(cpu_packing(vllm_config, kv_cache_config)))
     if current_platform.is_rocm():
         facts["rocm_shuffled"] = text_of(envs.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
     return facts
@@ -313,8 +314,8 @@ def _variables() -> dict[str, str]:
     return {f"env.{name}": text_of(getattr(envs, name)) for name in names}
 
 
-def _cpu_packing(vllm_config: Any, kv_cache_config: Any) -> set[str]:
-    """The instruction sets that attention on this CPU packs keys for."""
+def cpu_packing(vllm_config: Any, kv_cache_config: Any) -> set[str]:
+    """Return the instruction sets that attention on this CPU packs keys for."""
     found = set()
     for group in kv_cache_config.kv_cache_groups:
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})

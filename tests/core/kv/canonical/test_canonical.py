@@ -14,6 +14,7 @@ from prfaas.core.kv.canonical.parts import (
     LayerParts,
     Part,
     Section,
+    Strip,
     block_bytes,
     block_planes,
 )
@@ -27,26 +28,33 @@ from tests.core.kv.canonical.model_kinds import (
     latent,
     mamba2,
     read,
+    turned,
     write,
 )
 
 pytestmark = pytest.mark.timeout(120)
 SIZES = (1, 2, 4, 8)
 HEADS = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 16))
+PAGES = (1, 2, 3)
+PAGES_LCM = 6
+"""Tokens of a block are a multiple of it."""
 DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4}
 
 
 @st.composite
 def layers_of(draw: st.DrawFn) -> LayerParts:
-    kind = draw(st.sampled_from(("kv", "latent", "gdn", "mamba2", "short")))
+    kind = draw(st.sampled_from(("kv", "turned", "latent", "gdn", "mamba2", "short")))
     small = st.integers(1, 3)
+    tokens = PAGES_LCM * draw(small)
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
     if kind == "kv":
-        dtype = draw(st.sampled_from(sorted(DTYPES)))
         cell = 2 * draw(small) * DTYPES[dtype]
         by_token = draw(st.booleans())
-        return attention(draw(HEADS), draw(small), cell, by_token=by_token, dtype=dtype)
+        return attention(draw(HEADS), tokens, cell, by_token=by_token, dtype=dtype)
+    if kind == "turned":
+        return turned(draw(HEADS), tokens, draw(small), DTYPES[dtype], dtype)
     if kind == "latent":
-        return latent(draw(small), draw(small))
+        return latent(tokens, draw(small))
     if kind == "gdn":
         return delta_net(draw(HEADS), draw(HEADS), draw(small), draw(small))
     if kind == "mamba2":
@@ -59,12 +67,18 @@ def sites(draw: st.DrawFn, num_layers: int) -> Site:
     cuts = sorted(draw(st.sets(st.integers(1, max(1, num_layers - 1)), max_size=2)))
     ends = [0, *(cut for cut in cuts if cut < num_layers), num_layers]
     stages = tuple(tuple(range(a, b)) for a, b in pairwise(ends))
-    return Site(draw(st.sampled_from(SIZES)), stages, draw(st.sampled_from((0, 5, 64))))
+    padding, pages = draw(st.sampled_from((0, 5, 64))), draw(st.sampled_from(PAGES))
+    return Site(draw(st.sampled_from(SIZES)), stages, padding, pages)
 
 
 @given(st.data())
-def test_rows_of_any_ranks_and_stages_convert_into_each_other(data: st.DataObject) -> None:
-    """rows(TP a, PP b) -> canonical -> rows(TP c, PP d) -> canonical; all replicas are written."""
+def test_rows_of_any_ranks_stages_and_block_sizes_convert_into_each_other(
+    data: st.DataObject,
+) -> None:
+    """rows(TP a, PP b, pages c) -> canonical -> rows of another site -> canonical.
+
+    All replicas are written.
+    """
     layers = data.draw(st.lists(layers_of(), min_size=1, max_size=4))
     one, other = (data.draw(sites(len(layers))) for _ in range(2))
     num_bytes = block_bytes(layers)
@@ -83,16 +97,18 @@ def test_rows_of_any_ranks_and_stages_convert_into_each_other(data: st.DataObjec
 @pytest.mark.parametrize(
     "layers",
     [
-        pytest.param([attention(2, 16, 64, by_token=True, dtype="bfloat16")] * 3, id="2 heads"),
-        pytest.param([attention(3, 4, 24, by_token=False, dtype="bfloat16")], id="3 heads"),
-        pytest.param([latent(16, 36)] * 2, id="MLA"),
+        pytest.param([attention(2, 18, 64, by_token=True, dtype="bfloat16")] * 3, id="2 heads"),
+        pytest.param([attention(3, 6, 24, by_token=False, dtype="bfloat16")], id="3 heads"),
+        pytest.param([turned(5, 6, 4, 2, "bfloat16")] * 2, id="5 heads, K by dimension"),
+        pytest.param([latent(18, 36)] * 2, id="MLA"),
         pytest.param([delta_net(4, 8, 8, 3), delta_net(4, 8, 8, 3)], id="GDN"),
         pytest.param([mamba2(8, 1, 4, 6, 3)], id="Mamba-2, one group"),
     ],
 )
 def test_every_pair_of_sizes_converts(layers: list[LayerParts], one: int, other: int) -> None:
+    """With two pages for a block at one site, three at the other, and other stages."""
     whole = tuple(range(len(layers)))
-    a, b = Site(one, (whole,), 8), Site(other, (whole,), 0)
+    a, b = Site(one, (whole,), 8, 2), Site(other, tuple((n,) for n in whole), 0, 3)
     num_bytes = block_bytes(layers)
     block = np.random.default_rng(1).integers(1, 256, num_bytes, np.uint8)
     row = b.row(block, layers, 0)
@@ -139,9 +155,44 @@ def test_a_block_has_the_planes_of_its_parts() -> None:
     )
 
 
+@pytest.mark.parametrize("by_token", [True, False])
+def test_a_page_as_long_as_the_block_is_the_block(by_token: bool) -> None:
+    """Engines whose page has all tokens of a block copy it straight, however others cut it."""
+    layers = [attention(2, 12, 16, by_token=by_token, dtype="bfloat16")] * 2
+    block = np.arange(block_bytes(layers), dtype=np.uint8)
+    assert (Site(1, ((0, 1),), 0).row(block, layers, 0) == block).all()
+    four = Site(1, ((0, 1),), 0, 4)
+    assert four.pieces(layers).is_straight is by_token
+    assert (read(four.row(block, layers, 0), four.pieces(layers), len(block)) == block).all()
+
+
+def test_a_state_is_in_the_last_page_of_a_block() -> None:
+    layers = [delta_net(2, 4, 8, 3)]
+    ranks, row_bytes = Site(1, ((0,),), 0, 3).ranks(layers)
+    assert ranks[0].pages == {0: [row_bytes - block_bytes(layers)]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "num_pages"),
+    [
+        (attention(2, 10, 16, by_token=True, dtype="bfloat16"), 4),
+        (attention(2, 10, 16, by_token=False, dtype="bfloat16"), 3),
+        (delta_net(2, 4, 8, 3), 2),
+    ],
+)
+def test_tokens_that_pages_cannot_share_are_refused(layer: LayerParts, num_pages: int) -> None:
+    with pytest.raises(ValueError, match=f"{num_pages} pages cannot share"):
+        row_runs([layer], [RankPages(0, 1, {0: [n * 10_000 for n in range(num_pages)]})])
+
+
+def test_strips_are_a_whole_unit() -> None:
+    with pytest.raises(ValueError, match="strips of 12 bytes, units of 16"):
+        Part("kv", "bfloat16", 1, (Section("kv", 2, 16, (Strip(3, 4),)),))
+
+
 def test_a_layer_without_a_rank_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layers \[1\] of 2 lie in no rank"):
-        row_runs([latent(1, 4)] * 2, [RankPages(0, 1, {0: 0})])
+        row_runs([latent(1, 4)] * 2, [RankPages(0, 1, {0: [0]})])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,11 @@ attention, heads of a recurrent state, channels of a convolution.
 
 Every rank has all sections of a row, each with its own units (`shards.py`). Padding of pages and
 copies of replicated heads are in rows of host memory only, never in a canonical block.
+
+A block may have more tokens than a page of the engine. It then has the bytes that a page of so many
+tokens would have, and each page of the engine holds a run of its tokens: some rows of a part that
+has a row for each token, or a piece of each strip of a unit. States are those at the end of the
+block, in its last page.
 """
 
 from __future__ import annotations
@@ -29,6 +34,21 @@ from typing import NamedTuple
 from prfaas.core.kv.planes import Plane, Planes, merged
 
 
+class Strip(NamedTuple):
+    """Neighbouring runs of bytes, each of which has all tokens of a block in their order.
+
+    K and V of a head side by side are one strip. Keys that are stored dimension by dimension are a
+    strip for each dimension.
+
+    Attributes:
+        number: Number of runs, at least 1.
+        num_bytes: Size of each.
+    """
+
+    number: int
+    num_bytes: int
+
+
 class Section(NamedTuple):
     """Neighbouring units that ranks divide among themselves.
 
@@ -36,11 +56,13 @@ class Section(NamedTuple):
         name: Such as `kv` or `q`.
         units: Number in the whole model, at least 1; 1 is never divided.
         unit_bytes: Size of each in one row of its part.
+        strips: A unit as runs over tokens; empty if pages cannot share a unit.
     """
 
     name: str
     units: int
     unit_bytes: int
+    strips: tuple[Strip, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -57,23 +79,40 @@ class Part:
         dtype: Name of the type as in PyTorch, such as `bfloat16`.
         outer: Number of rows, each with all sections.
         sections: The sections of a row, in order.
+        by_token: True if each row is a token.
     """
 
     name: str
     dtype: str
     outer: int
     sections: tuple[Section, ...]
+    by_token: bool = False
 
     def __post_init__(self) -> None:
-        """Reject sizes below 1."""
+        """Reject sizes below 1, and strips that are not a unit."""
         sizes = [self.outer, *(n for s in self.sections for n in (s.units, s.unit_bytes))]
         if min(sizes) < 1 or not self.sections:
             raise ValueError(f"part {self.name}: sizes {sizes}; the least is 1")
+        for section in self.sections:
+            length = sum(number * size for number, size in section.strips)
+            if section.strips and length != section.unit_bytes:
+                raise ValueError(
+                    f"part {self.name}: strips of {length} bytes, units of {section.unit_bytes}"
+                )
 
     @property
     def num_bytes(self) -> int:
         """Size in a canonical block."""
         return self.outer * sum(section.num_bytes for section in self.sections)
+
+    def is_shared_by(self, num_pages: int) -> bool:
+        """Return True if so many pages can hold equal runs of its tokens."""
+        if self.by_token or num_pages == 1:
+            return self.outer % num_pages == 0 or num_pages == 1
+        return self.outer == 1 and all(
+            section.strips and all(size % num_pages == 0 for _, size in section.strips)
+            for section in self.sections
+        )
 
     @property
     def words(self) -> str:
