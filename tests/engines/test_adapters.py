@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import BlockRequests
 from tests.engines.vllm_modules import needing_vllm
@@ -65,6 +67,7 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
         cache_salt="salt",
         mm_features=[],
         prompt_embeds=None,
+        resumable=False,
     )
     connector.on_new_request(request)
     context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
@@ -82,6 +85,50 @@ def test_only_the_models_own_blocks_reach_the_pool_node(
     assert not tier.has_pending_work()
     tier.on_request_finished(context)
     assert tier._kept == set()
+
+
+MORE = {
+    "an image": {"mm_features": ["image"]},
+    "embeddings": {"prompt_embeds": object()},
+    "a session whose input goes on": {"resumable": True},
+    "tokens alone": {},
+}
+
+
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+def test_combined_blocks_reach_the_pool_node_only_if_tokens_name_them(
+    connector: Any, tier: Any, more: dict[str, Any]
+) -> None:
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    groups = (CacheGroup(0, GroupKind.FULL_ATTENTION, 32, 8),)
+    tier._names, tier._layout = {}, Layout(b"L" * 32, 32, "7", groups)
+    connector._combined, connector._cache_config = groups, SimpleNamespace(block_size=16)
+    given: dict[str, Any] = {"mm_features": [], "prompt_embeds": None, "resumable": False}
+    tokens: dict[str, Any] = {"all_token_ids": list(range(40)), "cache_salt": None}
+    connector.on_new_request(
+        SimpleNamespace(request_id="r", lora_request=None, **(tokens | given | more))
+    )
+    context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
+    context.set_offload_key_position(key, 32)
+    found = use(tier, context, key)
+    if more:
+        assert (found, tier.sent) == (base.LookupResult.MISS, [])
+    else:
+        [name] = hash_chain(list(range(40)), tokens_per_hash=32, seed="7", cache_salt=None)
+        assert found is base.LookupResult.RETRY
+        assert [each.keys for each in tier.sent] == [[(0, name)]] * 3
+    tier.on_request_finished(context)
+    assert (tier._kept, tier._names) == (set(), {})
+
+
+def test_a_request_that_was_never_named_stays_in_its_engine(tier: Any) -> None:
+    """vLLM announces a request that it has not tracked when that ends."""
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    tier._names, tier._layout = {}, None
+    context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
+    tier.on_new_request(context)
+    assert use(tier, context, key) is base.LookupResult.MISS
+    assert tier.sent == []
 
 
 def test_a_store_names_the_tenant_of_its_request_and_no_other(connector: Any, tier: Any) -> None:

@@ -73,6 +73,7 @@ NAMES = (
     Name("v1/request.py", "Request.cache_salt"),
     Name("v1/request.py", "Request.mm_features"),
     Name("v1/request.py", "Request.prompt_embeds"),
+    Name("v1/request.py", "Request.resumable"),
     Name("distributed/device_communicators/shm_broadcast.py", "SpinCondition.last_read"),
     Name("distributed/device_communicators/shm_broadcast.py", "SpinCondition.busy_loop_s"),
     # Functions and classes that are called.

@@ -84,16 +84,17 @@ class PrfaasConnector(OffloadingConnector):
     def on_new_request(self, request: Request) -> None:
         """A request came; blocks that an adapter computes stay in this engine.
 
-        So do those of images and embeddings where tokens alone give names. The tier gets the salt
-        of each request: it names the tenant of the blocks.
+        So do, where tokens give names, those of requests that have more than the tokens of now:
+        images, embeddings, and inputs that are still to come. The tier gets the salt of each
+        request: it names the tenant of the blocks.
         """
         if self._combined:
             # The engine's configuration may change until it runs.
             cut_at_blocks(self._cache_config, self._combined)
-        has_more = request.mm_features or request.prompt_embeds is not None
-        if request.lora_request is not None or (self._combined and has_more):
+        has_more = request.mm_features or request.prompt_embeds is not None or request.resumable
+        if request.lora_request is not None:
             self._tier.keep(request.request_id)
-        elif self._combined:
+        elif self._combined and not has_more:
             self._tier.name(request.request_id, request.all_token_ids, request.cache_salt)
         self._tier.salted(request.request_id, request.cache_salt)
         super().on_new_request(request)

@@ -176,6 +176,9 @@ class PrfaasTier(SecondaryTierManager):
         request, tag = self._coming
         if request == req_context.req_id:
             req_context.set_state(_Tenant(tag))
+        if self._names is not None and req_context.req_id not in self._names:
+            # Its own hashes mean nothing outside this engine.
+            self._kept.add(req_context.req_id)
         if req_context.req_id in self._kept:
             return RequestOffloadingContext()
         try:

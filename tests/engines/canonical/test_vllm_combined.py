@@ -166,16 +166,17 @@ def connector() -> Any:
     return made
 
 
-def request(**changes: Any) -> Any:
+def request() -> Any:
     fields: dict[str, Any] = {
         "request_id": "r",
         "lora_request": None,
         "mm_features": [],
         "prompt_embeds": None,
+        "resumable": False,
         "all_token_ids": list(range(200)),
         "cache_salt": "salt",
     }
-    return SimpleNamespace(**(fields | changes))
+    return SimpleNamespace(**fields)
 
 
 def test_a_key_of_vllm_has_the_name_of_the_shared_chain(connector: Any) -> None:
@@ -185,14 +186,3 @@ def test_a_key_of_vllm_has_the_name_of_the_shared_chain(connector: Any) -> None:
     context.set_offload_key_position(key, 2 * SPAN)
     chain = hash_chain(range(200), tokens_per_hash=SPAN, seed="0", cache_salt="salt")
     assert connector._tier._key(key, context) == (0, chain[1])
-
-
-@pytest.mark.parametrize(
-    "changes", [{"mm_features": ["image"]}, {"prompt_embeds": 1}, {"lora_request": "adapter"}]
-)
-def test_prompts_that_are_more_than_tokens_stay_in_the_engine(
-    connector: Any, changes: dict[str, Any]
-) -> None:
-    connector.on_new_request(request(**changes))
-    assert connector._tier._kept == {"r"}
-    assert connector._tier._names == {}
