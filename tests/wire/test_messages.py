@@ -77,6 +77,7 @@ from prfaas.wire.messages.link import (
     Release,
     Resumed,
 )
+from prfaas.wire.messages.survey import EngineShape, Survey, Surveyed
 
 LAYOUT = Layout(
     b"L" * 32,
@@ -175,6 +176,13 @@ EVERY: list[AnyMessage] = [
         facts=FACTS,
         model="m",
         runs={0: [(0, 1, 2, 3, 4, 5)]},
+        shape=EngineShape(ranks=8, block_tokens=272),
+    ),
+    Survey(),
+    Surveyed(
+        layouts={"e": SPEC},
+        shapes={"e": EngineShape(ranks=8, block_tokens=272)},
+        facts=[LayoutFacts(layout_id=b"L" * 32, facts=FACTS)],
     ),
 ]
 
@@ -365,7 +373,7 @@ def test_facts_are_short_plain_and_few(facts: object) -> None:
 def test_a_peer_of_an_earlier_version_sends_no_facts_and_is_understood(message: Message) -> None:
     older = {name: value for name, value in raw(message).items() if name not in ("facts", "model")}
     found = decode(msgspec.msgpack.encode(older))
-    assert isinstance(found, EngineHello | PoolState)
+    assert isinstance(found, EngineHello | PoolState | Surveyed)
     assert not found.facts
 
 

@@ -66,6 +66,7 @@ class RowLayout:
             where its blocks are combined.
         facts: Facts of the layout id.
         model: The model for people: a name, and its commit if it has one.
+        num_ranks: Ranks of the engine.
     """
 
     layout: Layout
@@ -74,6 +75,7 @@ class RowLayout:
     model: str = ""
     runs: dict[int, list[Run]] = field(default_factory=dict)
     tokens_per_hash: int = 0
+    num_ranks: int = 1
 
     @property
     def has_own_names(self) -> bool:
@@ -129,13 +131,14 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
     facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents, blocks, layers)
     layout = replace(unnamed, layout_id=facts_id(facts))
     _log_layout(layout, model, blocks, config.parallel.world_size)
-    is_straight = config.parallel.world_size == config.cache.blocks_per_chunk == 1
+    num_ranks = config.parallel.world_size
+    is_straight = num_ranks == config.cache.blocks_per_chunk == 1
     if row_pages is None or not layers or is_straight:
-        return RowLayout(layout, extents, facts, model, tokens_per_hash=own)
+        return RowLayout(layout, extents, facts, model, tokens_per_hash=own, num_ranks=num_ranks)
     runs = {
         group: canonical_runs(config, parts, row_pages[group]) for group, parts in layers.items()
     }
-    return RowLayout(layout, {}, facts, model, runs, own)
+    return RowLayout(layout, {}, facts, model, runs, own, num_ranks)
 
 
 def _log_layout(layout: Layout, model: str, blocks: str, num_ranks: int) -> None:

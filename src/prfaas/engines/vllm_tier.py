@@ -50,6 +50,7 @@ from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store, Touch
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.survey import EngineShape
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class PrfaasTier(SecondaryTierManager):
             facts=row_layout.facts,
             model=row_layout.model,
             runs={group: [*runs] for group, runs in row_layout.runs.items()},
+            shape=EngineShape(ranks=row_layout.num_ranks, block_tokens=row_layout.tokens_per_hash),
         )
         self._client = PoolClient(
             Path(pool),

@@ -16,7 +16,7 @@ import click
 from prfaas.audit.settings import AuditSettings
 from prfaas.cli.common.console import console_for
 from prfaas.cli.common.options import logs_of_parts
-from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
+from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.deployment_checks import (
     check_disks,
     check_plan,
@@ -51,6 +51,7 @@ from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.shared_tier import unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.supervision.control import control_channel
+from prfaas.cli.supervision.pool_places import pool_addresses
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.cli.supervision.words import line_of
@@ -78,6 +79,9 @@ OVERLAY = click.option(
 def check(file: Path, overlay: Path | None) -> None:
     """Validate the deployment in FILE without starting it; exit code 2 if it is invalid.
 
+    If its pool nodes run and the gateway's identity is on this machine, also print which engines
+    share blocks and what is converted between them; exit code 1 if some cannot.
+
     \b
     Examples:
       prfaas check examples/laptop.toml
@@ -97,7 +101,26 @@ def check(file: Path, overlay: Path | None) -> None:
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}", markup=False)
     _warn(deployment)
+    refused = _show_compatibility(deployment)
     console.print(f"{file}: ok")
+    if refused:
+        raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+def _show_compatibility(deployment: Deployment) -> bool:
+    """Print what running engines share; True if a pair shares nothing."""
+    from prfaas.cli.preflight.compatibility import absent, pairs, surveyed, table_of
+
+    found = surveyed(deployment, pool_addresses(deployment))
+    for line in absent(deployment, found):
+        console.print(line, markup=False, soft_wrap=True)
+    shown = pairs(deployment, found)
+    if shown:
+        console.print(table_of(shown))
+    refused = [pair for pair in shown if pair.is_refused]
+    for pair in refused:
+        console.print(pair.words, markup=False, soft_wrap=True)
+    return bool(refused)
 
 
 def _many(count: int, what: str) -> str:

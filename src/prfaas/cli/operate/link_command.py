@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from prfaas.cli.common.options import AddressType, logs
 from prfaas.cli.common.signals import run_until_stopped
-from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate
-
-if TYPE_CHECKING:
-    from prfaas.config.deployment import Deployment
 
 CONNECTIONS = (1, 2, 4, 8, 16)
 SECONDS_MAX = 20.0
@@ -107,6 +102,7 @@ def test(
       prfaas link test prfaas-pool pd-pool --file two-sites.toml --connections 4,6 --budget 900Mbps
     """
     from prfaas.cli.operate.link_report import as_object, print_report, run_probes
+    from prfaas.cli.supervision.pool_places import pool_address
     from prfaas.config.load import load_deployment
     from prfaas.wire.identity import identity_in
 
@@ -114,7 +110,7 @@ def test(
     directory = identities or (deployment.security.identities if deployment else None)
     if directory is None:
         raise ConfigError("the identity is unknown; give --file or --identities")
-    place = address or (_address_of(deployment, b) if deployment else None)
+    place = address or (pool_address(deployment, b) if deployment else None)
     if place is None:
         raise ConfigError(f"it is not known where {b} is; give --to HOST:PORT")
     report = asyncio.run(
@@ -168,31 +164,3 @@ def serve(
             await server.close()
 
     run_until_stopped(run)
-
-
-def _running_address(deployment: Deployment, pool: str) -> tuple[str, int]:
-    """Return the address of a pool node with a port from `prfaas up`."""
-    from prfaas.cli.supervision.client import parts_of
-
-    try:
-        found = [part["places"].get(pool) for part in parts_of(deployment.state)]
-    except ConfigError as error:
-        raise ConfigError(
-            f"pool {pool} has no fixed address in the file, and {error}; or give --to HOST:PORT"
-        ) from None
-    place = next((text for text in found if text), None)
-    if place is None:
-        raise ConfigError(f"`prfaas up` has not started pool {pool} yet; give --to HOST:PORT")
-    return split_address(place)
-
-
-def _address_of(deployment: Deployment, pool: str) -> tuple[str, int]:
-    for cluster in deployment.clusters.values():
-        table = cluster.pools.get(pool)
-        if table is None:
-            continue
-        text = table.address or table.listen
-        host, port = split_address(text) if text else ("", 0)
-        return (host, port) if port else _running_address(deployment, pool)
-    known = ", ".join(name for c in deployment.clusters.values() for name in c.pools)
-    raise ConfigError(f"the file has no pool {pool!r}; it has {known}")

@@ -48,6 +48,8 @@ def kv_pages(
 def _page(spec: Any, parts: LayerParts) -> KvPage | None:
     if len(parts) != 1 or parts[0].name != "kv" or parts[0].dtype != "bfloat16":
         return None
-    heads, tokens = parts[0].sections[0].units, int(spec.block_size)
+    heads = parts[0].sections[0].units
+    # A block may have the tokens of several pages.
+    tokens = parts[0].num_bytes // (heads * (spec.head_size + spec.head_size_v) * 2)
     page = KvPage(1, tokens, heads, spec.head_size, spec.head_size_v, parts[0].outer > 1)
     return page if page.num_bytes == parts[0].num_bytes else None

@@ -30,6 +30,7 @@ from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.survey import EngineShape
 
 BATCH_ROWS_MAX = 64
 """Blocks of one job: their bytes are made between two turns of the event loop."""
@@ -100,6 +101,7 @@ class Tier:
                 extents=self.rows.extents,
                 facts=facts,
                 model=facts.get("model.name", ""),
+                shape=EngineShape(ranks=1, block_tokens=layout.tokens_per_hash),
             ),
             self.rows.descriptor,
             self._on_message,

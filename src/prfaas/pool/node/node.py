@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,7 @@ from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, Subscribe, TierUse, TransferEnded
 from prfaas.wire.messages.layouts import LayoutFacts, bounded
+from prfaas.wire.messages.survey import ENGINES_MAX, Survey, Surveyed
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
@@ -406,9 +408,20 @@ class PoolNode:
             leased_bytes=self.store.leased_bytes,
         )
 
-    def _subscribed(self, channel: Channel, message: Subscribe) -> None:
+    def _subscribed(self, channel: Channel, message: Subscribe | Survey) -> None:
+        if isinstance(message, Survey):
+            channel.send(self._surveyed())
+            return
         self._shares.announced(channel.peer, message)
         self.feed.subscribe(channel, self.store, self._state)
+
+    def _surveyed(self) -> Surveyed:
+        engines = dict(islice(self._engines.items(), ENGINES_MAX))
+        return Surveyed(
+            layouts={name: engine.hello.layout for name, engine in engines.items()},
+            shapes={name: engine.hello.shape for name, engine in engines.items()},
+            facts=self._state().facts,
+        )
 
     def _share(self, shares: Mapping[str, Share]) -> None:
         self.store.share(shares)

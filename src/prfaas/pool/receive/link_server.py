@@ -48,6 +48,7 @@ from prfaas.wire.messages.link import (
     Release,
     Resumed,
 )
+from prfaas.wire.messages.survey import Survey
 from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import LinkSecret, new_secret
 from prfaas.wire.sealed.records import SealError
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 4096
 
-_OfGateway = Subscribe | Pull | Abort | Release | Purge | PurgeEnd | Compare
+_OfGateway = Subscribe | Survey | Pull | Abort | Release | Purge | PurgeEnd | Compare
 
 
 class LinkPort:
@@ -88,7 +89,7 @@ class LinkPort:
         inbound: InboundTransfers,
         metrics: PoolMetrics,
         io: IoThread,
-        on_subscribe: Callable[[Channel, Subscribe], None],
+        on_subscribe: Callable[[Channel, Subscribe | Survey], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
@@ -235,7 +236,16 @@ class LinkPort:
                 self._on_refused(message, channel.peer)
             case Abort() if channel in self._from_sources:
                 self._inbound.aborted_by(message, channel.peer)
-            case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd() | Compare():
+            case (
+                Subscribe()
+                | Survey()
+                | Pull()
+                | Abort()
+                | Release()
+                | Purge()
+                | PurgeEnd()
+                | Compare()
+            ):
                 self._require(channel, self._from_gateways)
                 self._of_gateway(channel, message)
             case _:
@@ -243,7 +253,7 @@ class LinkPort:
 
     def _of_gateway(self, channel: Channel, message: _OfGateway) -> None:
         match message:
-            case Subscribe():
+            case Subscribe() | Survey():
                 self._on_subscribe(channel, message)
             case Pull():
                 self._on_pull(message, channel.send)

@@ -52,6 +52,7 @@ from prfaas.wire.messages.link import (
     Release,
     Resumed,
 )
+from prfaas.wire.messages.survey import Survey, Surveyed
 
 AnyMessage = (
     Ping
@@ -95,6 +96,8 @@ AnyMessage = (
     | Purged
     | Compare
     | Compared
+    | Survey
+    | Surveyed
 )
 
 _encoder = msgspec.msgpack.Encoder()

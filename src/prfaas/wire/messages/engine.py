@@ -22,6 +22,7 @@ from prfaas.wire.messages.fields import (
     TransferId,
 )
 from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
+from prfaas.wire.messages.survey import UNKNOWN, EngineShape
 
 Groups = Annotated[list[Count], msgspec.Meta(max_length=GROUPS_MAX)]
 
@@ -31,7 +32,7 @@ class EngineHello(Message, tag="engine_hello"):
 
     `extents` has the parts of a row with data for every cache group, in the order of the block.
     A group is in `runs` instead if ranks hold parts of its block in another order, or copies of
-    them. `facts` are what the layout id is a digest of; an older engine sends none.
+    them. `facts` are what the layout id is a digest of; an older engine sends none, and no shape.
 
     Rows begin every `row_bytes`. Where the parts of a row are interleaved with those of others,
     `row_span` is the distance from its begin to the end of its last part; 0 is `row_bytes`.
@@ -49,6 +50,7 @@ class EngineHello(Message, tag="engine_hello"):
     runs: dict[int, RunList] = msgspec.field(default_factory=dict)
     row_span: Count = 0
     elsewhere: Groups = msgspec.field(default_factory=list)
+    shape: EngineShape = UNKNOWN
 
 
 class Push(Message, tag="push"):
