@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.engines.timing.profile import make_layout
 from prfaas.planner.model.kv_geometry import (
     KvGeometry,
     LayerGroup,
@@ -14,6 +16,7 @@ from prfaas.planner.model.kv_geometry import (
     kv_bytes,
     kv_bytes_at,
     padded_page_bytes,
+    shipped_kv_bytes,
 )
 
 LENGTHS = st.integers(1, 2_000_000)
@@ -61,6 +64,15 @@ def test_blocks_round_up_by_less_than_two_blocks(
     )
     slack = sum(2 * g.num_layers * g.token_bytes * block_size for g in geometry.groups)
     assert exact <= rounded <= exact + slack
+
+
+@given(geometries, LENGTHS, st.sampled_from([1, 16, 128, 384]))
+def test_shipped_bytes_are_those_of_the_blocks_that_a_transfer_ships(
+    geometry: KvGeometry, num_tokens: int, block_size: int
+) -> None:
+    layout = make_layout(geometry, b"L" * 32, block_size, 1.0)
+    shipped = shipped_bytes(layout, have_tokens=0, final_tokens=layout.last_boundary(num_tokens))
+    assert shipped_kv_bytes(geometry, num_tokens, block_size) == shipped
 
 
 @given(geometries, LENGTHS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prfaas.cli.preflight.compatibility import Engines, Pair, absent, pairs
 from prfaas.cli.preflight.pool_survey import survey
 from prfaas.config.load import load_deployment
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.layouts import GroupSpec, LayoutFacts, LayoutSpec
 from prfaas.wire.messages.survey import EngineShape, Surveyed
@@ -55,6 +58,16 @@ def test_engines_with_equal_rows_convert_nothing() -> None:
         "sha256_cbor",
         "none",
     )
+
+
+def test_engines_that_name_blocks_by_different_schemes_share_none() -> None:
+    prefill, decode = engine("p", facts={"hash_scheme": "sglang_pages"}), engine("d")
+    layout = msgspec.structs.replace(
+        prefill.layout, layout_id=b"S" * 32, hash_scheme=HashScheme.SGLANG_PAGES
+    )
+    pair = Pair(replace(prefill, layout=layout), replace(decode, facts={"hash_scheme": "x"}))
+    assert pair.row[-2:] == ("sglang_pages > sha256_cbor", "refused")
+    assert "share none" in pair.words
 
 
 def test_a_conversion_names_the_ranks_and_the_blocks_that_are_combined() -> None:

@@ -50,6 +50,7 @@ class ModelView:
         efficiency: Share of the tensor peak, in (0, 1].
         active_parameters: Weights that one token uses, or None for the catalogue's or an
             estimate from the config.
+        tokens: Lengths of prompts, tokens; empty for those that are shown by default.
         as_json: JSON instead of tables.
     """
 
@@ -62,6 +63,7 @@ class ModelView:
     gpus: int
     efficiency: float
     active_parameters: float | None
+    tokens: tuple[int, ...]
     as_json: bool
 
 
@@ -158,10 +160,13 @@ def show_model(view: ModelView) -> None:
     """
     geometry, size = _model(view)
     times = _times(view, geometry, size)
+    lengths = view.tokens or model_report.LENGTHS
     if view.as_json:
-        click.echo(json.dumps(model_report.as_dict(geometry, view.block_size, times), indent=2))
+        found = model_report.as_dict(geometry, view.block_size, times, lengths)
+        click.echo(json.dumps(found, indent=2))
     else:
-        model_report.print_geometry(geometry, view.block_size, times, console_for(_COLUMNS))
+        console = console_for(_COLUMNS)
+        model_report.print_geometry(geometry, view.block_size, times, lengths, console)
 
 
 def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:

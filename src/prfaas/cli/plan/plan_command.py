@@ -21,6 +21,7 @@ from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse
 __all__ = ["model", "plan", "profile"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_TOKENS_MAX = 1 << 30
 _MAP_ONLY = ("bandwidths", "rtts", "losses", "lengths", "congestion_control", "pool_nodes")
 """Parameters that mean nothing without --map."""
 
@@ -190,6 +191,12 @@ def plan(
     callback=_finite,
     help="Weights that one token uses, as in 17e9.",
 )
+@click.option(
+    "--tokens",
+    multiple=True,
+    type=click.IntRange(1, _TOKENS_MAX),
+    help="A prompt, tokens, in place of the lengths that are shown; may be given several times.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
     """Show the size of a model's KV cache, and its KV throughput.
@@ -198,7 +205,7 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
 
     \b
     Examples:
-      prfaas model config.json --block-size 384
+      prfaas model config.json --block-size 384 --tokens 6100
       prfaas model llama_3_3_70b --gpus 2 --efficiency 0.43
       prfaas model --list
     """

@@ -145,7 +145,7 @@ def _block(engines: Engines) -> int:
 
 
 def _hashes(engines: Engines) -> str:
-    return "sha256_cbor"
+    return engines.layout.hash_scheme.value
 
 
 def pairs(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> list[Pair]:

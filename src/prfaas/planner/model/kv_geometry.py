@@ -166,6 +166,30 @@ def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> in
     return total
 
 
+def shipped_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:
+    """Bytes of the blocks that prefill ships for a prompt of which decode holds nothing.
+
+    Decode resumes where the last block ends before the prompt's last token. Shipped are the blocks
+    up to there, of windows those that end in the last one, and one state of each linear layer.
+
+    Raises:
+        ValueError: `num_tokens` or `block_size` is below 1.
+    """
+    _check_tokens(num_tokens)
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; it has to be at least 1 token")
+    num_blocks = (num_tokens - 1) // block_size
+    if not num_blocks:
+        return 0
+    total = geometry.state_bytes
+    for group in geometry.groups:
+        kept = num_blocks
+        if group.window is not None:
+            kept = min(kept, -(-group.window // block_size))
+        total += group.num_layers * group.token_bytes * kept * block_size
+    return total
+
+
 def page_bytes(group: LayerGroup, block_size: int) -> int:
     """Bytes of one block (or one state) of one layer of a group, without padding."""
     return group.token_bytes * block_size + group.state_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from prfaas.planner.model.kv_geometry import (
     kv_bytes,
     padded_page_bytes,
     page_bytes,
+    shipped_kv_bytes,
 )
 from prfaas.planner.solve.throughput import kv_throughput
 from prfaas.toml_tables import read_toml, validated
@@ -60,12 +61,16 @@ def roofline_prefill(
 
 
 def print_geometry(
-    geometry: KvGeometry, block_size: int | None, times: PrefillProfile | None, console: Console
+    geometry: KvGeometry,
+    block_size: int | None,
+    times: PrefillProfile | None,
+    lengths: Sequence[int],
+    console: Console,
 ) -> None:
     """Write the layer groups, the cache by length, and the KV throughput if times are known."""
     console.print(Text(f"{geometry.name}: KV in {geometry.kv_dtype}", style="bold"))
     console.print(_groups_table(geometry, block_size))
-    console.print(_lengths_table(geometry, block_size, times))
+    console.print(_lengths_table(geometry, block_size, times, lengths))
     if block_size:
         page = padded_page_bytes(geometry, block_size)
         console.print(f"One pool of blocks pads every page to {page:,} B.")
@@ -101,7 +106,10 @@ def _group_row(group: LayerGroup) -> list[str]:
 
 
 def _lengths_table(
-    geometry: KvGeometry, block_size: int | None, times: PrefillProfile | None
+    geometry: KvGeometry,
+    block_size: int | None,
+    times: PrefillProfile | None,
+    lengths: Sequence[int],
 ) -> Table:
     table = Table(header_style="dim")
     table.add_column("prompt, tokens", justify="right")
@@ -109,14 +117,16 @@ def _lengths_table(
     table.add_column("S_kv", justify="right")
     if block_size:
         table.add_column("in blocks", justify="right")
+        table.add_column("shipped, B", justify="right")
     if times:
         table.add_column("T_prefill", justify="right")
         table.add_column("Φ_kv", justify="right")
-    for length in LENGTHS:
+    for length in lengths:
         size = kv_bytes(geometry, length)
         row = [f"{length:,}", f"{size:,}", format_size(size)]
         if block_size:
             row.append(format_size(block_kv_bytes(geometry, length, block_size)))
+            row.append(f"{shipped_kv_bytes(geometry, length, block_size):,}")
         if times:
             seconds = times.seconds_at(length)
             mark = "" if times.covers(length, length) else " (extrapolated)"
@@ -126,7 +136,10 @@ def _lengths_table(
 
 
 def as_dict(
-    geometry: KvGeometry, block_size: int | None, times: PrefillProfile | None
+    geometry: KvGeometry,
+    block_size: int | None,
+    times: PrefillProfile | None,
+    lengths: Sequence[int],
 ) -> dict[str, Any]:
     """Nested dicts, lists and numbers."""
     return {
@@ -149,13 +162,17 @@ def as_dict(
         ],
         "padded_page_bytes": padded_page_bytes(geometry, block_size) if block_size else None,
         "prefill_source": times.name if times else None,
-        "lengths": [_length(geometry, length, times) for length in LENGTHS],
+        "lengths": [_length(geometry, length, block_size, times) for length in lengths],
     }
 
 
-def _length(geometry: KvGeometry, length: int, times: PrefillProfile | None) -> dict[str, Any]:
+def _length(
+    geometry: KvGeometry, length: int, block_size: int | None, times: PrefillProfile | None
+) -> dict[str, Any]:
     size = kv_bytes(geometry, length)
     found: dict[str, Any] = {"num_tokens": length, "kv_bytes": size}
+    if block_size:
+        found["shipped_bytes"] = shipped_kv_bytes(geometry, length, block_size)
     if times:
         seconds = times.seconds_at(length)
         found |= {"prefill_s": seconds, "kv_bits_per_s": kv_throughput(size, seconds)}

@@ -36,4 +36,6 @@ class Surveyed(Message, tag="surveyed"):
 
     layouts: Annotated[dict[Name, LayoutSpec], msgspec.Meta(max_length=ENGINES_MAX)]
     shapes: Annotated[dict[Name, EngineShape], msgspec.Meta(max_length=ENGINES_MAX)]
-    facts: Annotated[list[LayoutFacts], msgspec.Meta(max_length=LAYOUTS_MAX)] = []
+    facts: Annotated[list[LayoutFacts], msgspec.Meta(max_length=LAYOUTS_MAX)] = msgspec.field(
+        default_factory=list
+    )
