@@ -33,6 +33,7 @@ _COMMON: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 256, "num_experts_per_tok": 2}
+CHUNKED_KIND = "chunks (Llama 4)"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grouped queries (Llama)": ("llama", {"head_dim": 64}),
     "mixture of experts (Qwen3-MoE)": (
@@ -56,6 +57,29 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "sliding_window": 128,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "windows without positions (Cohere 2)": (
+        "cohere2",
+        {
+            "head_dim": 64,
+            "sliding_window": 384,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "logit_scale": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "windows in every layer (Mistral)": ("mistral", {"head_dim": 64, "sliding_window": 1024}),
+    CHUNKED_KIND: (
+        "llama4_text",
+        {
+            "head_dim": 64,
+            "attention_chunk_size": 512,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 512,
+            "no_rope_layers": [1, 1, 1, 0],
         },
     ),
     "latent, MLA (DeepSeek-V3)": (
@@ -88,6 +112,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 3,
         },
     ),
+    "short convolution and experts (LFM2-MoE)": (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "num_experts": 4,
+            "num_dense_layers": 1,
+            **_EXPERTS,
+        },
+    ),
 }
 STATE_KIND = "linear state (Qwen3-Next, the demo's)"
 ALL_KINDS = (*KINDS, STATE_KIND)
@@ -110,7 +144,8 @@ def make_kind(kind: str, directory: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         model.get_input_embeddings().weight *= EMBEDDING_GAIN
-        model.lm_head.weight *= LOGIT_GAIN
+        if not config.tie_word_embeddings:
+            model.lm_head.weight *= LOGIT_GAIN
         for name, weight in model.named_parameters():
             if name.endswith("self_attn.o_proj.weight"):
                 weight.mul_(ATTENTION_GAIN)
