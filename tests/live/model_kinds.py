@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         {
             "head_dim": 64,
-            "sliding_window": 384,
+            "sliding_window": 400,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
             "logit_scale": 1.0,
             "tie_word_embeddings": True,
