@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.page_chain import page_chain
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
@@ -51,6 +53,12 @@ many = settings(max_examples=25, deadline=None, suppress_health_check=list(Healt
 def whole(name: str, text: str, special: bool) -> tuple[array[int], list[bytes]]:
     ids = array("I", tokenizer(name).encode(text, add_special_tokens=special))
     return ids, hash_chain(ids, tokens_per_hash=4, seed="7", cache_salt="salt")
+
+
+def test_a_prompt_is_named_by_the_scheme_of_its_engines() -> None:
+    pages = replace(LAYOUT, hash_scheme=HashScheme.SGLANG_PAGES)
+    ids, found = Encoder(tokenizer("qwen")).encode("the cat sat " * 9, False, Naming("a", pages))
+    assert found == page_chain(ids, tokens_per_page=4, cache_salt="a")
 
 
 @pytest.mark.parametrize("name", ZOO)
