@@ -29,11 +29,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
+from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.mooncake_tier import MooncakeTier
 from prfaas.pool.shared.mooncake.sealed_block import seal_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
-from prfaas.pool.shared.site_keys import load_keys
+from prfaas.pool.store.origins import Scope
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 from tests.mooncake import store as stores
@@ -158,7 +159,7 @@ async def writes(rounds: int) -> None:
                     raw = await asyncio.to_thread(raw_put_s, client, size, number)
                     ours = await tier_put_s(tier, each, written)
                     times.append((raw, ours, seal_s(settings, each)))
-                    await tier.drop("pool")
+                    await tier.drop(Scope("pool"))
                 gigabytes = size * number / 1e9
                 raw, ours, sealing = (statistics.median(t) for t in zip(*times[1:], strict=True))
                 ratio = statistics.median(raw / ours for raw, ours, _ in times[1:])

@@ -20,12 +20,15 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
+from prfaas.pool.keys.site_keys import SiteKey, load_keys
+from prfaas.pool.keys.tenant_keys import TenantKey
+from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, S3Bucket
 from prfaas.pool.shared.packs import PackBuilder
 from prfaas.pool.shared.s3_tier import S3Tier
 from prfaas.pool.shared.settings import S3Settings
-from prfaas.pool.shared.site_keys import SiteKey, load_keys
+from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -210,24 +213,28 @@ async def _fault(s3: FaultyS3, fault: Fault, settings: S3Settings) -> None:
     await tier.close()
 
 
+LIMIT_S = 60.0
+
+
 async def index() -> None:
     """A node that starts with a full bucket, in memory: what list and index take of it."""
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_in(Path(folder))
-        bucket, key = MemoryBucket(), load_keys(settings.keys).sealing
+        bucket, keys = MemoryBucket(), load_keys(settings.keys)
+        of = await TierKeys(bucket, SiteKeyWrapper(keys), LIMIT_S).sealing("")
         for number in range(NUM_PACKS):
-            path, data = _front(key, number)
+            path, data = _front(keys.sealing, of, number)
             bucket.objects[path] = data
         for is_traced in (False, True):
             await _start(settings, bucket, is_traced=is_traced)
 
 
-def _front(key: SiteKey, number: int) -> tuple[str, bytes]:
+def _front(key: SiteKey, of: TenantKey, number: int) -> tuple[str, bytes]:
     """A pack of tiny blocks."""
     builder = PackBuilder(key, LAYOUT.layout_id)
     for n in range(BLOCKS_A_PACK):
         block_hash = (number * BLOCKS_A_PACK + n).to_bytes(32, "big")
-        builder.add(BlockKey(0, block_hash), b"x", bytes(32), LOCAL)
+        builder.add(BlockKey(0, block_hash), b"x", bytes(32), LOCAL, of)
     name, data = builder.finish("other", number)
     return name.path, data
 

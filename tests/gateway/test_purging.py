@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.errors import RequestError
-from prfaas.gateway.loops.purging import TAKEN_AGAIN, TRIES_FREE
+from prfaas.gateway.loops.purging import TAKEN_AGAIN, TRIES_FREE, Purging
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import Times
+from prfaas.purge.intents import Intents
+from prfaas.purge.targets import Target
 from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.gateway import Purge, PurgeEnd
 from tests.gateway.purge_scripts import ENGINES, script
 
 from .conftest import World, until
@@ -182,3 +188,115 @@ async def test_ctl_purges_and_says_what_is_not_done(world: World) -> None:
     assert "engine     spare  NOT DONE: /reset_prefix_cache answers 404" in left.output
     last = (await run("decisions", "--limit", "1", url=world.url)).output
     assert "operator purge  source prfaas-pool" in last
+
+
+# --- tenants, and purges that were interrupted ---
+
+
+def targets(world: World) -> list[str]:
+    return [str(target) for target in Intents(world.state, "gateway").pending()]
+
+
+async def test_a_purge_of_a_tenant_names_its_tag_and_not_its_name(world: World) -> None:
+    script(world)
+    asked: list[Message] = []
+    answer = world.pd_pool.on_purge
+
+    def note(pool: ScriptedPool, message: Message) -> None:
+        asked.append(message)
+        answer(pool, message)
+
+    world.pd_pool.on_purge = note
+    body = {"tenant": DEFAULT_NAME}
+    status, report = await world.post(body, "/control/purge")
+    assert (status, report["is_complete"], report["tenant"]) == (200, True, DEFAULT_NAME)
+    await until(lambda: len(asked) == 2)
+    tag = tenant_tag(world.salt)
+    for message, kind in zip(asked, (Purge, PurgeEnd), strict=True):
+        assert isinstance(message, kind)
+        assert (message.source, message.tenant) == ("", tag)
+    [entry] = world.gateway.journal.latest(1)
+    assert (entry.action, entry.what) == ("purge", f"tenant {DEFAULT_NAME}")
+    assert targets(world) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"source": "prfaas-pool", "tenant": "default"}, 400),
+        ({"tenant": "nobody"}, 404),
+    ],
+)
+async def test_a_purge_of_neither_both_or_an_unknown_tenant_is_refused(
+    world: World, body: dict[str, str], status: int
+) -> None:
+    script(world, num_blocks=0)
+    assert (await world.post(body, "/control/purge"))[0] == status
+    assert targets(world) == []
+
+
+@pytest.mark.parametrize("times", [Times(purge_repeat_s=0.01)])
+async def test_a_purge_that_was_not_done_is_repeated_until_it_is(world: World) -> None:
+    told = script(world, problem="the disk is away")
+    _, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
+    assert not report["is_complete"]
+    assert targets(world) == [f"tenant {DEFAULT_NAME}"]
+    seen = len(told)
+    script(world)
+    await until(lambda: not targets(world))
+    assert len(told) == seen, "the others answer now"
+
+
+class Died(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("step", ["before any pool", "before any engine", "before the end"])
+async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
+    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = script(world)
+    purging = world.gateway._control.purging
+    name = {"before any pool": "_at_pools", "before any engine": "_forget"}.get(step, "_end_at")
+
+    async def dies(*_: object, **__: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Purging, name, dies)
+        target = Target(tenant=DEFAULT_NAME, tag=tenant_tag(world.salt))
+        running = asyncio.create_task(_run_of(purging, target))
+        assert await running == "died"
+    assert targets(world) == [f"tenant {DEFAULT_NAME}"]
+    told.clear()
+    again = asyncio.create_task(purging.repeat())
+    await until(lambda: not targets(world))
+    again.cancel()
+    assert [told.count((pool, "Purge")) for pool in ("prfaas-pool", "pd-pool")] == [1, 1]
+    assert {(engine, "forget") for engine in ENGINES} <= set(told)
+
+
+async def _run_of(purging: Purging, target: Target) -> str:
+    try:
+        await purging._run(target, Loop.OPERATOR, is_dry=False)
+    except (Died, BaseExceptionGroup):
+        return "died"
+    return "done"
+
+
+def test_an_intent_is_whole_or_not_there_and_damage_is_no_purge(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    intents, target = Intents(tmp_path, "gateway"), Target(tenant="a", tag="f" * 32)
+    assert intents.pending() == []
+    intents.begin(target)
+    intents.begin(target)
+    assert intents.pending() == [target]
+    assert Intents(tmp_path, "gateway-2").pending() == []
+    (tmp_path / "purges" / "gateway.0.json").write_bytes(b"{")
+    assert intents.pending() == [target]
+    assert "purge_unreadable" in caplog.text
+    intents.end(target)
+    intents.end(target)
+    assert intents.pending() == []

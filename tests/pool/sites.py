@@ -300,6 +300,10 @@ class Peer:
 
 
 async def dial(site: Site, identities: Path, name: str) -> Peer:
+    return await dial_port(site.port, identities, name)
+
+
+async def dial_port(port: int, identities: Path, name: str) -> Peer:
     messages: list[AnyMessage] = []
     closed: list[str] = []
 
@@ -311,7 +315,7 @@ async def dial(site: Site, identities: Path, name: str) -> Peer:
     _, channel = await asyncio.get_running_loop().create_connection(
         lambda: Channel(lambda _, frame: messages.append(decode(frame.payload)), left),
         LOOPBACK,
-        site.port,
+        port,
         ssl=identity_in(identities, name).client_context(),
     )
     peer = Peer(channel, messages, closed, asyncio.create_task(keep_alive(channel)))

@@ -11,8 +11,8 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import ConfigError
+from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.shared.packs import name_in
-from prfaas.pool.shared.site_keys import load_keys
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, Stored
 from tests.s3.faulty import Fault

@@ -48,12 +48,17 @@ class Bucket:
         """Its intervals with other values, seconds."""
         return replace(self.settings.timing, **times)
 
-    async def objects(self) -> dict[str, int]:
+    async def everything(self) -> dict[str, int]:
         """Paths and sizes of what is there."""
         return {path: size async for part in self.direct.list(60) for path, size in part}
 
+    async def objects(self) -> dict[str, int]:
+        """Those that are no keys of tenants."""
+        found = await self.everything()
+        return {path: size for path, size in found.items() if not path.startswith("keys/")}
+
     async def data(self, path: str) -> bytes:
-        return bytes(await self.direct.read(path, 0, (await self.objects())[path], 60))
+        return bytes(await self.direct.read(path, 0, (await self.everything())[path], 60))
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,11 @@ class MemoryBucket:
         self.objects: dict[str, bytes] = {}
         self.requests: Counter[str] = Counter()
 
-    async def list(self, limit_s: float) -> AsyncIterator[Sequence[tuple[str, int]]]:
+    async def list(
+        self, limit_s: float, under: str = ""
+    ) -> AsyncIterator[Sequence[tuple[str, int]]]:
         """All objects, in the order in which they were written."""
-        paths = list(self.objects)
+        paths = [path for path in self.objects if path.startswith(under)]
         for start in range(0, len(paths), PAGE):
             self.requests["list"] += 1
             await asyncio.sleep(0)

@@ -91,11 +91,19 @@ class PoolAudit:
         self._move(moved, outcome, blocks=transfer.num_blocks, num_bytes=transfer.num_bytes)
         self._tickets.pop((direction, transfer_id), None)
 
-    def purged(self, gateway: str, source: str, *, outcome: str, **counts: int) -> None:
-        """Blocks of a source were dropped."""
+    def purged(
+        self, gateway: str, source: str, *, tenant: str | None, outcome: str, **counts: int
+    ) -> None:
+        """Blocks of a source, or of a tenant, were dropped, and the tenant's keys destroyed."""
         if self._log is not None:
             named = {"kind": Kind.PURGE, "gateway": gateway, "from": source, "outcome": outcome}
+            if tenant is not None:
+                named |= {"tenant": tenant}
             self._log.write({**named, **counts})
+
+    async def written(self) -> bool:
+        """Wait until all records are in the file; False if they cannot be written now."""
+        return self._log is None or await self._log.written()
 
     def sweep(self, is_open: Callable[[str, bytes], bool]) -> None:
         """Record bytes that came after the end of their transfer, now and then.

@@ -54,6 +54,11 @@ class PoolTable(Table):
     """Folder for blocks evicted from memory, on a disk of the host; none if absent."""
     disk_limit: SizeBytes | None = None
     """Limit of the files in that folder; required with `disk`."""
+    disk_sealed: bool = True
+    """Seal the blocks on disk with a key for each tenant."""
+    disk_keys: FilePathText | None = None
+    """File of the site's keys, which wrap the keys of tenants; if absent, NAME.disk-key in `state`,
+    which the pool node makes at its first start."""
     region: RegionName | None = None
     """Region of its host, if it is not that of its cluster."""
     disk_region: RegionName | None = None
@@ -102,6 +107,8 @@ class PoolTable(Table):
             raise ValueError("give `disk` and `disk_limit` together, or neither")
         if self.disk is None and self.disk_region is not None:
             raise ValueError("disk_region is given without `disk`")
+        if self.disk_keys is not None and (self.disk is None or not self.disk_sealed):
+            raise ValueError("disk_keys is given without `disk`, or with disk_sealed = false")
         return self
 
 

@@ -223,7 +223,15 @@ class Gateway:
         control = Control(live, self.pulse)
         planner = Planner(live, self._prompts, self.loops.copier)
         self._control = ControlApi(
-            live, control, Purging(live, self.engine_events.forgotten, times.purge_retry_s)
+            live,
+            control,
+            Purging(
+                live,
+                self.engine_events.forgotten,
+                self.tenants,
+                times.purge_retry_s,
+                times.purge_repeat_s,
+            ),
         )
         self._console = Console(
             Parts(live, control), deployment.gateway.consoles_max, times.console_interval_s
@@ -343,6 +351,7 @@ class Gateway:
         self.members.start()
         self._tasks.append(asyncio.create_task(self.pulse.run()))
         self._console.start()
+        self._tasks.append(asyncio.create_task(self._control.purging.repeat()))
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S

@@ -10,6 +10,7 @@ class Times:
     """Times of a gateway; in seconds where a name does not say ns."""
 
     purge_retry_s: float = 0.25  # wait before an engine is asked again to forget its blocks
+    purge_repeat_s: float = 30.0  # before a purge that is not done is repeated; doubles
     console_interval_s: float = 1.0  # between two samples of the console
     error_s: float = 5.0  # limit for a client to read the error that ends its stream
     suspect_survived_ns: int = SURVIVED_NS  # then a suspect prompt holds up no other one

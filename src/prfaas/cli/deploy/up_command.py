@@ -48,7 +48,7 @@ from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
-from prfaas.cli.preflight.shared_tier import unusable_shared_tiers
+from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.supervision.control import control_channel
 from prfaas.cli.supervision.pool_places import pool_addresses
@@ -136,6 +136,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
         except ConfigError as error:
             yield str(error)
     yield from unusable_shared_tiers(deployment)
+    yield from unusable_disk_keys(deployment)
 
 
 @click.command()

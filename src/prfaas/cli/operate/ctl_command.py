@@ -262,23 +262,27 @@ def explain(gateway: Gateway, request_id: str) -> None:
 
 
 @ctl.command()
-@click.option("--source", required=True, help="The pool whose blocks are not trusted.")
+@click.argument("tenant", required=False)
+@click.option("--source", help="The pool whose blocks are not trusted.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @talks
-def purge(gateway: Gateway, source: str, dry_run: bool) -> None:
-    """Drop all blocks that came from a pool, or were computed from such blocks.
+def purge(gateway: Gateway, tenant: str | None, source: str | None, dry_run: bool) -> None:
+    """Drop all blocks of TENANT, or all that came from a pool or were computed from such blocks.
 
-    Every pool node drops them from memory and disk, and every engine resets its cache. Exits with 1
-    if a part was not reachable; then run it again.
+    Every pool node drops them from memory, disk and the tier of its site, and every engine resets
+    its cache. The keys of TENANT are destroyed. Exits with 1 if a part was not reachable; the
+    gateway then repeats the purge until it is complete.
 
     \b
     Examples:
+      prfaas ctl purge search
       prfaas ctl purge --source prfaas-pool --dry-run
       prfaas ctl purge --source prfaas-pool
     """
-    found = gateway.client.post(
-        "purge", body={"source": source, "dry_run": dry_run}, limit_s=PURGE_S
-    )
+    if (tenant is None) == (source is None):
+        raise click.UsageError("Give either TENANT or --source POOL.")
+    named, name = ("source", source) if tenant is None else ("tenant", tenant)
+    found = gateway.client.post("purge", body={named: name, "dry_run": dry_run}, limit_s=PURGE_S)
     gateway.show(found, purge_lines)
     if not found["is_complete"]:
         sys.exit(1)

@@ -131,10 +131,11 @@ def decision_line(entry: Json) -> str:
 def purge_lines(found: Json) -> list[str]:
     """Lines of a purge report, done or dry: one for each pool node and engine."""
     does = "has" if found["dry_run"] else "dropped"
+    target = found["source"] or f"tenant {found['tenant']}"
     lines = []
     for pool in found["pools"]:
         amount = (
-            f"{does} {pool['num_blocks']:,} blocks of {found['source']}: "
+            f"{does} {pool['num_blocks']:,} blocks of {target}: "
             f"{pool['host_bytes']:,} bytes in memory, {pool['disk_bytes']:,} on disk"
         )
         if pool["shared_bytes"]:
@@ -143,9 +144,9 @@ def purge_lines(found: Json) -> list[str]:
     for engine in found["engines"]:
         lines.append(f"engine     {engine['name']}  {_problem(engine) or 'forgot all it held'}")
     if not found["is_complete"]:
-        lines.append("NOT DONE: repair the parts above, and run the command again")
+        lines.append("NOT DONE: repair the parts above; the gateway repeats the purge")
     elif not found["dry_run"]:
-        lines.append(f"done       nothing of {found['source']} is left")
+        lines.append(f"done       nothing of {target} is left")
     return lines
 
 

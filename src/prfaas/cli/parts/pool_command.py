@@ -40,6 +40,12 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 )
 @click.option("--disk-limit", help="Limit on the files in that folder.")
 @click.option(
+    "--disk-keys",
+    type=click.Path(path_type=Path),
+    help="File of the site's keys; with it, blocks in that folder are sealed with a key for each "
+    "tenant. Without FILE and this option they are in the clear.",
+)
+@click.option(
     "--socket",
     "socket_path",
     type=click.Path(path_type=Path),
@@ -123,6 +129,7 @@ def pool(
     memory: str | None,
     disk: Path | None,
     disk_limit: str | None,
+    disk_keys: Path | None,
     socket_path: Path | None,
     admin: Address | None,
     identities: Path | None,
@@ -180,6 +187,7 @@ def pool(
         "memory_bytes": parse_size(memory) if memory is not None else None,
         "disk": disk,
         "disk_bytes": parse_size(disk_limit) if disk_limit is not None else None,
+        "disk_keys": disk_keys,
         "socket_path": socket_path,
         "admin": admin,
         "identity": identity_in(identities, name) if identities else None,

@@ -41,6 +41,8 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "memory_bytes": table.memory,
         "disk": table.disk,
         "disk_bytes": table.disk_limit or 0,
+        "disk_keys": table.disk_keys,
+        "own_disk_key": _own_key(deployment, name) if table.disk and table.disk_sealed else None,
         "shared": shared_settings(cluster, cluster_name),
         "socket_path": deployment.pool_socket(name),
         "admin": split_address(table.admin) if table.admin else ADMIN,
@@ -62,6 +64,10 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
     if table.listen or table.address:
         found["listen"] = split_address(table.listen or _any_interface(table.address or ""))
     return found
+
+
+def _own_key(deployment: Deployment, name: str) -> Path:
+    return deployment.state / f"{name}.disk-key"
 
 
 def _addresses(pools: dict[str, PoolTable]) -> dict[str, tuple[str, int] | None]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError, TransferError
+from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.shared.bucket import S3Bucket
 from prfaas.pool.shared.mooncake.client import check_library
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.settings import S3Settings, shared_settings
-from prfaas.pool.shared.site_keys import load_keys
 
 LIMIT_S = 5.0
 
@@ -31,6 +31,18 @@ def unusable_shared_tiers(deployment: Deployment) -> Iterator[str]:
             yield f"{place}.keys: {error}"
         found = _bucket(settings) if isinstance(settings, S3Settings) else _store(settings)
         yield from (f"{place}: {problem}" for problem in found)
+
+
+def unusable_disk_keys(deployment: Deployment) -> Iterator[str]:
+    """A line for each file of keys of a disk tier that a pool node started here cannot use."""
+    for cluster, table in deployment.clusters.items():
+        for name, pool in table.pools.items():
+            if pool.disk_keys is None or pool.address:
+                continue
+            try:
+                load_keys(pool.disk_keys, "the disk tier")
+            except ConfigError as error:
+                yield f"clusters.{cluster}.pools.{name}.disk_keys: {error}"
 
 
 def _bucket(settings: S3Settings) -> Iterator[str]:

@@ -57,7 +57,8 @@ class ClusterBody(msgspec.Struct, forbid_unknown_fields=True):
 class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
     """`POST /control/purge`."""
 
-    source: Name
+    source: Name = ""
+    tenant: Name = ""
     dry_run: bool = False
 
 
@@ -83,7 +84,9 @@ class ControlApi:
 
     async def _purge(self, request: web.Request) -> web.Response:
         body = await _body(request, PurgeBody)
-        return json_response(await self.purging.purge(body.source, is_dry=body.dry_run))
+        return json_response(
+            await self.purging.purge(body.source, body.tenant, is_dry=body.dry_run)
+        )
 
     async def _status(self, _: web.Request) -> web.Response:
         return json_response(self.control.status())

@@ -1,9 +1,10 @@
-"""Purges: all blocks that came from a pool, or were computed from such, leave the deployment.
+"""Purges: all blocks of a tenant, or that came from a pool, leave the deployment.
 
 Pool nodes drop them and take no more of the source (`pool/node/purging.py`), engines forget what
 they hold, and only then do pool nodes take blocks of the source again: an engine that has not
 forgotten yet can bring nothing back. Each step may be done twice: what broke off is asked for
-again. A bar of a purge that broke off ends by itself.
+again. A bar of a purge that broke off ends by itself. What was begun is in a file until all parts
+are done (`purge/intents.py`): a purge that a crash or a part that is gone interrupted is repeated.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.gateway.tenancy.tenants import Tenants
+from prfaas.purge.intents import Intents
+from prfaas.purge.targets import Target
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.gateway import Purged
 
 TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
 reset while it loads blocks."""
+REPEAT_MAX_S = 600.0
 TAKEN_AGAIN = (
     "it accepted blocks of the source again before all engines were reset: it was restarted, or "
     "the reset took more than two minutes; run the purge again"
@@ -40,30 +45,60 @@ class Purging:
     Args:
         live: Pools drop blocks, and engines forget; one gets no requests while it has to forget.
         on_forgotten: Called with the name of each engine that has forgotten.
+        tenants: Known tenants, and their tags.
         retry_s: Wait before an engine is asked again, seconds.
+        repeat_s: Wait before a purge that is not done is repeated, seconds; doubles from there.
     """
 
     def __init__(
-        self, live: LiveParts, on_forgotten: Callable[[str], None], retry_s: float
+        self,
+        live: LiveParts,
+        on_forgotten: Callable[[str], None],
+        tenants: Tenants,
+        retry_s: float,
+        repeat_s: float,
     ) -> None:
-        self._live, self._on_forgotten, self._retry_s = live, on_forgotten, retry_s
+        self._live, self._on_forgotten = live, on_forgotten
+        self._retry_s, self._repeat_s = retry_s, repeat_s
+        self._tenants = tenants
+        self._intents = Intents(live.deployment.state, live.deployment.gateway.name)
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
-    async def purge(self, source: str, *, is_dry: bool, loop: Loop = Loop.OPERATOR) -> JsonObject:
-        """Drop what came from a pool. Goes on also when no request waits for it any more.
+    async def purge(
+        self, source: str, tenant: str = "", *, is_dry: bool, loop: Loop = Loop.OPERATOR
+    ) -> JsonObject:
+        """Drop blocks. Goes on also when no request waits for it any more.
 
         Args:
-            source: Name of the pool; one that the deployment has no longer will do.
+            source: Name of a pool; one that the deployment has no longer will do.
+            tenant: Name of a tenant; one that the deployment has no longer will do.
+            is_dry: Only count them.
             loop: Author of the purge.
 
         Raises:
-            RequestError: Nobody knows of such a pool, or a purge is under way.
+            RequestError: Nobody knows of such a pool or tenant, or a purge is under way.
         """
+        if bool(source) == bool(tenant):
+            raise RequestError("give either the source or the tenant whose blocks are purged")
         if self._tasks:
             raise RequestError(
                 "a purge is running at this gateway; try again after its end", status=409
             )
-        task = asyncio.create_task(self._run(source, loop, is_dry=is_dry))
+        tag = self._tenants.tag_of(tenant) if tenant else None
+        return await self._start(Target(source, tenant, tag), loop, is_dry=is_dry)
+
+    async def repeat(self) -> None:
+        """Repeat purges that are not done, at the start and then at growing intervals."""
+        pause_s = self._repeat_s
+        while True:
+            for target in self._intents.pending():
+                if not self._tasks:
+                    await self._start(target, Loop.OPERATOR, is_dry=False)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REPEAT_MAX_S)
+
+    async def _start(self, target: Target, loop: Loop, *, is_dry: bool) -> JsonObject:
+        task = asyncio.create_task(self._run(target, loop, is_dry=is_dry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
@@ -72,41 +107,45 @@ class Purging:
         """Break off; what is left of a purge is done when it is asked for again."""
         await cancel_all(self._tasks)
 
-    async def _run(self, source: str, loop: Loop, *, is_dry: bool) -> JsonObject:
-        if is_dry or source not in self._live.pools.names():
-            found = await self._at_pools(source, is_dry=True)
-            if source not in self._live.pools.names() and not any(
-                pool.num_blocks for pool in found.values()
-            ):
-                raise _unknown(source, self._live.pools.names())
+    async def _run(self, target: Target, loop: Loop, *, is_dry: bool) -> JsonObject:
+        pools, tenants = self._live.pools.names(), self._tenants.by_name
+        is_known = target.source in pools or target.tenant in tenants
+        if is_dry or (not is_known and target not in self._intents.pending()):
+            found = await self._at_pools(target, is_dry=True)
+            if not is_known and not any(pool.num_blocks for pool in found.values()):
+                raise _unknown(target, pools if target.tag is None else list(tenants))
             if is_dry:
-                return _report(source, found, {}, None)
-        found = await self._at_pools(source, is_dry=False)
+                return _report(target, found, {}, None)
+        await asyncio.to_thread(self._intents.begin, target)
+        found = await self._at_pools(target, is_dry=False)
         names = list(self._live.engines.by_name)
         problems = await asyncio.gather(
             *(self._forget(engine) for engine in self._live.engines.by_name.values())
         )
-        ends = (self._end_at(pool, source, told) for pool, told in found.items())
+        ends = (self._end_at(pool, target, told) for pool, told in found.items())
         found = dict(zip(found, await asyncio.gather(*ends), strict=True))
         forgot = dict(zip(names, problems, strict=True))
-        return _report(source, found, forgot, self._note(source, loop, found, forgot))
+        report = _report(target, found, forgot, self._note(target, loop, found, forgot))
+        if report["is_complete"]:
+            await asyncio.to_thread(self._intents.end, target)
+        return report
 
-    async def _at_pools(self, source: str, *, is_dry: bool) -> dict[str, Purged]:
+    async def _at_pools(self, target: Target, *, is_dry: bool) -> dict[str, Purged]:
         """Result of a purge at each pool node."""
         names = self._live.pools.names()
-        found = await asyncio.gather(*(self._at(pool, source, is_dry) for pool in names))
+        found = await asyncio.gather(*(self._at(pool, target, is_dry) for pool in names))
         return dict(zip(names, found, strict=True))
 
-    async def _at(self, pool: str, source: str, is_dry: bool) -> Purged:
+    async def _at(self, pool: str, target: Target, is_dry: bool) -> Purged:
         try:
-            return await self._live.pools.client(pool).purge(source, is_dry=is_dry)
+            return await self._live.pools.client(pool).purge(target, is_dry=is_dry)
         except PeerError as error:
             return Purged(0, 0, 0, 0, 0, str(error))
 
-    async def _end_at(self, pool: str, source: str, told: Purged) -> Purged:
+    async def _end_at(self, pool: str, target: Target, told: Purged) -> Purged:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._live.pools.client(pool).end_purge(source)
+            was_barred = await self._live.pools.client(pool).end_purge(target)
         except PeerError as error:
             return replace(told, problem=told.problem or f"at its end: {error}")
         return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)
@@ -131,7 +170,7 @@ class Purging:
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
     def _note(
-        self, source: str, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
+        self, target: Target, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
     ) -> Entry:
         failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
@@ -139,7 +178,7 @@ class Purging:
         return self._live.journal.note(
             loop,
             "purge",
-            f"source {source}",
+            str(target),
             why=f"{_WHY.get(loop, '')}{left}",
             numbers={
                 "blocks": sum(told.num_blocks for told in found.values()),
@@ -152,11 +191,12 @@ class Purging:
 
 
 def _report(
-    source: str, found: dict[str, Purged], forgot: dict[str, str], entry: Entry | None
+    target: Target, found: dict[str, Purged], forgot: dict[str, str], entry: Entry | None
 ) -> JsonObject:
     problems = [told.problem for told in found.values()] + list(forgot.values())
     return {
-        "source": source,
+        "source": target.source,
+        "tenant": target.tenant,
         "dry_run": entry is None,
         "is_complete": not any(problems),
         "pools": [_at_pool(name, told) for name, told in found.items()],
@@ -171,9 +211,10 @@ def _at_pool(name: str, told: Purged) -> JsonObject:
     return {"name": name} | counts
 
 
-def _unknown(source: str, known: list[str]) -> RequestError:
+def _unknown(target: Target, known: list[str]) -> RequestError:
+    kind, name = ("pool", target.source) if target.tag is None else ("tenant", target.tenant)
     return RequestError(
-        f"there is no pool {source[:80]!r}, and no block came from such a pool; known pools: "
+        f"there is no {kind} {name[:80]!r}, and no block came from such a {kind}; known {kind}s: "
         f"{', '.join(known) or 'none'}",
         status=404,
     )

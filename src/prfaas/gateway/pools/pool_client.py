@@ -19,6 +19,7 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
+from prfaas.purge.targets import Target
 from prfaas.tasks import Backoff, cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -119,21 +120,21 @@ class PoolClient:
         self._channel.send(message)
         return True
 
-    async def purge(self, source: str, *, is_dry: bool) -> Purged:
-        """Have the pool drop the blocks of a source, or count them.
+    async def purge(self, target: Target, *, is_dry: bool) -> Purged:
+        """Have the pool drop the blocks of a source or tenant, or count them.
 
         Raises:
             PeerError: It is not connected, or does not answer.
         """
         self._next_job += 1
-        message = Purge(job=self._next_job, source=source, is_dry=is_dry)
+        message = Purge(job=self._next_job, source=target.source, is_dry=is_dry, tenant=target.tag)
         answer = await self._answered(message.job, message)
         if not isinstance(answer, Purged):
             raise PeerError("it answers something else")
         return answer
 
-    async def end_purge(self, source: str) -> bool:
-        """Have the pool take blocks of a source again.
+    async def end_purge(self, target: Target) -> bool:
+        """Have the pool take blocks of a source or tenant again.
 
         Returns:
             False if it took some since the purge began.
@@ -142,7 +143,7 @@ class PoolClient:
             PeerError: It is not connected, or does not answer.
         """
         self._next_job += 1
-        message = PurgeEnd(job=self._next_job, source=source)
+        message = PurgeEnd(job=self._next_job, source=target.source, tenant=target.tag)
         answer = await self._answered(message.job, message)
         return isinstance(answer, PurgeEnded) and answer.was_barred
 

@@ -87,7 +87,8 @@ class Tenants:
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        secret, tables = deployment_secret(deployment.state), deployment.tenants
+        self._secret = secret = deployment_secret(deployment.state)
+        tables = deployment.tenants
         regions = deployment.residency.allowed
         self.by_name = {
             name: Tenant(
@@ -123,6 +124,10 @@ class Tenants:
                 DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""), class_secret=classes
             )
             self.by_name[DEFAULT_NAME] = self.default
+
+    def tag_of(self, name: str) -> str:
+        """Return the tag of a tenant, also of one that is not in the deployment any more."""
+        return tenant_tag(salt_of(self._secret, name))
 
     def of_key(self, key: str) -> Tenant | None:
         """Return the tenant of a key; without tenants every key is the default tenant's."""

@@ -93,6 +93,9 @@ class PoolMetrics:
         self.open_transfers = self._gauge(
             "open_transfers", "Transfers that have not ended.", "direction"
         )
+        self.tenant_keys = self._gauge(
+            "pool_tenant_keys", "Keys of tenants that seal blocks on disk."
+        )
         self.disk_up = self._gauge("pool_disk_up", "1 while the disk tier accepts blocks.")
         self.blocks_spilled = Counter(
             "prfaas_pool_blocks_spilled",

@@ -29,6 +29,7 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.node.admin_http import AdminServer, Phase
 from prfaas.pool.node.comparing import Comparing
+from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.purging import Purging
@@ -333,6 +334,7 @@ class PoolNode:
             self.store.gone_below,
             limits=self.settings.disk_limits,
             regions=self.settings.regions,
+            wrapper=disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key),
         )
         self.store.spill_to(disk)
         return disk
@@ -537,6 +539,8 @@ class PoolNode:
         self._watch_tier(HOST, store)
         if self.disk is not None:
             self._watch_tier(DISK, self.disk)
+            disk = self.disk
+            metrics.tenant_keys.set_function(lambda: disk.num_keys)
         if self.shared is not None:
             self._watch_tier(SHARED, self.shared)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)

@@ -1,4 +1,4 @@
-"""Purges: drop the blocks of a defective pool, and refuse them until all engines are reset.
+"""Purges: drop the blocks of a defective pool or of a tenant until all engines are reset.
 
     gateway ──Purge──► every pool node      drops, ends transfers, takes nothing more of the source
     gateway ──reset──► every engine         forgets what it holds in its own memory
@@ -8,6 +8,9 @@ Between the first and the last step no engine can store here what it computed fr
 none finds any. A gateway that dies in between leaves a bar, which ends by itself after a time; the
 same purge sent again does the rest. The answer to the last step tells the gateway if the bar had
 ended before, as of a pool node that was restarted meanwhile.
+
+Of a tenant, its keys on disk are destroyed first, in one atomic step: from then on a crash cannot
+bring its blocks back. They are destroyed once more at the end, with what was written meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.origins import PURGED, Matches, Origin, sliced
+from prfaas.pool.store.origins import PURGED, Matches, Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
@@ -71,28 +74,29 @@ class Purging:
         self._pool, self._store, self._disk, self._shared = pool, store, disk, shared
         self._inbound, self._links, self._metrics = inbound, links, metrics
         self._clock_ns = clock_ns
-        self._bars: dict[tuple[str, str], int] = {}
-        """Sources of which nothing is taken, by which gateway's wish, and until when."""
+        self._bars: dict[tuple[Scope, str], int] = {}
+        """Scopes of which nothing is taken, by which gateway's wish, and until when."""
         self._tasks: set[asyncio.Task[None]] = set()
         store.bar(self.is_barred)
 
     def is_barred(self, origin: Origin) -> bool:
         """Return True if blocks of an origin are not taken at present."""
-        return any(source == self._pool or origin.is_of(source) for source, _ in self._bars)
+        return any(scope.covers(origin, self._pool) for scope, _ in self._bars)
 
     def asked(
         self, message: Purge | PurgeEnd, gateway: str, answer: Callable[[Message], None]
     ) -> None:
         """A gateway begins a purge, or ends it."""
+        scope = Scope(message.source, message.tenant)
         if isinstance(message, PurgeEnd):
-            bar = self._bars.pop((message.source, gateway), None)
+            bar = self._bars.pop((scope, gateway), None)
             answer(PurgeEnded(job=message.job, was_barred=bar is not None))
             return
         if not message.is_dry:
             if len(self._bars) >= BARS_MAX:
                 del self._bars[next(iter(self._bars))]
-            self._bars[message.source, gateway] = self._clock_ns() + self._bar_ns
-        task = asyncio.create_task(self._purge(message, gateway, answer))
+            self._bars[scope, gateway] = self._clock_ns() + self._bar_ns
+        task = asyncio.create_task(self._purge(message, scope, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -102,28 +106,35 @@ class Purging:
         for name, until_ns in list(self._bars.items()):
             if now >= until_ns:
                 del self._bars[name]
-                log_event(log, logging.WARNING, "purge_not_ended", source=name[0], gateway=name[1])
+                log_event(log, logging.WARNING, "purge_not_ended", of=str(name[0]), gateway=name[1])
 
-    async def _purge(self, message: Purge, gateway: str, answer: Callable[[Message], None]) -> None:
-        matches = self._matches(message.source)
+    async def _purge(
+        self, message: Purge, scope: Scope, gateway: str, answer: Callable[[Message], None]
+    ) -> None:
+        def matches(origin: Origin) -> bool:
+            return scope.covers(origin, self._pool)
+
         num_transfers = 0
         if not message.is_dry:
-            num_transfers = self._inbound.purge(message.source)
+            await self._destroy_keys(scope)  # A problem of it shows when it is done again.
+            num_transfers = self._inbound.purge(scope.source)
             num_transfers += sum(link.purge(matches) for link in self._links.values())
         in_memory, host_bytes = await self._in_memory(matches, drop=not message.is_dry)
-        on_disk, disk_bytes, problem = await self._on_disk(matches, drop=not message.is_dry)
-        shared, shared_bytes, problem = await self._in_shared(message, problem)
+        on_disk, disk_bytes, problem = await self._on_disk(scope, matches, drop=not message.is_dry)
+        shared, shared_bytes, problem = await self._in_shared(message, scope, problem)
         num_blocks = len(in_memory | on_disk | shared)
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
             self._audit.purged(
                 gateway,
-                message.source,
+                scope.source,
+                tenant=scope.tenant,
                 outcome="incomplete" if problem else "complete",
                 blocks=num_blocks,
                 bytes=host_bytes + disk_bytes + shared_bytes,
                 transfers=num_transfers,
             )
+            await self._audit.written()
         purged = Purged(
             job=message.job,
             num_blocks=num_blocks,
@@ -133,7 +144,7 @@ class Purging:
             num_transfers=num_transfers,
             problem=problem[:_PROBLEM_CHARS_MAX],
         )
-        fields = {"source": message.source, "blocks": num_blocks, "transfers": num_transfers}
+        fields = {"of": str(scope), "blocks": num_blocks, "transfers": num_transfers}
         dry = "yes" if message.is_dry else None
         log_event(log, logging.WARNING, "purged", **fields, dry_run=dry, problem=problem or None)
         answer(purged)
@@ -150,32 +161,43 @@ class Purging:
             await asyncio.sleep(0)
         return found, num_bytes
 
-    async def _on_disk(self, matches: Matches, *, drop: bool) -> tuple[set[BlockName], int, str]:
+    async def _destroy_keys(self, scope: Scope) -> str:
+        """Destroy the keys of a tenant on disk; return why not."""
+        if self._disk is None or scope.tenant is None:
+            return ""
+        try:
+            await self._disk.destroy_keys(scope.tenant)
+        except OSError as error:
+            return f"disk: the tenant's keys: {error}"
+        return ""
+
+    async def _on_disk(
+        self, scope: Scope, matches: Matches, *, drop: bool
+    ) -> tuple[set[BlockName], int, str]:
         """Count or drop blocks on disk, and why not all were dropped for good."""
         if self._disk is None:
             return set(), 0, ""
         if not drop:
             return *await self._disk.count(matches), ""
         found, num_bytes = await self._disk.drop(matches)
+        problem = await self._destroy_keys(scope)
         try:
-            await self._disk.erase(matches)
+            if scope.tenant is None or not self._disk.is_sealed:
+                await self._disk.erase(matches)
         except (OSError, ConfigError) as error:
             return found, num_bytes, f"disk: {error}"
-        return found, num_bytes, ""
+        return found, num_bytes, problem
 
-    async def _in_shared(self, message: Purge, problem: str) -> tuple[set[BlockName], int, str]:
+    async def _in_shared(
+        self, message: Purge, scope: Scope, problem: str
+    ) -> tuple[set[BlockName], int, str]:
         """Count or drop blocks of the shared tier, and why not all were dropped."""
         if self._shared is None:
             return set(), 0, problem
-        found, num_bytes = await self._shared.count(message.source)
+        found, num_bytes = await self._shared.count(scope)
         try:
             if not message.is_dry:
-                await self._shared.drop(message.source)
+                await self._shared.drop(scope)
         except TransferError as error:
             problem = "; ".join(filter(None, (problem, f"shared tier: {error}")))
         return found, num_bytes, problem
-
-    def _matches(self, source: str) -> Matches:
-        if source == self._pool:
-            return lambda _: True
-        return lambda origin: origin.is_of(source)

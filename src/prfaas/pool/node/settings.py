@@ -48,6 +48,9 @@ class PoolSettings:
         gateways: Names of gateways that may subscribe, and whose tickets are valid.
         disk: Folder of the disk tier; None without a disk tier.
         disk_bytes: Limit on its files.
+        disk_keys: File of the site's keys, which wrap the keys that seal blocks on disk.
+        own_disk_key: Such a file that is made if it is missing; used without `disk_keys`. Without
+            both, blocks on disk are in the clear.
         shared: Tier that pool nodes of the site share; None without one.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
@@ -82,6 +85,8 @@ class PoolSettings:
     gateways: frozenset[str]
     disk: Path | None = None
     disk_bytes: int = 0
+    disk_keys: Path | None = None
+    own_disk_key: Path | None = None
     shared: SharedSettings | None = None
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)

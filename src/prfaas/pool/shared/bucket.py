@@ -30,8 +30,8 @@ class Bucket(Protocol):
     Every method raises `TransferError` if the server fails, refuses, or does not answer in time.
     """
 
-    def list(self, limit_s: float) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """All objects, path and size, in parts; the limit is for each part."""
+    def list(self, limit_s: float, under: str = "") -> AsyncIterator[Sequence[tuple[str, int]]]:
+        """All objects, or those of a folder: path and size, in parts, each within the limit."""
         ...
 
     async def read(self, path: str, start: int, num_bytes: int, limit_s: float) -> memoryview:
@@ -92,13 +92,15 @@ class S3Bucket:
         except BaseError as error:
             raise ConfigError(f"bucket {settings.bucket} cannot be used: {words(error)}") from None
 
-    async def list(self, limit_s: float) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """All objects, path and size, in parts; the limit is for each part.
+    async def list(
+        self, limit_s: float, under: str = ""
+    ) -> AsyncIterator[Sequence[tuple[str, int]]]:
+        """All objects, or those of a folder: path and size, in parts, each within the limit.
 
         Raises:
             TransferError: The server failed, or did not answer in time.
         """
-        parts = aiter(self._store.list(chunk_size=PAGE))
+        parts = aiter(self._store.list(under or None, chunk_size=PAGE))
         while True:
             try:
                 async with asyncio.timeout(limit_s):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from prfaas.core.kv.blocks import BlockName
+from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import S3Bucket
 from prfaas.pool.shared.mooncake.client import check_package
 from prfaas.pool.shared.mooncake.mooncake_tier import MooncakeTier
 from prfaas.pool.shared.s3_tier import S3Tier
 from prfaas.pool.shared.settings import S3Settings, SharedSettings
-from prfaas.pool.shared.site_keys import load_keys
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import SharedTier
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.log_throttle import SaidOnce
+from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
+from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.packs import PackedBlock, PackName, read_front
-from prfaas.pool.shared.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.shared.settings import S3Timing
-from prfaas.pool.shared.site_keys import KeyRing
+from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.units import NS_PER_S
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class PackFronts:
     Args:
         bucket: Has the packs.
         keys: Keys of the site.
+        tenants: Keys of tenants; a block whose key is gone is not shown.
         pool: Name of this pool node.
         timing: How long a request may take, and an altered pack is skipped.
         metrics: Count unreadable packs.
@@ -37,12 +39,14 @@ class PackFronts:
         self,
         bucket: Bucket,
         keys: KeyRing,
+        tenants: TierKeys,
         pool: str,
         timing: S3Timing,
         metrics: PoolMetrics,
         clock_ns: Callable[[], int],
     ) -> None:
         self._bucket, self._keys, self._pool = bucket, keys, pool
+        self._tenants = tenants
         self._timing, self._metrics, self._clock_ns = timing, metrics, clock_ns
         self._skipped: dict[PackName, int | None] = {}
         """Time at which an unreadable pack is read again; None for one with an unknown key."""
@@ -73,7 +77,7 @@ class PackFronts:
                 front = await self._bucket.read(
                     name.path, 0, name.front_bytes, self._timing.request_s
                 )
-                return read_front(name, front, self._keys, self._pool)
+                return await self._readable(read_front(name, front, self._keys, self._pool))
             except GoneError:
                 return None
             except UnknownKeyError as error:
@@ -84,6 +88,11 @@ class PackFronts:
         until_ns = self._clock_ns() + int(self._timing.reread_s * NS_PER_S)
         self._skip(name, until_ns, "altered", str(problem))
         return None
+
+    async def _readable(self, blocks: dict[BlockName, PackedBlock]) -> dict[BlockName, PackedBlock]:
+        refs = {block.ref for block in blocks.values()}
+        lost = {ref for ref in refs if ref and await self._tenants.get(ref) is None}
+        return {name: block for name, block in blocks.items() if block.ref not in lost}
 
     def _skip(self, name: PackName, until_ns: int | None, reason: str, why: str) -> None:
         self._skipped[name] = until_ns

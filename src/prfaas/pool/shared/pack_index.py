@@ -25,6 +25,8 @@ class PackIndex:
         self._places: dict[BlockName, PackedBlock] = {}
         self._packs: dict[PackName, list[BlockName]] = {}
         self._sources: dict[PackName, frozenset[str]] = {}
+        self._tenant: dict[PackName, str] = {}
+        """The tenant of each pack that has blocks of only one."""
         self._aside: dict[BlockName, tuple[PackedBlock, int]] = {}
         """Blocks that could not be read, and until when, ns. Their packs list them all the same."""
 
@@ -58,6 +60,10 @@ class PackIndex:
         """Pools that the blocks of a pack came from; None if the pack is not in the index."""
         return self._sources.get(pack)
 
+    def only_of(self, tenant: str) -> list[PackName]:
+        """Packs that have blocks of one tenant only."""
+        return [pack for pack, tag in self._tenant.items() if tag == tenant]
+
     def add(self, pack: PackName, blocks: Mapping[BlockName, PackedBlock]) -> list[BlockName]:
         """Add a pack.
 
@@ -70,6 +76,9 @@ class PackIndex:
             self._places[name] = blocks[name]
         self._packs[pack] = new
         self._sources[pack] = all_sources(blocks.values())
+        tags = {block.origin.tenant for block in blocks.values()}
+        if len(tags) == 1:
+            self._tenant[pack] = tags.pop()
         return new
 
     def remove(self, packs: Iterable[PackName]) -> list[BlockName]:
@@ -81,6 +90,7 @@ class PackIndex:
         gone: list[BlockName] = []
         for pack in packs:
             self._sources.pop(pack, None)
+            self._tenant.pop(pack, None)
             for name in self._packs.pop(pack, ()):
                 place = self._places.get(name)
                 if place is not None and place.pack.name == pack:

@@ -14,11 +14,13 @@ from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import TransferError
+from prfaas.pool.keys.site_keys import KeyRing
+from prfaas.pool.keys.tenant_keys import TenantKey
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
 from prfaas.pool.shared.settings import S3Settings
-from prfaas.pool.shared.site_keys import KeyRing
+from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
 from prfaas.pool.store.tier_ports import StoredBlock
 
@@ -38,6 +40,7 @@ class PackWriter(SealingWriter):
     Args:
         bucket: Where they go.
         keys: Keys of the site.
+        tenants: Keys of tenants.
         writer: Name of this pool node.
         settings: Size of a pack, and times.
         metrics: Count what is written, and what is dropped.
@@ -49,6 +52,7 @@ class PackWriter(SealingWriter):
         self,
         bucket: Bucket,
         keys: KeyRing,
+        tenants: TierKeys,
         writer: str,
         settings: S3Settings,
         metrics: PoolMetrics,
@@ -58,7 +62,7 @@ class PackWriter(SealingWriter):
         self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
         super().__init__(WriteQueue(self.held_bytes_max, metrics, clock_ns), "prfaas-shared-writer")
         self._bucket, self._keys, self._writer = bucket, keys, writer
-        self._on_written = on_written
+        self._on_written, self._tenants = on_written, tenants
         self._open: dict[bytes, PackBuilder] = {}
         """Packs that are being filled, by layout."""
 
@@ -69,6 +73,22 @@ class PackWriter(SealingWriter):
 
     async def _seal(self, offer: Offer) -> None:
         layout_id, key = offer.name
+        tenant = offer.block.origin.tenant
+        try:
+            of = await self._tenants.sealing(tenant)
+        except asyncio.CancelledError:
+            self._queue.take_back(offer)
+            raise
+        except TransferError as error:
+            self._queue.forget([offer.name], len(offer.block.data))
+            offer.done()
+            # Or each of them would wait for the same key.
+            num_blocks = 1 + self._queue.drop(lambda origin: origin.tenant == tenant)
+            self._queue.failed(num_blocks)
+            log.error(
+                "shared tier: %d blocks were not written: their tenant's key: %s", num_blocks, error
+            )
+            return
         pack = self._open.get(layout_id)
         if pack is None:
             if len(self._open) >= LAYOUTS_MAX:
@@ -78,7 +98,7 @@ class PackWriter(SealingWriter):
             asyncio.get_running_loop().call_later(self._timing.flush_s, self._finish, pack)
         block = offer.block
         # As for the disk: an executor holds its arguments too long, so they are lent.
-        lent = [(pack, key, block)]
+        lent = [(pack, key, block, of)]
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, _add_lent, lent)
         except asyncio.CancelledError:
@@ -119,6 +139,6 @@ class PackWriter(SealingWriter):
             self._queue.forget(pack.names, pack.num_bytes)
 
 
-def _add_lent(lent: list[tuple[PackBuilder, BlockKey, StoredBlock]]) -> None:
-    pack, key, block = lent.pop()
-    pack.add(key, block.data, block.digest, block.origin)
+def _add_lent(lent: list[tuple[PackBuilder, BlockKey, StoredBlock, TenantKey]]) -> None:
+    pack, key, block, of = lent.pop()
+    pack.add(key, block.data, block.digest, block.origin, of)

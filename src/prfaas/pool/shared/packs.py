@@ -6,7 +6,10 @@ A pack holds blocks of one layout:
     index, sealed as part 0                             with the head: the front of the pack
     blocks, sealed as parts 1, 2, ...                   each as long as its block and a tag of 16
 
-and is named `LAYOUT/TIME_WRITER_RANDOM_FRONT`: layout id, creation in ms, name of the pool node,
+The index is sealed with a key of the site, each block with one of its tenant (`tier_keys`), which
+the index names. Packs of version 1, whose blocks are sealed with a key of the site, are read.
+
+A pack is named `LAYOUT/TIME_WRITER_RANDOM_FRONT`: layout id, creation in ms, name of the pool node,
 random bytes, and length of the front, the numbers in hexadecimal. The index is bound to the name: a
 renamed pack is unreadable.
 """
@@ -22,7 +25,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.pool.shared.sealing import (
+from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
     TAG_BYTES,
     AlteredError,
@@ -30,15 +33,17 @@ from prfaas.pool.shared.sealing import (
     Seal,
     UnknownKeyError,
     new_seal,
-    read_by,
     seal_of,
 )
-from prfaas.pool.shared.site_keys import KeyRing, SiteKey
-from prfaas.pool.store.origins import Origin, origin_bytes, origin_in
+from prfaas.pool.keys.site_keys import SALT_BYTES, KeyRing, SiteKey
+from prfaas.pool.keys.tenant_keys import TenantKey
+from prfaas.pool.shared.tier_keys import ref_of
+from prfaas.pool.store.origins import Origin, origin_bytes, origin_in, read_by
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
-KIND = b"PFSP\x01"
+KIND, KIND_1 = b"PFSP\x02", b"PFSP\x01"
 """Magic and version."""
+PURPOSE = b"pack 2"
 BLOCKS_MAX = 1 << 16
 FRONT_BYTES_MAX = 16 << 20
 _NAME = re.compile(
@@ -105,6 +110,7 @@ class PackedBlock(NamedTuple):
         num_bytes: Size of the block; the part has TAG_BYTES more.
         digest: Over name and bytes.
         origin: Where it came from; another node that wrote the pack is among the sources.
+        ref: Name of the key of its tenant; empty for a key of the site.
     """
 
     pack: Pack
@@ -113,6 +119,7 @@ class PackedBlock(NamedTuple):
     num_bytes: int
     digest: bytes
     origin: Origin
+    ref: str = ""
 
 
 _Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -126,11 +133,13 @@ class _Entry(msgspec.Struct, array_like=True):
     num_bytes: _Size
     digest: _Hash
     origin: _Number
+    ref: _Number = 0
 
 
 class _Index(msgspec.Struct, array_like=True):
     origins: list[bytes]
     blocks: Annotated[list[_Entry], msgspec.Meta(max_length=BLOCKS_MAX)]
+    refs: list[str] = msgspec.field(default_factory=list)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -154,24 +163,41 @@ class PackBuilder:
         self._parts: list[bytes] = []
         self._entries: list[_Entry] = []
         self._origins: dict[bytes, int] = {}
+        self._refs: dict[str, int] = {}
+        self._seals: dict[str, Seal] = {}
 
-    def add(self, key: BlockKey, data: Buffer, digest: bytes, origin: Origin) -> None:
-        """Seal a block."""
-        part = self._seal.close(len(self._parts) + 1, data)
+    def add(
+        self, key: BlockKey, data: Buffer, digest: bytes, origin: Origin, of: TenantKey
+    ) -> None:
+        """Seal a block with a key of its tenant."""
+        ref = ref_of(of)
+        if ref not in self._seals:
+            self._seals[ref] = _seal_with(self._seal.head, of)
+        part = self._seals[ref].close(len(self._parts) + 1, data)
         number = self._origins.setdefault(origin_bytes(origin), len(self._origins))
-        self._entries.append(_Entry(key.group, key.block_hash, len(data), digest, number))
+        self._entries.append(
+            _Entry(
+                key.group,
+                key.block_hash,
+                len(data),
+                digest,
+                number,
+                self._refs.setdefault(ref, len(self._refs)),
+            )
+        )
         self._parts.append(part)
         self.names.append((self.layout_id, key))
         self.num_bytes += len(data)
 
     def finish(self, writer: str, at_ms: int) -> tuple[PackName, bytes]:
         """Name and bytes of the object. Called once, after the last block."""
-        index = _encoder.encode(_Index(list(self._origins), self._entries))
+        index = _encoder.encode(_Index(list(self._origins), self._entries, list(self._refs)))
         front_bytes = HEAD_BYTES + len(index) + TAG_BYTES
         name = PackName(self.layout_id, at_ms, writer, token_hex(8), front_bytes)
         sealed = self._seal.close(0, index, name.path.encode())
         data = b"".join([self._seal.head, sealed, *self._parts])
         self._parts.clear()
+        self._seals.clear()
         return name, data
 
 
@@ -193,7 +219,8 @@ def read_front(
     if len(front) != name.front_bytes:
         raise AlteredError(f"{name.path} ends after {len(front)} bytes of its front")
     try:
-        pack = Pack(name, seal_of(KIND, front, keys))
+        kind = KIND_1 if bytes(front[: len(KIND_1)]) == KIND_1 else KIND
+        pack = Pack(name, seal_of(kind, front, keys))
         plain = pack.seal.open(0, front[HEAD_BYTES:], name.path.encode())
         index = _decoder.decode(plain)
         origins = [read_by(reader, name.writer, origin_in(data)) for data in index.origins]
@@ -201,7 +228,13 @@ def read_front(
         offsets = accumulate(sizes, initial=name.front_bytes)
         return {
             (name.layout_id, BlockKey(entry.group, entry.block_hash)): PackedBlock(
-                pack, part, offset, entry.num_bytes, entry.digest, origins[entry.origin]
+                pack,
+                part,
+                offset,
+                entry.num_bytes,
+                entry.digest,
+                origins[entry.origin],
+                index.refs[entry.ref] if kind == KIND else "",
             )
             for part, (entry, offset) in enumerate(zip(index.blocks, offsets, strict=False), 1)
         }
@@ -211,7 +244,9 @@ def read_front(
         raise AlteredError(f"the index of {name.path} is broken: {error}") from None
 
 
-def open_block(name: BlockName, block: PackedBlock, part: Buffer, into: memoryview) -> None:
+def open_block(
+    name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey | None
+) -> None:
     """Write the bytes of a block.
 
     Args:
@@ -219,6 +254,7 @@ def open_block(name: BlockName, block: PackedBlock, part: Buffer, into: memoryvi
         block: Its place.
         part: The sealed part.
         into: As long as the block. Its content is undefined after an error.
+        key: Key of its tenant; None if it has no `ref`.
 
     Raises:
         AlteredError: Part, place and name do not belong together.
@@ -226,10 +262,15 @@ def open_block(name: BlockName, block: PackedBlock, part: Buffer, into: memoryvi
     if len(part) != block.num_bytes + TAG_BYTES or len(into) != block.num_bytes:
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
     pack = block.pack
+    seal = pack.seal if key is None else _seal_with(pack.seal.head, key)
     try:
-        pack.seal.open_into(block.part, part, into)
+        seal.open_into(block.part, part, into)
     except AlteredError as error:
         raise AlteredError(f"{pack.name.path}: {error}") from None
-    layout_id, key = name
-    if block_digest(layout_id, key, into) != block.digest:
+    if block_digest(*name, into) != block.digest:
         raise AlteredError(f"part {block.part} of {pack.name.path} has another digest")
+
+
+def _seal_with(head: bytes, key: TenantKey) -> Seal:
+    """Seals parts of a pack with a key of a tenant: the salt of the pack is the end of its head."""
+    return Seal(head, key.cipher(head[-SALT_BYTES:], PURPOSE))

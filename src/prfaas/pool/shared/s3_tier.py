@@ -18,6 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from prfaas.core.kv.blocks import BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import SaidOnce
+from prfaas.pool.keys.sealing import TAG_BYTES, AlteredError
+from prfaas.pool.keys.site_keys import KeyRing
+from prfaas.pool.keys.tenant_keys import TenantKey
+from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.following import FRONTS, Follower, Names
@@ -27,11 +31,10 @@ from prfaas.pool.shared.pack_index import PackIndex, all_sources
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.pack_writer import PackWriter
 from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
-from prfaas.pool.shared.sealing import TAG_BYTES, AlteredError
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
-from prfaas.pool.shared.site_keys import KeyRing
-from prfaas.pool.store.origins import Origin
+from prfaas.pool.shared.tier_keys import TierKeys
+from prfaas.pool.store.origins import Origin, Scope
 from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.units import NS_PER_S
 
@@ -78,9 +81,14 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._on_found, self._on_gone = on_found, on_gone
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
-        self._writer = PackWriter(bucket, keys, pool, settings, metrics, self._written, clock_ns)
+        self._tenants = TierKeys(bucket, SiteKeyWrapper(keys), settings.timing.request_s)
+        self._writer = PackWriter(
+            bucket, keys, self._tenants, pool, settings, metrics, self._written, clock_ns
+        )
         self._packs = PackList(bucket, pool, settings.limit_bytes)
-        self._fronts = PackFronts(bucket, keys, pool, settings.timing, metrics, clock_ns)
+        self._fronts = PackFronts(
+            bucket, keys, self._tenants, pool, settings.timing, metrics, clock_ns
+        )
         self._health = TierHealth(metrics, clock_ns, self._went_down, self._came_up)
         self._follower = Follower(
             bucket,
@@ -183,7 +191,13 @@ class S3Tier(ShownBlocks[PackedBlock]):
         """Decrypt a block on a thread; return False if it is altered."""
         loop, lent = asyncio.get_running_loop(), [into]
         try:
-            await loop.run_in_executor(self._threads, _open_lent, name, place, part, lent)
+            key = await self._tenants.get(place.ref) if place.ref else None
+            if place.ref and key is None:
+                raise AlteredError(f"the key {place.ref} is gone")
+            await loop.run_in_executor(self._threads, _open_lent, name, place, part, lent, key)
+        except TransferError as error:
+            self._health.failed(str(error))
+            return False
         except AlteredError as error:
             if self._said.is_new("altered"):
                 log.error("shared tier: %s; the block is a miss", error)
@@ -222,19 +236,24 @@ class S3Tier(ShownBlocks[PackedBlock]):
 
     # --- purges ---
 
-    async def drop(self, source: str) -> None:
-        """Delete every pack of the site with a block that a pool wrote, or whose origin it is.
+    async def drop(self, scope: Scope) -> None:
+        """Drop blocks of the site: packs with one of a source, or keys of a tenant.
 
         Packs of all writers and layouts: every node of the site does so, and one that is not there
-        cannot.
+        cannot. Of a tenant, packs are deleted that have no other block; the others stay, with
+        blocks that nobody can read any more.
 
         Raises:
             TransferError: Not all could be read or deleted.
         """
-        found, _ = await self.count(source)
+        found, _ = await self.count(scope)
         self._blocks.drop(found)
         self._on_gone(found)
-        await self._writer.drop(lambda origin: source == self._pool or origin.is_of(source))
+        await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
+        if scope.tenant is not None:
+            await self._drop_tenant(scope)
+            return
+        source = scope.source
         limit_s = self._settings.timing.request_s
         self._follower.forget(await self._packs.refresh(limit_s))
         packs, victims = list(self._packs), list[PackName]()
@@ -251,8 +270,20 @@ class S3Tier(ShownBlocks[PackedBlock]):
                 "beyond the number that it follows, so their origin is not known"
             )
 
-    def _is_of(self, entry: PackedBlock, source: str) -> bool:
-        return _is_of(entry.pack.name, entry.origin.sources, source)
+    async def _drop_tenant(self, scope: Scope) -> None:
+        """Destroy the keys of a tenant, and delete packs that have only its blocks."""
+        await self._tenants.destroy(scope.tenant or "")
+        found, _ = await self.count(scope)  # Written while the keys were deleted.
+        self._blocks.drop(found)
+        self._on_gone(found)
+        victims = self._blocks.only_of(scope.tenant or "")
+        self._follower.forget(victims)
+        await self._packs.delete(victims, self._settings.timing.request_s)
+
+    def _is_of(self, entry: PackedBlock, scope: Scope) -> bool:
+        if scope.tenant is not None:
+            return scope.matches(entry.origin)
+        return _is_of(entry.pack.name, entry.origin.sources, scope.source)
 
     async def _holds(self, pack: PackName, source: str) -> bool:
         """Return True if a pack has a block of a source."""
@@ -268,6 +299,10 @@ def _is_of(pack: PackName, sources: frozenset[str], source: str) -> bool:
 
 
 def _open_lent(
-    name: BlockName, place: PackedBlock, part: memoryview, lent: list[memoryview]
+    name: BlockName,
+    place: PackedBlock,
+    part: memoryview,
+    lent: list[memoryview],
+    key: TenantKey | None,
 ) -> None:
-    open_block(name, place, part, lent.pop())
+    open_block(name, place, part, lent.pop(), key)

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.write_queue import SealingWriter
-from prfaas.pool.store.origins import Origin, sliced
+from prfaas.pool.store.origins import Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import StoredBlock
 
 
@@ -80,21 +80,21 @@ class ShownBlocks(ABC, Generic[E]):
             return False
         return self._writer.offer(name, block, done)
 
-    async def count(self, source: str) -> tuple[set[BlockName], int]:
-        """Blocks that a pool wrote, or whose origin it is, and their bytes."""
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Blocks of a source, which also wrote some, or of a tenant; and their bytes."""
         found, num_bytes = set[BlockName](), 0
         for part in sliced(list(self._blocks)):
             for name in part:
                 entry = self._blocks.get(name)
-                if entry is not None and self._is_of(entry, source):
+                if entry is not None and self._is_of(entry, scope):
                     found.add(name)
                     num_bytes += entry.num_bytes
             await asyncio.sleep(0)
         return found, num_bytes
 
     @abstractmethod
-    def _is_of(self, entry: E, source: str) -> bool:
-        """Return True if a pool wrote a block, or if it is its origin."""
+    def _is_of(self, entry: E, scope: Scope) -> bool:
+        """Return True if a block is of a source or a tenant, or the source wrote it."""
 
     def _went_down(self) -> None:
         self._on_gone(list(self._blocks))

@@ -97,12 +97,14 @@ class WriteQueue:
         self._waiting.difference_update(names)
         self.held_bytes -= num_bytes
 
-    def drop(self, matches: Matches) -> None:
-        """Drop what is queued with a matching origin."""
-        for offer in [offer for offer in self._offers if matches(offer.block.origin)]:
+    def drop(self, matches: Matches) -> int:
+        """Drop what is queued with a matching origin; return the number of blocks."""
+        found = [offer for offer in self._offers if matches(offer.block.origin)]
+        for offer in found:
             self._offers.remove(offer)
             self.forget([offer.name], len(offer.block.data))
             offer.done()
+        return len(found)
 
     def close(self) -> None:
         """Drop what is queued."""

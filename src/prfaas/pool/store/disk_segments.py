@@ -11,6 +11,11 @@
 The magic "PFKVGON2" makes a record one that was dropped. Folders of format 1 are read: their
 records ("PFKVREC1", "PFKVGON1") have no origin, and no length of one.
 
+In a sealed folder the digest is zero, a stamp (`keys/record_seals.py`) follows the origin, and the
+block is followed by its tag ("PFKVREC3", "PFKVGON3"). All of the header, the number of the segment
+and the offset are bound to the block. A sealed folder also has `keyring`, the keys of tenants. A
+record without its key is as one that was dropped.
+
 Nothing else is kept: what is there is found by walking the headers. A record that was being written
 when the process died has a length that reaches beyond the file; a header that does not check is
 stepped over to the next one that does. Bytes are checked by their digest when they are read.
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
@@ -35,6 +41,10 @@ import blake3
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
+from prfaas.logs import log_event
+from prfaas.pool.keys.keyring import FILE_NAME, Keyring
+from prfaas.pool.keys.record_seals import KEY_ID, STAMP_BYTES, TAG_BYTES, RecordSeals, SegmentStamps
+from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.store.origins import (
     ORIGIN_BYTES_MAX,
     SHARED_MAX,
@@ -46,18 +56,22 @@ from prfaas.pool.store.origins import (
 from prfaas.pool.store.region_stamp import stamp
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
+_log = logging.getLogger(__name__)
+
 MARKER = "prfaas-disk-tier"
-FORMAT, FORMAT_1 = "2", "1"
+FORMAT, FORMAT_1, FORMAT_SEALED = "2", "1", "sealed 1"
 SUFFIX = ".seg"
 MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"
 MAGIC_1, MAGIC_GONE_1 = b"PFKVREC1", b"PFKVGON1"
+MAGIC_SEALED, MAGIC_GONE_SEALED = b"PFKVREC3", b"PFKVGON3"
 ALIGN_BYTES = 4096
 CHECK_BYTES = 8
 _HEADER_1 = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
 _ORIGIN = struct.Struct(">H")
+_PLACE = struct.Struct(">QQ")
 _FIXED_BYTES = _HEADER_1.size + _ORIGIN.size + CHECK_BYTES
 HEADER_BYTES_1 = _HEADER_1.size + CHECK_BYTES
-HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX
+HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX + STAMP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,7 @@ class Place:
         num_bytes: Of the block.
         origin: Where it came from.
         head_bytes: Size of the header of its record.
+        key_id: Name of the key that it is sealed with; empty if it is in the clear.
     """
 
     segment: int
@@ -77,11 +92,17 @@ class Place:
     num_bytes: int
     origin: Origin
     head_bytes: int
+    key_id: bytes = b""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes after the header: the block, and its tag if it is sealed."""
+        return self.num_bytes + (TAG_BYTES if self.key_id else 0)
 
     @property
     def record_bytes(self) -> int:
         """Bytes of disk that its record takes."""
-        return _aligned(self.head_bytes + self.num_bytes)
+        return _aligned(self.head_bytes + self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +131,13 @@ class _Header(NamedTuple):
     origin: Origin
     head_bytes: int
     is_gone: bool
+    stamp: bytes = b""
 
 
-def record_bytes(num_bytes: int, origin: Origin) -> int:
+def record_bytes(num_bytes: int, origin: Origin, *, is_sealed: bool = False) -> int:
     """Bytes of disk that a block takes."""
-    return _aligned(head_bytes(origin) + num_bytes)
+    seal_bytes = STAMP_BYTES + TAG_BYTES if is_sealed else 0
+    return _aligned(head_bytes(origin) + num_bytes + seal_bytes)
 
 
 @lru_cache(SHARED_MAX)
@@ -133,16 +156,23 @@ class SegmentFiles:
     Args:
         folder: Made if it is not there; only the owner may enter.
         regions: Footprint of the pool node; segments of another one are removed.
+        wrapper: Wraps the keys of tenants; without one, blocks are in the clear.
 
     Raises:
-        ConfigError: The folder cannot be used, is in use, or holds something else.
+        ConfigError: The folder cannot be used, is in use, or holds something else; or a keyring is
+            there, and cannot be opened.
     """
 
-    def __init__(self, folder: Path, regions: Regions = frozenset()) -> None:
+    def __init__(
+        self, folder: Path, regions: Regions = frozenset(), wrapper: KeyWrapper | None = None
+    ) -> None:
         self._folder = folder
+        self._seals: RecordSeals | None = None
         try:
-            self._lock = _claim(folder)
+            self._lock = _claim(folder, is_sealed=wrapper is not None)
             stamp(folder, regions, folder.glob(f"*{SUFFIX}"))
+            if wrapper is not None:
+                self._seals = RecordSeals(_keyring(folder, wrapper, self._lock))
         except OSError as error:
             raise ConfigError(
                 f"the disk tier cannot use {folder}: {error.strerror or error}; name another folder"
@@ -150,6 +180,24 @@ class SegmentFiles:
         self._next = max((segment.number for segment in self.found()), default=-1) + 1
         self._open: dict[int, tuple[int, int]] = {}
         """Descriptor and bytes of each segment that is being written."""
+        self._stamps: dict[int, SegmentStamps] = {}
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """Keys of tenants; None in a folder in the clear."""
+        return self._seals.keyring if self._seals is not None else None
+
+    def destroy_keys(self, tenant: str) -> int:
+        """Destroy the keys of a tenant; return their number. Its records are lost for good.
+
+        Raises:
+            OSError: They cannot be destroyed.
+        """
+        if self._seals is None:
+            return 0
+        number = self._seals.keyring.destroy(tenant)
+        self._seals.forget()
+        return number
 
     def found(self) -> list[Segment]:
         """Segments on disk, the least recently used first."""
@@ -175,11 +223,9 @@ class SegmentFiles:
             while offset < end:
                 header = _parse(os.pread(file, HEADER_BYTES_MAX, offset))
                 step = ALIGN_BYTES
-                if header is not None and offset + header.head_bytes + header.num_bytes <= end:
-                    place = Place(
-                        number, offset, header.num_bytes, header.origin, header.head_bytes
-                    )
-                    if not header.is_gone:
+                place = None if header is None else self._place(number, offset, header)
+                if header and place and offset + header.head_bytes + place.stored_bytes <= end:
+                    if not header.is_gone and self._is_readable(header):
                         records.append((header.name, place))
                     step, is_lost = place.record_bytes, False
                 elif not is_lost:
@@ -188,11 +234,30 @@ class SegmentFiles:
                 offset += step
         return Scan(records, num_broken)
 
+    def _place(self, number: int, offset: int, header: _Header) -> Place:
+        key_id = header.stamp[KEY_ID]
+        key = self._seals.keyring.get(key_id) if self._seals is not None and key_id else None
+        return Place(
+            number,
+            offset,
+            header.num_bytes,
+            header.origin,
+            header.head_bytes,
+            key.id if key is not None else key_id,  # One object for all records of a key.
+        )
+
+    def _is_readable(self, header: _Header) -> bool:
+        if self._seals is None:
+            return not header.stamp
+        return bool(header.stamp) and self._seals.knows(header.stamp)
+
     def start(self) -> int:
         """Begin a new segment; return its number."""
         number = self._next
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._open[number] = os.open(self._path(number), flags, 0o600), 0
+        if self._seals is not None:
+            self._stamps[number] = SegmentStamps(self._seals.keyring)
         self._next += 1
         return number
 
@@ -213,9 +278,14 @@ class SegmentFiles:
         """
         file, offset = self._open[number]
         place = Place(number, offset, len(data), origin, head_bytes(origin))
+        head, stored = _header(name, len(data), digest, origin), data
+        if self._seals is not None:
+            seal = self._stamps[number].stamp(origin.tenant)
+            head = _header(name, len(data), bytes(32), origin, MAGIC_SEALED, seal)
+            place = Place(number, offset, len(data), origin, len(head), seal[KEY_ID])
+            stored = self._seals.close(seal, data, head + _PLACE.pack(number, offset))
         size = place.record_bytes
-        parts = [_header(name, len(data), digest, origin), data]
-        parts.append(bytes(size - place.head_bytes - len(data)))
+        parts = [head, stored, bytes(size - len(head) - len(stored))]
         try:
             written = os.pwritev(file, parts, offset)
             if written < size:
@@ -238,6 +308,7 @@ class SegmentFiles:
         """
         for number in self._open.keys() - set(but):
             file, _ = self._open.pop(number)
+            self._stamps.pop(number, None)
             try:
                 os.fdatasync(file)
                 # Read once if ever: memory is better used by others.
@@ -259,16 +330,22 @@ class SegmentFiles:
         Raises:
             OSError: It cannot be read.
         """
-        head = bytearray(place.head_bytes)
+        head, stored = bytearray(place.head_bytes), into
+        if place.key_id and self._seals is not None:
+            stored = self._seals.buffer(place.stored_bytes)
         with _opened(self._path(place.segment), os.O_RDONLY) as file:
-            count = os.preadv(file, [head, into], place.offset)
+            count = os.preadv(file, [head, stored], place.offset)
             os.utime(file)
         header = _parse(head)
-        if count < place.head_bytes + len(into) or header is None or header.is_gone:
+        if count < place.head_bytes + len(stored) or header is None or header.is_gone:
             return None
-        is_named = (header.name, header.num_bytes, header.origin) == (name, len(into), place.origin)
-        is_same = is_named and block_digest(*name, into) == header.digest
-        return header.digest if is_same else None
+        if (header.name, header.num_bytes, header.origin) != (name, len(into), place.origin):
+            return None
+        if self._seals is not None:
+            bound = bytes(head) + _PLACE.pack(place.segment, place.offset)
+            is_intact = self._seals.open(header.stamp, stored, bound, into)
+            return block_digest(*name, into) if is_intact else None
+        return header.digest if block_digest(*name, into) == header.digest else None
 
     def erase(self, names: Sequence[tuple[BlockName, Place]]) -> None:
         """Mark records as dropped; once this returns, they do not come back with the next start.
@@ -309,13 +386,18 @@ class SegmentFiles:
 
 
 def _header(
-    name: BlockName, num_bytes: int, digest: bytes, origin: Origin, magic: bytes = MAGIC
+    name: BlockName,
+    num_bytes: int,
+    digest: bytes,
+    origin: Origin,
+    magic: bytes = MAGIC,
+    seal: bytes = b"",
 ) -> bytes:
     layout_id, key = name
     whence = origin_bytes(origin)
     head = _HEADER_1.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
     head += _ORIGIN.pack(len(whence))
-    return head + _check(head + whence) + whence
+    return head + _check(head + whence + seal) + whence + seal
 
 
 def _gone(name: BlockName, place: Place) -> bytes:
@@ -326,6 +408,9 @@ def _gone(name: BlockName, place: Place) -> bytes:
             MAGIC_GONE_1, layout_id, key.group, key.block_hash, place.num_bytes, bytes(32)
         )
         return head + _check(head)
+    if place.key_id:
+        seal = place.key_id + bytes(STAMP_BYTES - len(place.key_id))
+        return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE_SEALED, seal)
     return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE)
 
 
@@ -333,14 +418,17 @@ def _parse(data: bytes | bytearray) -> _Header | None:
     """Parse the header of a record; None if it is invalid."""
     if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
         return _parse_1(data)
-    if len(data) < _FIXED_BYTES or data[: len(MAGIC)] not in (MAGIC, MAGIC_GONE):
+    magic = bytes(data[: len(MAGIC)])
+    is_sealed = magic in (MAGIC_SEALED, MAGIC_GONE_SEALED)
+    if len(data) < _FIXED_BYTES or not (is_sealed or magic in (MAGIC, MAGIC_GONE)):
         return None
     head = bytes(data[: _HEADER_1.size + _ORIGIN.size])
     [size] = _ORIGIN.unpack_from(head, _HEADER_1.size)
-    whence = bytes(data[_FIXED_BYTES : _FIXED_BYTES + size])
-    if len(whence) < size or _check(head + whence) != data[len(head) : _FIXED_BYTES]:
+    end = _FIXED_BYTES + size + (STAMP_BYTES if is_sealed else 0)
+    rest = bytes(data[_FIXED_BYTES:end])
+    if len(data) < end or _check(head + rest) != data[len(head) : _FIXED_BYTES]:
         return None
-    return _checked(head, origin_in(whence), _FIXED_BYTES + size)
+    return _checked(head, origin_in(rest[:size]), end, rest[size:])
 
 
 def _parse_1(data: bytes | bytearray) -> _Header | None:
@@ -350,13 +438,13 @@ def _parse_1(data: bytes | bytearray) -> _Header | None:
     return _checked(head, UNKNOWN, HEADER_BYTES_1)
 
 
-def _checked(head: bytes, origin: Origin, head_bytes: int) -> _Header | None:
+def _checked(head: bytes, origin: Origin, head_bytes: int, seal: bytes = b"") -> _Header | None:
     magic, layout_id, group, block_hash, num_bytes, digest = _HEADER_1.unpack_from(head)
     if not 1 <= num_bytes <= BLOCK_BYTES_MAX:
         return None
-    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1)
+    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1, MAGIC_GONE_SEALED)
     name = layout_id, BlockKey(group, block_hash)
-    return _Header(name, num_bytes, digest, origin, head_bytes, is_gone)
+    return _Header(name, num_bytes, digest, origin, head_bytes, is_gone, seal)
 
 
 def _check(head: bytes) -> bytes:
@@ -372,7 +460,15 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _claim(folder: Path) -> int:
+def _keyring(folder: Path, wrapper: KeyWrapper, lock: int) -> Keyring:
+    try:
+        return Keyring(folder / FILE_NAME, wrapper)
+    except ConfigError:
+        os.close(lock)
+        raise
+
+
+def _claim(folder: Path, *, is_sealed: bool = False) -> int:
     """Make the folder ours: a descriptor that holds the lock."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = folder / MARKER
@@ -385,13 +481,22 @@ def _claim(folder: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         written = os.pread(lock, 64, 0).decode(errors="replace").strip()
-        if written not in ("", FORMAT, FORMAT_1):
+        if written not in ("", FORMAT, FORMAT_1, FORMAT_SEALED):
             raise ConfigError(
                 f"{folder} has format {written!r} of the disk tier; this version writes "
                 f"{FORMAT!r}: name another folder, or delete this one"
             )
         folder.chmod(0o700)
-        os.pwrite(lock, f"{FORMAT}\n".encode(), 0)
+        if written == FORMAT_SEALED and not is_sealed:
+            raise ConfigError(
+                f"the blocks in {folder} are sealed; name the file of the site's keys "
+                "(`disk_keys`, --disk-keys), or delete the folder and with it its blocks"
+            )
+        if written != FORMAT_SEALED and is_sealed:
+            _empty(folder)
+        wanted = FORMAT_SEALED if is_sealed else FORMAT
+        if written != wanted:
+            os.pwrite(lock, f"{wanted}\n".encode(), 0)
     except BlockingIOError:
         os.close(lock)
         raise ConfigError(f"another pool node uses {folder}; name another folder") from None
@@ -399,3 +504,13 @@ def _claim(folder: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+def _empty(folder: Path) -> None:
+    """Remove segments in the clear. Whoever is interrupted here does it again."""
+    removed = list(folder.glob(f"*{SUFFIX}"))
+    for path in removed:
+        path.unlink()
+    if removed:
+        fields = {"folder": str(folder), "files": len(removed)}
+        log_event(_log, logging.WARNING, "disk_emptied", why="blocks in the clear", **fields)

@@ -23,6 +23,7 @@ from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError, without_frames
+from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import (
     ALIGN_BYTES,
@@ -89,6 +90,7 @@ class DiskTier:
         policy: Which segment outside reserves goes first.
         limits: Sizes and times.
         regions: Where its blocks may rest; what it has from other regions is dropped.
+        wrapper: Wraps the keys that seal blocks; None leaves them in the clear.
 
     Raises:
         ConfigError: The folder cannot be used, or the limit is too small for any block.
@@ -106,6 +108,7 @@ class DiskTier:
         policy: EvictionPolicy[int] | None = None,
         limits: DiskLimits = LIMITS,
         regions: Regions = frozenset(),
+        wrapper: KeyWrapper | None = None,
     ) -> None:
         self._limits = limits
         if capacity_bytes < CAPACITY_BYTES_MIN:
@@ -115,7 +118,7 @@ class DiskTier:
             )
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self._files = SegmentFiles(folder, regions)
+        self._files = SegmentFiles(folder, regions, wrapper)
         self._folder = folder
         self._metrics = metrics
         self._on_found = on_found
@@ -128,8 +131,9 @@ class DiskTier:
         self._places: dict[BlockName, Place] = {}
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
-        self._kinds: dict[int, set[frozenset[str]]] = {}
-        """Sources of the records of each segment: a purge inspects those that may match."""
+        self._kinds: dict[int, set[tuple[frozenset[str], str]]] = {}
+        """Sources and tenants of the records of each segment: a purge inspects those that may
+        match."""
         self._unlisted: list[tuple[BlockName, Place]] = []
         """Records on disk that the index lacks and that the next start would find: they could not
         be read or marked, or there is another one of that name."""
@@ -150,6 +154,26 @@ class DiskTier:
 
     def __contains__(self, name: BlockName) -> bool:
         return name in self._places
+
+    @property
+    def is_sealed(self) -> bool:
+        """Return True if blocks are sealed with keys of their tenants."""
+        return self._files.keyring is not None
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that seal blocks."""
+        keyring = self._files.keyring
+        return 0 if keyring is None else len(keyring)
+
+    async def destroy_keys(self, tenant: str) -> None:
+        """Destroy the keys of a tenant: what is sealed with them is lost for good.
+
+        Raises:
+            OSError: They cannot be destroyed.
+        """
+        async with self._turn:
+            await self._in_writer(self._files.destroy_keys, tenant)
 
     @property
     def is_ready(self) -> bool:
@@ -226,7 +250,7 @@ class DiskTier:
         found, num_bytes = set[BlockName](), 0
         for number in segments:
             kinds = self._kinds.get(number, ())
-            if not any(matches(Origin(sources)) for sources in kinds):
+            if not any(matches(Origin(sources, tenant=tag)) for sources, tag in kinds):
                 continue
             for names in sliced(self._segments[number], self._limits.slice_blocks):
                 part = self._matching(number, names, matches)
@@ -363,7 +387,7 @@ class DiskTier:
 
         They are moved from the queue to `batch`.
         """
-        size, tenant = _size_of(batch[0]), self._writer_of(batch[0])
+        size, tenant = self._size_of(batch[0]), self._writer_of(batch[0])
         if size > self.capacity_bytes:
             self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
             return
@@ -371,7 +395,7 @@ class DiskTier:
         largest = max(self._segment_bytes_of(tenant), size)
         room = min(largest - self._sizes[active], max(BATCH_BYTES, size))
         while self._queue and size < room and self._writer_of(self._queue[0]) == tenant:
-            following = _size_of(self._queue[0])
+            following = self._size_of(self._queue[0])
             if size + following > room:
                 break
             batch.append(self._queue.popleft())
@@ -388,7 +412,7 @@ class DiskTier:
         for offer, place in zip(batch, places, strict=False):
             self._places[offer.name] = place
             self._segments[active].append(offer.name)
-            self._kinds[active].add(offer.block.origin.sources)
+            self._kinds[active].add(_kind(offer.block.origin))
             self._metrics.blocks_spilled.inc()
         if error is not None:
             self._grow(active, sum(place.record_bytes for place in places) - size)
@@ -564,9 +588,12 @@ class DiskTier:
                 self._unlisted.append((name, earlier))
             self._places[name] = place
         self._segments[segment.number] = [name for name, _ in scan.records]
-        self._kinds[segment.number] = {place.origin.sources for _, place in scan.records}
+        self._kinds[segment.number] = {_kind(place.origin) for _, place in scan.records}
         self._on_found(new)
 
+    def _size_of(self, offer: _Offer) -> int:
+        return record_bytes(len(offer.block.data), offer.block.origin, is_sealed=self.is_sealed)
 
-def _size_of(offer: _Offer) -> int:
-    return record_bytes(len(offer.block.data), offer.block.origin)
+
+def _kind(origin: Origin) -> tuple[frozenset[str], str]:
+    return origin.sources, origin.tenant

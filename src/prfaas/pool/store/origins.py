@@ -51,12 +51,38 @@ class Origin:
         return source in self.sources or EVERY in self.sources
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Blocks that a purge drops: those of a source, or those of a tenant.
+
+    Attributes:
+        source: Name of a pool; not used with a tenant.
+        tenant: Tag of the tenant, empty for blocks without one; None for a source.
+    """
+
+    source: str = ""
+    tenant: str | None = None
+
+    def matches(self, origin: Origin) -> bool:
+        """Return True if blocks of that origin are dropped."""
+        if self.tenant is not None:
+            return origin.tenant == self.tenant
+        return origin.is_of(self.source)
+
+    def covers(self, origin: Origin, pool: str) -> bool:
+        """The same for blocks of a pool node: if that is the source, all are."""
+        return (self.tenant is None and self.source == pool) or self.matches(origin)
+
+    def __str__(self) -> str:
+        return f"source {self.source}" if self.tenant is None else f"tenant {self.tenant or '-'}"
+
+
 LOCAL = Origin()
 """Computed here, from nothing that came from elsewhere."""
 UNKNOWN = Origin(frozenset({EVERY}))
 """Origin of a block that was stored by a version without origins."""
 Matches = Callable[[Origin], bool]
-"""Depends on the sources of an origin alone."""
+"""Depends on the sources and the tenant of an origin alone."""
 SLICE = 4096
 """Blocks that a purge inspects before other work has its turn: a millisecond or two."""
 T = TypeVar("T")
@@ -98,6 +124,20 @@ def computed(engine: str, sources: frozenset[str], tenant: str = "") -> Origin:
         tenant: Tag of the tenant, as the engine named it.
     """
     return Origin(joined(sources), engine, tenant=tenant)
+
+
+def read_by(reader: str, writer: str, origin: Origin) -> Origin:
+    """Return the origin of a block for a node that reads what another one wrote.
+
+    Args:
+        reader: Name of the node.
+        writer: Node that wrote the block, and so is one of its sources.
+        origin: As it was written.
+    """
+    if writer == reader:
+        return origin
+    sources = joined({*origin.sources, writer})
+    return Origin(sources, writer, origin.transfer_id, origin.tenant)
 
 
 class _Spec(msgspec.Struct, array_like=True, frozen=True):

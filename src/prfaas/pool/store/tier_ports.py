@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
-from prfaas.pool.store.origins import LOCAL, Origin
+from prfaas.pool.store.origins import LOCAL, Origin, Scope
 
 
 @dataclass(slots=True)
@@ -153,12 +153,12 @@ class SharedTier(LowerTier, Protocol):
     async def close(self) -> None:
         """Write what waits, for a few seconds, and end. Follows the end of `run`."""
 
-    async def count(self, source: str) -> tuple[set[BlockName], int]:
-        """Known blocks that a pool wrote, or whose origin it is, and their bytes."""
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Known blocks of a source, which also wrote some, or of a tenant; and their bytes."""
         ...
 
-    async def drop(self, source: str) -> None:
-        """Delete every block of the site that a pool wrote, or whose origin it is.
+    async def drop(self, scope: Scope) -> None:
+        """Delete every block of the site of a source, which also wrote some, or of a tenant.
 
         Raises:
             TransferError: Not all could be read or deleted.

@@ -31,6 +31,8 @@ SHARES_MAX = 1000
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Tag = Annotated[str, msgspec.Meta(max_length=TAG_CHARS, pattern=TAG_PATTERN)]
 """Tag of a tenant (`core/kv/tenant_tag.py`); empty if unknown."""
+PurgedSource = Annotated[str, msgspec.Meta(max_length=64)]
+"""Name of a pool; empty if a tenant is purged."""
 TIERS_MAX = 8
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]

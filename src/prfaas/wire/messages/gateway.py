@@ -18,6 +18,7 @@ from prfaas.wire.messages.fields import (
     LayoutId,
     Name,
     Nanoseconds,
+    PurgedSource,
     Ratio,
     Tag,
     Text,
@@ -95,20 +96,24 @@ class TransferEnded(Message, tag="transfer_ended"):
 class Purge(Message, tag="purge"):
     """Drop the blocks that came from `source` in all tiers, and refuse further ones.
 
-    More is taken after the `PurgeEnd` of the same gateway, and after two minutes anyway.
+    More is taken after the `PurgeEnd` of the same gateway, and after two minutes anyway. With
+    `tenant`, the blocks of that tenant are dropped, and its keys destroyed.
     """
 
     job: Count
-    source: Name
+    source: PurgedSource = ""
+    tenant: Tag | None = None
+    """Tag of a tenant, empty for blocks without one; None for a source."""
     is_dry: bool = False
     """Only count them."""
 
 
 class PurgeEnd(Message, tag="purge_end"):
-    """Blocks of `source` are taken again."""
+    """Blocks of `source`, or of `tenant`, are taken again."""
 
     job: Count
-    source: Name
+    source: PurgedSource = ""
+    tenant: Tag | None = None
 
 
 class PurgeEnded(Message, tag="purge_ended"):

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
 from prfaas.log_throttle import SaidOnce
+from prfaas.pool.keys.site_keys import SiteKey
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.client import MooncakeClient
 from prfaas.pool.shared.mooncake.codes import NO_SPACE, check
 from prfaas.pool.shared.mooncake.memory import ClientMemory
 from prfaas.pool.shared.mooncake.orders import Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
-from prfaas.pool.shared.site_keys import SiteKey
 from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
 from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock

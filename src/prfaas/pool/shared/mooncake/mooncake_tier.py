@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import SaidOnce
+from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
+from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.mooncake.block_writer import BlockWriter
@@ -28,10 +30,8 @@ from prfaas.pool.shared.mooncake.memory import ClientMemory
 from prfaas.pool.shared.mooncake.orders import NAMES_MAX, Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
-from prfaas.pool.shared.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.shared.shown_blocks import ShownBlocks
-from prfaas.pool.shared.site_keys import KeyRing
-from prfaas.pool.store.origins import Origin, sliced
+from prfaas.pool.store.origins import Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import ReadBudget
 
 log = logging.getLogger(__name__)
@@ -319,8 +319,8 @@ class MooncakeTier(ShownBlocks[Known]):
 
     # --- purges ---
 
-    async def drop(self, source: str) -> None:
-        """Delete every block of the site, of whatever source.
+    async def drop(self, scope: Scope) -> None:
+        """Delete every block of the site, of whatever source and tenant.
 
         The origin of a block is sealed in it, and other nodes wrote blocks that this one does not
         know of.
@@ -329,7 +329,7 @@ class MooncakeTier(ShownBlocks[Known]):
             TransferError: The store failed.
         """
         self._gone(list(self._blocks))
-        await self._writer.drop(lambda origin: source == self._pool or origin.is_of(source))
+        await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
         self._gone(list(self._blocks))
         pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
         order = self.client.ask(Operation.REMOVE, [pattern])
@@ -340,8 +340,9 @@ class MooncakeTier(ShownBlocks[Known]):
         self._metrics.count_shared("delete", "ok")
         log.info("shared tier: all blocks below %s/ deleted", self._settings.prefix)
 
-    def _is_of(self, entry: Known, source: str) -> bool:
-        return (entry.is_own and source == self._pool) or entry.origin.is_of(source)
+    def _is_of(self, entry: Known, scope: Scope) -> bool:
+        is_own = entry.is_own and scope.tenant is None and scope.source == self._pool
+        return is_own or scope.matches(entry.origin)
 
 
 def _kind(name: BlockName) -> tuple[bytes, int]:

@@ -14,16 +14,15 @@ from typing import Annotated
 import msgspec
 
 from prfaas.core.kv.blocks import BlockName
-from prfaas.pool.shared.sealing import (
+from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
     TAG_BYTES,
     AlteredError,
     new_seal,
-    read_by,
     seal_of,
 )
-from prfaas.pool.shared.site_keys import KeyRing, SiteKey
-from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, Origin, origin_bytes, origin_in
+from prfaas.pool.keys.site_keys import KeyRing, SiteKey
+from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, Origin, origin_bytes, origin_in, read_by
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 

@@ -15,8 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from prfaas.errors import PrfaasError
-from prfaas.pool.shared.site_keys import ID_BYTES, SALT_BYTES, KeyRing, SiteKey
-from prfaas.pool.store.origins import Origin, joined
+from prfaas.pool.keys.site_keys import ID_BYTES, SALT_BYTES, KeyRing, SiteKey
 
 MAGIC_BYTES, VERSION_BYTES = 4, 1
 HEAD_BYTES = MAGIC_BYTES + VERSION_BYTES + ID_BYTES + SALT_BYTES
@@ -112,20 +111,6 @@ def seal_of(kind: bytes, data: Buffer, keys: KeyRing) -> Seal:
     if key is None:
         raise UnknownKeyError(f"it is sealed with key {head[_KEY_ID].hex()}")
     return Seal(head, key.cipher(head[_KEY_ID.stop :]))
-
-
-def read_by(reader: str, writer: str, origin: Origin) -> Origin:
-    """Return the origin of a block for a node that reads what another one wrote.
-
-    Args:
-        reader: Name of the node.
-        writer: Node that wrote the block, and so is one of its sources.
-        origin: As it was written.
-    """
-    if writer == reader:
-        return origin
-    sources = joined({*origin.sources, writer})
-    return Origin(sources, writer, origin.transfer_id, origin.tenant)
 
 
 def _nonce(part: int) -> bytes:

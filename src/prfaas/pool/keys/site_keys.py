@@ -1,4 +1,4 @@
-"""Keys of a shared tier: a file of secrets that all pool nodes of the site have.
+"""Keys of a site: a file of secrets that all its pool nodes have.
 
     secret of the site (32 random bytes, in a file)
       └─HKDF─ id of the key, 8 bytes, in the clear at the start of every pack
@@ -61,8 +61,12 @@ class KeyRing:
     keys: dict[bytes, SiteKey] = field(repr=False)
 
 
-def load_keys(path: Path) -> KeyRing:
+def load_keys(path: Path, purpose: str = "the shared tier") -> KeyRing:
     """Read a file of keys: base64 of 32 bytes a line, the sealing key first, `#` comments.
+
+    Args:
+        path: The file.
+        purpose: What the keys are of, for errors.
 
     Raises:
         ConfigError: The file is missing, open to everybody, or has no valid key.
@@ -73,7 +77,7 @@ def load_keys(path: Path) -> KeyRing:
             text = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
-            f"the keys of the shared tier, {path}, cannot be read: {error.strerror}; make the file "
+            f"the keys of {purpose}, {path}, cannot be read: {error.strerror}; make the file "
             f"with: (umask 077; openssl rand -base64 32 > {path}), and copy it to every pool node "
             "of the site"
         ) from None
@@ -83,7 +87,7 @@ def load_keys(path: Path) -> KeyRing:
     keys = [_key(path, number, line) for number, line in enumerate(lines, 1) if line]
     if not 1 <= len(keys) <= KEYS_MAX or len(text) > _FILE_BYTES_MAX:
         raise ConfigError(
-            f"{path} has {len(keys)} keys of the shared tier; give it 1 to {KEYS_MAX}, each on a "
+            f"{path} has {len(keys)} keys of {purpose}; give it 1 to {KEYS_MAX}, each on a "
             "line, the one that seals first"
         )
     return KeyRing(keys[0], {key.id: key for key in keys})

@@ -1,0 +1,1 @@
+"""Purges: their targets, and the intents that survive a crash."""
