@@ -129,6 +129,7 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
     asked, go_on = asyncio.Event(), asyncio.Event()
     answer = world.pd_pool.on_purge
     assert answer is not None
+    assert answer is not None
 
     def late(pool: ScriptedPool, message: Message) -> None:
         asked.set()
@@ -201,6 +202,7 @@ async def test_a_purge_of_a_tenant_names_its_tag_and_not_its_name(world: World) 
     script(world)
     asked: list[Message] = []
     answer = world.pd_pool.on_purge
+    assert answer is not None
 
     def note(pool: ScriptedPool, message: Message) -> None:
         asked.append(message)
@@ -254,7 +256,7 @@ class Died(BaseException):
 
 @pytest.mark.parametrize("step", ["before any pool", "before any engine", "before the end"])
 async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
-    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+    world: World, step: str
 ) -> None:
     told = script(world)
     purging = world.gateway._control.purging
@@ -263,11 +265,10 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     async def dies(*_: object, **__: object) -> None:
         raise Died
 
-    with monkeypatch.context() as broken:
-        broken.setattr(Purging, name, dies)
-        target = Target(tenant=DEFAULT_NAME, tag=tenant_tag(world.salt))
-        running = asyncio.create_task(_run_of(purging, target))
-        assert await running == "died"
+    vars(purging)[name] = dies
+    target = Target(tenant=DEFAULT_NAME, tag=tenant_tag(world.salt))
+    assert await _run_of(purging, target) == "died"
+    del vars(purging)[name]
     assert targets(world) == [f"tenant {DEFAULT_NAME}"]
     told.clear()
     again = asyncio.create_task(purging.repeat())

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError
-from prfaas.pool.keys.keyring import FILE_NAME, KEYS_MAX, Keyring
+from prfaas.pool.keys.keyring import FILE_NAME, Keyring
 from prfaas.pool.keys.record_seals import NONCE_BYTES, SegmentStamps
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
@@ -266,11 +266,9 @@ def test_a_key_that_was_moved_to_another_tenant_is_refused(
 
 
 def test_a_keyring_has_a_limit_and_its_oldest_key_goes(
-    tmp_path: Path, wrapper: SiteKeyWrapper, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrapper: SiteKeyWrapper
 ) -> None:
-    assert KEYS_MAX == 4096
-    monkeypatch.setattr("prfaas.pool.keys.keyring.KEYS_MAX", 3)
-    keyring = Keyring(tmp_path / "keyring", wrapper)
+    keyring = Keyring(tmp_path / "keyring", wrapper, keys_max=3)
     made = [keyring.sealing(f"{number:032x}") for number in range(5)]
     assert [keyring.get(key.id) is not None for key in made] == [False, False, True, True, True]
     assert len(Keyring(tmp_path / "keyring", wrapper)) == 3

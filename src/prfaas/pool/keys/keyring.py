@@ -54,6 +54,7 @@ class Keyring:
         file: Made with the first key.
         wrapper: Wraps keys with a key of the site.
         clock_s: Time since 1970, seconds.
+        keys_max: Limit of keys, at most KEYS_MAX.
 
     Raises:
         ConfigError: The file cannot be read, or a key of it cannot be unwrapped.
@@ -61,8 +62,13 @@ class Keyring:
     """
 
     def __init__(
-        self, file: Path, wrapper: KeyWrapper, clock_s: Callable[[], float] = time.time
+        self,
+        file: Path,
+        wrapper: KeyWrapper,
+        clock_s: Callable[[], float] = time.time,
+        keys_max: int = KEYS_MAX,
     ) -> None:
+        self._keys_max = keys_max
         self._file, self._wrapper, self._clock_s = file, wrapper, clock_s
         self._lock = threading.Lock()
         self._wrapped: dict[bytes, bytes] = {}
@@ -98,7 +104,7 @@ class Keyring:
             return key
         with self._lock:
             key = new_key(tenant, int(self._clock_s()))
-            oldest = list(self._by_id)[: max(0, len(self._by_id) + 1 - KEYS_MAX)]
+            oldest = list(self._by_id)[: max(0, len(self._by_id) + 1 - self._keys_max)]
             kept = {each: old for each, old in self._wrapped.items() if each not in oldest}
             kept[key.id] = self._wrapper.wrap(key.secret, key.bound)
             self._write(kept, {**self._by_id, key.id: key})
