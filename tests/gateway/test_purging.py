@@ -11,10 +11,11 @@ import pytest
 
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.errors import RequestError
-from prfaas.gateway.loops.purging import TAKEN_AGAIN, TRIES_FREE, Purging
+from prfaas.gateway.loops.purging import TRIES_FREE, Purging
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import Times
 from prfaas.purge.intents import Intents
+from prfaas.purge.reports import TAKEN_AGAIN
 from prfaas.purge.targets import Target
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, PurgeEnd

@@ -1,1 +1,1 @@
-"""Purges: their targets, and the intents that survive a crash."""
+"""Purges: their targets and reports, and the intents that survive a crash."""

@@ -111,6 +111,24 @@ async def test_after_a_purge_no_answer_is_wrong(
         assert entry.numbers["not_done"] == 0
 
 
+async def test_a_purge_of_a_tenant_leaves_nothing_in_pools_and_index(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with running(tmp_path, checkpoint, identities) as world:
+        answers = [await world.text(prompt) for prompt in PROMPTS]
+        await until(world.is_quiet)
+        assert all(site.held() for site in world.sites.values())
+        body = {"tenant": "default"}
+        async with world.http.post(f"{world.url}/control/purge", json=body) as reply:
+            report = await reply.json()
+        assert report["is_complete"], report
+        assert {pool["name"] for pool in report["pools"] if pool["num_blocks"]} == set(world.sites)
+        assert [site.held() for site in world.sites.values()] == [set()] * len(world.sites)
+        index = world.gateway.index
+        await until(lambda: not any(index.num_blocks(pool) for pool in world.sites))
+        assert [await world.text(prompt) for prompt in PROMPTS] == answers
+
+
 async def test_what_did_not_come_from_there_outlives_a_purge(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:

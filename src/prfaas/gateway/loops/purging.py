@@ -10,10 +10,11 @@ are done (`purge/intents.py`): a purge that a crash or a part that is gone inter
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from prfaas.audit.changes import Entry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
@@ -22,6 +23,7 @@ from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.purge.intents import Intents
+from prfaas.purge.reports import TAKEN_AGAIN, report_of, unknown
 from prfaas.purge.targets import Target
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.gateway import Purged
@@ -30,12 +32,6 @@ TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
 reset while it loads blocks."""
 REPEAT_MAX_S = 600.0
-TAKEN_AGAIN = (
-    "it accepted blocks of the source again before all engines were reset: it was restarted, or "
-    "the reset took more than two minutes; run the purge again"
-)
-
-
 _WHY = {Loop.OPERATOR: "as the operator asked", Loop.INTEGRITY: "its blocks were altered"}
 
 
@@ -93,7 +89,8 @@ class Purging:
         while True:
             for target in self._intents.pending():
                 if not self._tasks:
-                    await self._start(target, Loop.OPERATOR, is_dry=False)
+                    with contextlib.suppress(RequestError):  # It cannot be recorded: it stays.
+                        await self._start(target, Loop.OPERATOR, is_dry=False)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, REPEAT_MAX_S)
 
@@ -113,10 +110,16 @@ class Purging:
         if is_dry or (not is_known and target not in self._intents.pending()):
             found = await self._at_pools(target, is_dry=True)
             if not is_known and not any(pool.num_blocks for pool in found.values()):
-                raise _unknown(target, pools if target.tag is None else list(tenants))
+                raise unknown(target, pools if target.tag is None else list(tenants))
             if is_dry:
-                return _report(target, found, {}, None)
-        await asyncio.to_thread(self._intents.begin, target)
+                return report_of(target, found, {}, None)
+        try:
+            await asyncio.to_thread(self._intents.begin, target)
+        except OSError as error:
+            raise RequestError(
+                f"the purge cannot be recorded in `state`: {error.strerror}; nothing was dropped",
+                status=503,
+            ) from None
         found = await self._at_pools(target, is_dry=False)
         names = list(self._live.engines.by_name)
         problems = await asyncio.gather(
@@ -125,9 +128,11 @@ class Purging:
         ends = (self._end_at(pool, target, told) for pool, told in found.items())
         found = dict(zip(found, await asyncio.gather(*ends), strict=True))
         forgot = dict(zip(names, problems, strict=True))
-        report = _report(target, found, forgot, self._note(target, loop, found, forgot))
+        entry = self._note(target, loop, found, forgot)
+        report = report_of(target, found, forgot, entry.as_json())
         if report["is_complete"]:
-            await asyncio.to_thread(self._intents.end, target)
+            with contextlib.suppress(OSError):  # Then it is repeated.
+                await asyncio.to_thread(self._intents.end, target)
         return report
 
     async def _at_pools(self, target: Target, *, is_dry: bool) -> dict[str, Purged]:
@@ -188,33 +193,3 @@ class Purging:
                 "not_done": len(failed),
             },
         )
-
-
-def _report(
-    target: Target, found: dict[str, Purged], forgot: dict[str, str], entry: Entry | None
-) -> JsonObject:
-    problems = [told.problem for told in found.values()] + list(forgot.values())
-    return {
-        "source": target.source,
-        "tenant": target.tenant,
-        "dry_run": entry is None,
-        "is_complete": not any(problems),
-        "pools": [_at_pool(name, told) for name, told in found.items()],
-        "engines": [{"name": name, "problem": problem} for name, problem in forgot.items()],
-        "decision": entry and entry.as_json(),
-    }
-
-
-def _at_pool(name: str, told: Purged) -> JsonObject:
-    counts = asdict(told)
-    del counts["job"]
-    return {"name": name} | counts
-
-
-def _unknown(target: Target, known: list[str]) -> RequestError:
-    kind, name = ("pool", target.source) if target.tag is None else ("tenant", target.tenant)
-    return RequestError(
-        f"there is no {kind} {name[:80]!r}, and no block came from such a {kind}; known {kind}s: "
-        f"{', '.join(known) or 'none'}",
-        status=404,
-    )
