@@ -28,9 +28,9 @@ import zmq
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.gateway.engines.kv_event_codec import Batch
 from prfaas.gateway.engines.kv_event_stream import EngineFeed
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
+from prfaas.wire.kv_events import Batch
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 2**16),))
 EVENTS_A_BATCH = 20

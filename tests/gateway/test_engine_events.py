@@ -14,7 +14,6 @@ import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines.kv_event_codec import Batch
 from prfaas.gateway.engines.kv_event_subscriber import (
     BATCH_BYTES_MAX,
     QUEUED_BATCHES_MAX,
@@ -23,6 +22,7 @@ from prfaas.gateway.engines.kv_event_subscriber import (
     EventTiming,
     Fault,
 )
+from prfaas.wire.kv_events import Batch
 
 from .conftest import LAYOUT, until
 from .kv_publisher import CLEARED, Publisher, followed_deployment, removed, stored

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_codec import decode_batch
+from prfaas.wire.kv_events import decode_batch
 
 from .kv_publisher import CLEARED, removed, stored
 

@@ -21,7 +21,7 @@ from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState, Tier
 from prfaas.core.kv.short_keys import tails_of
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_codec import Batch, decode_batch
+from prfaas.wire.kv_events import Batch, decode_batch
 
 
 class Heard(Enum):

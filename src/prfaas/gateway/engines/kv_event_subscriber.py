@@ -17,7 +17,6 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_codec import Batch
 from prfaas.gateway.engines.kv_event_stream import EngineFeed, Heard, read_frames
 from prfaas.gateway.engines.zmq_sockets import (
     Context,
@@ -33,6 +32,7 @@ from prfaas.log_throttle import SaidOnce
 from prfaas.logs import log_event
 from prfaas.tasks import Backoff, cancel_all
 from prfaas.units import NS_PER_S
+from prfaas.wire.kv_events import Batch
 
 BATCH_BYTES_MAX = 16 << 20
 """A batch is a step: one of a million tokens in blocks of 16 has about half of this."""

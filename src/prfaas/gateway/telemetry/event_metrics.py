@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines.kv_event_codec import Batch
 from prfaas.gateway.engines.kv_event_subscriber import Fault
 from prfaas.gateway.telemetry.families import Families, show_state
+from prfaas.wire.kv_events import Batch
 
 
 class EventMetrics:
