@@ -56,6 +56,28 @@ def test_each_part_knows_only_itself_and_finds_the_others_as_members(tmp_path: P
     assert made["b2"].places == {"b2": "http://10.0.0.2:8100"}
 
 
+@pytest.mark.parametrize("name", ["prefill-a", "decode-b"])
+def test_an_engine_with_a_role_starts_without_those_of_the_other_role(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "two-hosts.toml"
+    file = tmp_path / "site.toml"
+    file.write_text(example.read_text())
+    (tmp_path / "examples").symlink_to(example.parent)
+    monkeypatch.chdir(tmp_path)
+    places = Places(
+        {"pool-a": ("10.0.0.1", 7100), "pool-b": ("10.0.0.2", 7100)},
+        {"prefill-a": ("10.0.0.1", 8100), "decode-b": ("10.0.0.2", 8100)},
+        PLACES.gateway,
+        PLACES.admins,
+    )
+    made = PartSpec(file, name, "run", places).part()
+    assert list(made.places) == [name]
+    own = load_deployment(load_deployment(file).state / "ray" / f"{name}.toml")
+    assert list(own.clusters["pd"].engines) == [name]
+    assert own.has_roles
+
+
 def test_members_are_all_pools_and_the_engines_that_run(tmp_path: Path) -> None:
     deployment = load_deployment(deployment_file(tmp_path, 8000))
     files = member_files(deployment, PLACES, {"a1", "b1"})

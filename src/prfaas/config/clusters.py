@@ -381,7 +381,8 @@ def check_roles(clusters: Collection[tuple[str, ClusterTable]], *, reroling: boo
         if reroling:
             raise ValueError('routing.reroling needs PD engines with role = "prefill" or "decode"')
         return
-    if given != {EngineRole.PREFILL, EngineRole.DECODE}:
+    # With `has_roles` the engines of the other role may join later.
+    if not apart and given != {EngineRole.PREFILL, EngineRole.DECODE}:
         shown = ", ".join(f"{name}: {role.value}" for name, role in roles.items())
         raise ValueError(
             'PD engines either all have role "both", or some "prefill" and the others "decode"; '
