@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.core.kv.source_sets import Hits
 
 SPAN = 16
 LAYOUT = Layout(b"L" * 32, SPAN, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, SPAN, 2**16),))

@@ -21,8 +21,8 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
 )
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.prefix_hits import PrefixHits, Sources, longest_first, without
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.core.kv.source_sets import PrefixHits, Sources, longest_first, without
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 from tests.instructions import counted

@@ -19,8 +19,8 @@ from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
-from prfaas.core.kv.prefix_hits import Sources, longest_first
 from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.kv.source_sets import Sources, longest_first
 from prfaas.core.routing.predictions import CostModel, LinkState
 from prfaas.core.routing.pull_choice import PullSettings, choose_pull, gain_ns_max
 from prfaas.units import NS_PER_S

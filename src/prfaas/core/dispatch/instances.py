@@ -24,7 +24,7 @@ from prfaas.core.dispatch.scoring import (
     pick,
 )
 from prfaas.core.dispatch.types import Arrival, Member
-from prfaas.core.kv.prefix_hits import Sources, longest_first
+from prfaas.core.kv.source_sets import Sources, longest_first
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.prefix_hits import without
 from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.kv.source_sets import without
 from prfaas.core.routing.calibration import corrected
 from prfaas.core.routing.carried_bytes import CarriedBytes
 from prfaas.core.routing.cost_tables import ScaledBytes

@@ -22,9 +22,8 @@ from prfaas.core.kv.block_table import BlockTable, Flags, Keys, Places, Values
 from prfaas.core.kv.blocks import CacheGroup, Layout
 from prfaas.core.kv.hit_lengths import hit_lengths, numbers_of
 from prfaas.core.kv.pending_changes import PendingChanges
-from prfaas.core.kv.prefix_hits import Hits, Numbers, PrefixHits
 from prfaas.core.kv.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
-from prfaas.core.kv.source_sets import SourceSets
+from prfaas.core.kv.source_sets import Hits, Numbers, PrefixHits, SourceSets
 
 
 class SourceState(StrEnum):

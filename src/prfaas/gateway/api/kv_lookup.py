@@ -14,8 +14,8 @@ from aiohttp import web
 from prfaas.config.clusters import ClusterTable
 from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.kv.blocks import GroupKind
-from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import Tier
+from prfaas.core.kv.source_sets import Hits
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read

@@ -22,8 +22,8 @@ from prfaas.core.dispatch.types import (
     Refused,
     Routed,
 )
-from prfaas.core.kv.prefix_hits import Hits
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.kv.source_sets import Hits
 from prfaas.core.membership.pool_links import PoolLinks
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
