@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.lab.wan import Wan
 
+from . import bare
 from .arms import NONE, compare, transfers
+from .calls import counted
 from .end import MIB
 from .rows import BUDGET_SHARE, G1, G5, Row
 
@@ -51,6 +54,8 @@ class Run:
 
 
 async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
+    if arm == "bare":
+        return await run_bare(row, identities, repeats)
     encryption, _, is_short = arm.partition("-")
     os.environ["BENCH_ENCRYPTION"] = encryption
     os.environ["BENCH_FRAGMENT_ROUND_TRIPS"] = "0" if is_short else ""
@@ -61,6 +66,29 @@ async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
     calls = [end.sockets / moved for end in found.calls]
     wake_ups = [end.wake_ups / moved for end in found.calls]
     return Run(found.rates, found.first_ms, sender_s, receiver_s, calls, wake_ups)
+
+
+async def run_bare(row: Row, directory: Path, repeats: int) -> Run:
+    """Bytes by blocking calls over bare connections: what the kernel takes in this lab."""
+    async with (
+        Wan(**row.shape) as wan,
+        bare.ends(wan, row, round(row.rate * BUDGET_SHARE)) as (sender, receiver),
+    ):
+        _, *before = await bare.send_and_take(sender, receiver, 64 * MIB)
+        processes = [end.process.pid for end in (sender, receiver)]
+        async with counted(processes, directory) as calls:
+            runs = [
+                await bare.send_and_take(sender, receiver, row.num_bytes) for _ in range(repeats)
+            ]
+    moved = repeats * row.num_bytes / 1e9
+    cpu = [(now - then) / moved for now, then in zip(runs[-1][1:], before, strict=True)]
+    return Run(
+        [row.num_bytes * 8 / took for took, *_ in runs],
+        [0.0],
+        *cpu,
+        [end.sockets / moved for end in calls.of],
+        [end.wake_ups / moved for end in calls.of],
+    )
 
 
 def show(row: Row, found: dict[str, list[Run]]) -> None:

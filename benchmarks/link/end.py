@@ -179,6 +179,7 @@ class Sender:
             on_pull=lambda *_: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
+            connections=int(os.environ.get("BENCH_CONNECTIONS", "0")),
             codec=LinkCodec(os.environ.get("BENCH_CODEC", "raw")),
             layouts=layouts,
             encryption=ENCRYPTION,

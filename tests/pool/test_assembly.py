@@ -21,9 +21,12 @@ class Hand:
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.is_disowned = False
+        self.is_elsewhere = False
+        """True if another thread writes at this moment."""
 
-    def disown(self) -> None:
-        self.is_disowned = True
+    def disown(self) -> bool:
+        self.is_disowned = not self.is_elsewhere
+        return self.is_disowned
 
     def claim(self, offset: int) -> memoryview | None:
         return self.assembly.claim(prefix(offset), self)
@@ -33,7 +36,7 @@ class Hand:
         if place is None:
             return None
         place[:] = DATA[offset : offset + len(place)]
-        return self.assembly.written(prefix(offset))
+        return self.assembly.written(prefix(offset), self)
 
 
 def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
@@ -95,7 +98,7 @@ def test_a_peer_can_not_start_any_number_of_blocks() -> None:
     with pytest.raises(NoRoomError):
         assembly.claim(prefixes[-1], hand)
     assembly.forget(b"t" * 16)
-    assert assembly.written(prefixes[0]) is None
+    assert assembly.written(prefixes[0], hand) is None
     assert assembly.claim(prefixes[-1], hand) is not None
 
 
@@ -118,7 +121,7 @@ def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> No
         place = assembly.claim(named, hand)
         assert place is not None
         place[:] = fragment.data
-        whole.append(assembly.written(named))
+        whole.append(assembly.written(named, hand))
     blocks = [block for block in whole if block is not None]
     assert len(blocks) == count
     assert all(block.is_intact for block in blocks)

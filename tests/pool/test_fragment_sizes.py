@@ -13,16 +13,16 @@ MS, KIB = 1_000_000, 1 << 10
 @pytest.mark.parametrize(
     ("bits_per_s", "num_connections", "rtt_ms", "kib"),
     [
-        (10**9, 4, 40, 128),
-        (10**9, 4, 5, 64),
-        (10**9, 6, 100, 256),
-        (5 * 10**9, 6, 20, 256),
+        (10**9, 4, 40, 256),
+        (10**9, 4, 5, 128),
+        (10**9, 6, 100, 512),
+        (5 * 10**9, 6, 20, 512),
         (10**7, 4, 40, 32),
         (10**11, 16, 300, 512),
         (10**10, 2, 0, 512),
     ],
 )
-def test_a_fragment_lasts_two_milliseconds_or_a_tenth_of_a_round_trip(
+def test_a_fragment_lasts_four_milliseconds_or_a_fifth_of_a_round_trip(
     bits_per_s: int, num_connections: int, rtt_ms: int, kib: int
 ) -> None:
     assert fragment_bytes(bits_per_s // 8 // num_connections, rtt_ms * MS) == kib * KIB

@@ -88,6 +88,9 @@ class PoolTable(Table):
     for messages, "tls" is TLS 1.3. "network" authenticates blocks but does **not encrypt** them:
     only where the network between the sites does. A link uses "network" if both ends have it, "tls"
     if one end has it, else "sealed"."""
+    link_lanes: int = Field(default=1, ge=1, le=16)
+    """Threads that move the bytes of sealed data connections. One carries several Gbit/s; more need
+    a core each, at both ends, and `link_encryption = "sealed"`."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to its destination pool nodes: the other hosts of its cluster, and, in a
     PrfaaS cluster, those of PD clusters."""
@@ -100,6 +103,16 @@ class PoolTable(Table):
         if value == "":
             raise ValueError("it is empty; name a folder, or leave `disk` and `disk_limit` out")
         return value
+
+    @model_validator(mode="after")
+    def _lanes_are_of_use(self) -> PoolTable:
+        if self.link_lanes > 1 and self.link_encryption is not LinkEncryption.SEALED:
+            raise ValueError(
+                f'link_lanes is {self.link_lanes}, and link_encryption "{self.link_encryption}" '
+                "uses one; set "
+                'link_encryption = "sealed", or leave `link_lanes` out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _disk_has_a_limit(self) -> PoolTable:

@@ -54,6 +54,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "link_connections": {peer: link.connections for peer, link in links if link.connections},
         "link_codec": table.link_codec,
         "link_encryption": table.link_encryption,
+        "link_lanes": table.link_lanes,
         "audit": AuditSettings.of(deployment.audit),
         "regions": pool_footprint(cluster, table),
         "needs_grant": cluster.role is ClusterRole.PRFAAS and bool(deployment.residency.all),

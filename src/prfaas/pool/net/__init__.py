@@ -1,1 +1,1 @@
-"""Sockets, the I/O thread, and tests of a link."""
+"""Sockets, the I/O threads, and tests of a link."""

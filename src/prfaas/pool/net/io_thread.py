@@ -1,13 +1,15 @@
-"""The thread that moves the bytes of blocks, with its own event loop.
+"""The threads that move the bytes of blocks, each with its own event loop: the lanes of a node.
 
-All data connections of a pool node run here, so that no thread waits for the interpreter lock at
-every TLS record, and the node's own loop stays free for messages. Digests are compared on a second
-thread: hashing needs no lock.
+Data connections run here, so that the node's own loop stays free for messages. With TLS all are on
+the first lane: threads would wait for the interpreter lock at every TLS record. Sealed connections
+are spread over the lanes: sealing, opening, sending and receiving a fragment are a call each, and
+none of them holds the lock. Digests are compared on further threads: hashing needs no lock either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from prfaas.tasks import cancel_all
 
 
-class IoThread:
-    """Starts with the first thing it is given to do."""
+class Lane:
+    """One thread. Starts with the first thing it is given to do.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="prfaas-digest")
         self._is_closed = False
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -31,17 +38,15 @@ class IoThread:
         return self._thread.native_id if self._thread is not None else None
 
     def call(self, what: Callable[..., object], *about: object) -> bool:
-        """Have something done on the thread; False if it has ended. Any thread may ask, but the
-        first one alone."""
+        """Have something done on the thread; False if it has ended. Any thread may ask."""
         if self._is_closed:
             return False
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=_run, args=[self._loop], name="prfaas-io", daemon=True
-            )
-            self._thread.start()
-        self._loop.call_soon_threadsafe(what, *about)
+            self._begin()
+        loop = self._loop
+        if loop is None:
+            return False
+        loop.call_soon_threadsafe(what, *about)
         return True
 
     @property
@@ -57,23 +62,63 @@ class IoThread:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def hash(self, work: Callable[[], None]) -> None:
-        """Run a function over many bytes on the thread for digests."""
-        self._hashing.submit(work)
-
-    async def close(self) -> None:
-        """Cancel running work and wait until both threads have ended."""
+    async def end(self) -> None:
+        """Cancel running work and wait until the thread has ended."""
         if self._loop is not None and not self._is_closed:
             self.call(lambda: asyncio.ensure_future(self._cancel_all()))
             self._is_closed = True
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join)
         self._is_closed = True
-        await asyncio.to_thread(self._hashing.shutdown)
+
+    def _begin(self) -> None:
+        with self._starting:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=[loop], name=self._name, daemon=True
+                )
+                self._thread.start()
+                self._loop = loop
 
     async def _cancel_all(self) -> None:
         await cancel_all(self._tasks)
         asyncio.get_running_loop().stop()
+
+
+class IoThread(Lane):
+    """The first lane of a node, and what it has of further ones.
+
+    Args:
+        num_lanes: Threads for sealed data connections, this one included.
+    """
+
+    def __init__(self, num_lanes: int = 1) -> None:
+        super().__init__("prfaas-io")
+        further = [Lane(f"prfaas-io-{number}") for number in range(1, num_lanes)]
+        self.lanes: list[Lane] = [self, *further]
+        """All lanes, this one first."""
+        self._next = itertools.cycle(self.lanes)
+        self._hashing = ThreadPoolExecutor(num_lanes, thread_name_prefix="prfaas-digest")
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a lane has ended without a close."""
+        return super().has_failed or any(lane.has_failed for lane in self.lanes[1:])
+
+    def take_lane(self) -> Lane:
+        """Return a lane for a connection: each in turn."""
+        return next(self._next)
+
+    def hash(self, work: Callable[[], None]) -> None:
+        """Run a function over many bytes on a thread for digests."""
+        self._hashing.submit(work)
+
+    async def close(self) -> None:
+        """Cancel running work and wait until all threads have ended."""
+        for lane in self.lanes:
+            await lane.end()
+        await asyncio.to_thread(self._hashing.shutdown)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

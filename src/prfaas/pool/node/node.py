@@ -131,7 +131,7 @@ class PoolNode:
         )
         sending = Sending(self.store, read_limit_s)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
-        self._io = IoThread()
+        self._io = IoThread(settings.link_lanes)
         self._known_layouts = KnownLayouts(self._load_codecs)
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)

@@ -57,6 +57,7 @@ class PoolSettings:
         link_connections: Data connections of the link to a peer, by its name; others adapt.
         link_codec: When blocks are coded on links, and whether coded ones are taken.
         link_encryption: Protection of the data connections of links.
+        link_lanes: Threads for sealed data connections.
         link_grace_ns: How long transfers wait for a link that broke.
         audit: Audit log; None without.
         regions: Regions where its blocks rest. With some, it demands regions of tickets and peers.
@@ -92,6 +93,7 @@ class PoolSettings:
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.AUTO
     link_encryption: LinkEncryption = LinkEncryption.TLS
+    link_lanes: int = 1
     link_grace_ns: int = LINK_GRACE_NS
     audit: AuditSettings | None = None
     regions: Regions = frozenset()

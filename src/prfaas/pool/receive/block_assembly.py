@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,6 +18,10 @@ Name = tuple[bytes, bytes, BlockKey, bytes, bool, int, int]
 agree in all belong to one block."""
 
 
+TAKEN_S_MAX = 0.1
+"""Longest wait for a fragment that another lane opens, which takes a millisecond."""
+
+
 class NoRoomError(Exception):
     """There is no memory for a block."""
 
@@ -23,8 +29,12 @@ class NoRoomError(Exception):
 class Writer(Protocol):
     """Writer of a fragment into its block."""
 
-    def disown(self) -> None:
-        """Write elsewhere from now on: another connection brings the same fragment."""
+    def disown(self) -> bool:
+        """Write elsewhere from now on: another connection brings the same fragment.
+
+        Returns:
+            False if that cannot be, because it is written by another thread at this moment.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -38,11 +48,12 @@ class _Unfinished:
 
 
 class Assembly:
-    """Puts the fragments of a peer's blocks together. Used on one thread.
+    """Puts the fragments of a peer's blocks together. Any thread may call it.
 
-    Fragments are written straight into the block. A fragment has one writer at a time, and a block
-    is complete only when nobody writes to it any more: nothing changes it after its digest was
-    compared. The stream of a rounded block, which is shorter, is put together at its start.
+    Fragments are written straight into the block, by connections on several lanes at once. A
+    fragment has one writer at a time, and a block is complete only when nobody writes to it any
+    more: nothing changes it after its digest was compared. The stream of a rounded block, which is
+    shorter, is put together at its start.
 
     Args:
         allocate: Memory for a block of this number of bytes, its content does not matter; None if
@@ -60,6 +71,8 @@ class Assembly:
         self._unfinished: dict[Name, _Unfinished] = {}
         self._bytes = 0
         self._is_closed = False
+        self._changed = threading.Condition()
+        """Lock of all above; notified when a writer is gone."""
 
     @property
     def unfinished_bytes(self) -> int:
@@ -70,25 +83,31 @@ class Assembly:
         """Destination of a fragment.
 
         Returns:
-            None if it is here already, or the link is over.
+            None if it is here already, if another connection writes it and cannot be stopped, or if
+            the link is over.
 
         Raises:
             NoRoomError: This would be one block more than there is memory for, or than a peer may
                 leave unfinished.
         """
-        if self._is_closed:
-            return None
-        block = self._unfinished.get(_name(prefix)) or self._start(_name(prefix))
-        if prefix.offset in block.writers:
-            earlier = block.writers[prefix.offset]
-            if earlier is None:
-                return None
-            earlier.disown()
-        block.writers[prefix.offset] = writer
-        return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
+        name, until = _name(prefix), time.monotonic() + TAKEN_S_MAX
+        with self._changed:
+            while not self._is_closed:
+                block = self._unfinished.get(name) or self._start(name)
+                if prefix.offset in block.writers:
+                    earlier = block.writers[prefix.offset]
+                    if earlier is None:
+                        return None
+                    if not earlier.disown():
+                        if not self._changed.wait(until - time.monotonic()):
+                            return None
+                        continue
+                block.writers[prefix.offset] = writer
+                return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
+        return None
 
-    def written(self, prefix: FragmentPrefix) -> ReceivedBlock | None:
-        """A claimed fragment is there.
+    def written(self, prefix: FragmentPrefix, writer: Writer) -> ReceivedBlock | None:
+        """A fragment that a writer claimed is there.
 
         Returns:
             The block, if this was the last that was missing.
@@ -97,16 +116,18 @@ class Assembly:
             PeerError: Fragments overlap.
         """
         name = _name(prefix)
-        block = self._unfinished.get(name)
-        if block is None:  # Its transfer has ended meanwhile.
-            return None
-        block.writers[prefix.offset] = None
-        block.missing_bytes -= prefix.num_bytes
-        if block.missing_bytes > 0:
-            return None
-        if block.missing_bytes < 0 or any(block.writers.values()):
-            raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
-        self._drop(name)
+        with self._changed:
+            self._changed.notify_all()
+            block = self._unfinished.get(name)
+            if block is None or block.writers.get(prefix.offset) is not writer:
+                return None  # Its transfer has ended, or it has arrived, and began anew meanwhile.
+            block.writers[prefix.offset] = None
+            block.missing_bytes -= prefix.num_bytes
+            if block.missing_bytes > 0:
+                return None
+            if block.missing_bytes < 0 or any(block.writers.values()):
+                raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
+            self._drop(name)
         return ReceivedBlock(
             prefix.transfer_id,
             prefix.layout_id,
@@ -119,15 +140,19 @@ class Assembly:
 
     def release(self, prefix: FragmentPrefix, writer: Writer) -> None:
         """A writer is gone before its fragment was there."""
-        block = self._unfinished.get(_name(prefix))
-        if block is not None and block.writers.get(prefix.offset) is writer:
-            del block.writers[prefix.offset]
+        with self._changed:
+            self._changed.notify_all()
+            block = self._unfinished.get(_name(prefix))
+            if block is not None and block.writers.get(prefix.offset) is writer:
+                del block.writers[prefix.offset]
 
     def close(self) -> None:
         """The link is over: drop all, and take nothing more."""
-        self._is_closed = True
-        self._unfinished.clear()
-        self._bytes = 0
+        with self._changed:
+            self._changed.notify_all()
+            self._is_closed = True
+            self._unfinished.clear()
+            self._bytes = 0
 
     def has_arrived(self, block: ReceivedBlock) -> None:
         """Drop unfinished copies of a complete block.
@@ -136,13 +161,15 @@ class Assembly:
         """
         named = block.transfer_id, block.layout_id, block.key, block.digest
         name = *named, block.is_inherited, block.stream_bytes, len(block.data)
-        if name in self._unfinished:
-            self._drop(name)
+        with self._changed:
+            if name in self._unfinished:
+                self._drop(name)
 
     def forget(self, transfer_id: bytes) -> None:
         """Drop unfinished blocks of a transfer."""
-        for name in [name for name in self._unfinished if name[0] == transfer_id]:
-            self._drop(name)
+        with self._changed:
+            for name in [name for name in self._unfinished if name[0] == transfer_id]:
+                self._drop(name)
 
     def _start(self, name: Name) -> _Unfinished:
         size = name[-1]

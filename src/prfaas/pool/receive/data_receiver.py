@@ -1,4 +1,4 @@
-"""The data connections of a link, receiving end: on the I/O thread, straight into the blocks."""
+"""The data connections of a link, receiving end: on their lanes, straight into the blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.errors import PeerError, without_frames
-from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.io_thread import IoThread, Lane
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
 from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.receive.decoding import Decoding
@@ -57,8 +57,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """Callbacks of a data connection; the first five run on the I/O thread, the others on the
-    node's loop.
+    """Callbacks of a data connection; the first five run on its lane, the others on the node's
+    loop.
 
     Attributes:
         decoding: Decoder of coded fragments.
@@ -95,7 +95,8 @@ class DataReceiver:
         tls: Our identity; None for a connection without TLS.
         sources: Names that may send blocks.
         handlers: Callbacks.
-        io: Where it lives.
+        io: Compares digests.
+        lane: Where it lives.
         tell: Runs a function on the node's loop; False if the loop has ended.
     """
 
@@ -106,6 +107,7 @@ class DataReceiver:
         sources: Set[str],
         handlers: DataHandlers,
         io: IoThread,
+        lane: Lane,
         tell: Callable[..., bool],
     ) -> None:
         self.peer = ""
@@ -117,7 +119,7 @@ class DataReceiver:
         self._tls = tls
         self._sources = sources
         self._handlers = handlers
-        self._io = io
+        self._io, self._lane = io, lane
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
         self.is_killed = False
@@ -127,20 +129,20 @@ class DataReceiver:
         """The last transfer that was refused."""
 
     def start(self) -> None:
-        """Begin, on the I/O thread."""
-        if not self._io.call(self._start):
+        """Begin, on its lane."""
+        if not self._lane.call(self._start):
             self._plain.close()
             self._handlers.on_end(self)
 
     def kill(self) -> None:
         """End it. Any thread may call it."""
         self.is_killed = True
-        self._io.call(lambda: self._task.cancel() if self._task is not None else None)
+        self._lane.call(lambda: self._task.cancel() if self._task is not None else None)
 
-    # --- on the I/O thread ---
+    # --- on its lane ---
 
     def _start(self) -> None:
-        self._task = self._io.start(self._run())
+        self._task = self._lane.start(self._run())
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _: object) -> None:
@@ -254,11 +256,11 @@ class DataReceiver:
                 self._handlers.on_block,
                 self.peer,
                 block,
-                lambda: self._io.call(self._dealt_with, reader, block),
+                lambda: self._lane.call(self._dealt_with, reader, block),
             )
         else:
             error = DigestError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
-            self._io.call(reader.fail, error)
+            self._lane.call(reader.fail, error)
 
     def _dealt_with(self, reader: FragmentReader, block: ReceivedBlock) -> None:
         self._num_waiting -= 1

@@ -35,6 +35,8 @@ class DataPort:
         inbound: The wanted transfers.
         io: Where the connections live.
         decoding: Decoder of coded fragments.
+        is_spread: True if connections without TLS are spread over the lanes. Sealed ones may be:
+            a fragment has its place in a block only while it is opened, in a single call.
         on_block: See `DataHandlers`, as for the next three.
         on_refused: Called for every unidentified connection that is closed.
     """
@@ -47,6 +49,7 @@ class DataPort:
         io: IoThread,
         decoding: Decoding,
         *,
+        is_spread: bool,
         on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None],
         on_unwanted: Callable[[str, bytes], None],
         on_no_room: Callable[[str, bytes], None],
@@ -57,6 +60,7 @@ class DataPort:
         self._sources = sources
         self._inbound = inbound
         self._io = io
+        self._is_spread = is_spread
         self._on_refused = on_refused
         self._links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and the blocks that come over it."""
@@ -106,8 +110,9 @@ class DataPort:
         if len(callers) >= DATA_CALLERS_MAX:
             callers[0].kill()
             self._on_refused()
+        lane = self._io.take_lane() if tls is None and self._is_spread else self._io
         receiver = DataReceiver(
-            connection, tls, self._sources, self._handlers, self._io, self._tell
+            connection, tls, self._sources, self._handlers, self._io, lane, self._tell
         )
         self._receivers[receiver] = None
         receiver.start()
@@ -132,7 +137,7 @@ class DataPort:
         for link_id in [key for key, one in self._sessions.items() if one.secret.source == peer]:
             del self._sessions[link_id]
         if assembly is not None:
-            self._io.call(assembly.close)
+            assembly.close()
         for receiver in list(self._receivers):
             if receiver.peer == peer:
                 receiver.kill()
@@ -140,7 +145,7 @@ class DataPort:
     def forget(self, transfer_id: bytes) -> None:
         """Drop unfinished blocks of an ended transfer."""
         for _, assembly in self._links.values():
-            self._io.call(assembly.forget, transfer_id)
+            assembly.forget(transfer_id)
 
     @property
     def unfinished_bytes(self) -> int:
@@ -161,7 +166,7 @@ class DataPort:
                 receiver.kill()
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked on the I/O thread.
+        """Asked on a lane.
 
         Raises:
             PeerError: It has too many data connections.

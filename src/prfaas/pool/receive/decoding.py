@@ -80,7 +80,7 @@ class Decoding:
                     self._may_round.add(peer)
                 tell(codecs)
 
-    # --- on the I/O thread ---
+    # --- on any lane ---
 
     def check(self, peer: str, link: str, prefix: FragmentPrefix) -> None:
         """See that a coded fragment is one that was agreed on.

@@ -1,10 +1,11 @@
-"""Reading of fragments from one data connection, straight into the blocks. On the I/O thread."""
+"""Reading of fragments from one data connection, straight into the blocks. On its lane."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, FragmentPrefix, ReceivedBl
 
 WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
 """Bytes for which a reader of a TLS connection wakes up; a TLS record may be partly read."""
-SEALED_WAKE_BYTES = 256 << 10
+SEALED_WAKE_BYTES = 512 << 10
 """The same without TLS: nothing can be done before a fragment is whole."""
 
 
@@ -88,7 +89,7 @@ class FragmentReader:
         turn_bytes: int,
     ) -> None:
         self._turn_bytes = turn_bytes
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._receiver = receiver
         self._connection = connection
@@ -118,10 +119,13 @@ class FragmentReader:
         if not self.ended.done():
             self.ended.set_exception(without_frames(error))
 
-    def disown(self) -> None:
+    def disown(self) -> bool:
         """Another connection brings the fragment that is being read."""
+        if threading.get_ident() != self._thread:
+            return False
         self._stream.divert(self._nowhere)
         self._claimed = None
+        return True
 
     def go_on(self, block: ReceivedBlock) -> None:
         """A block is dealt with: free are further ones."""
@@ -201,7 +205,7 @@ class FragmentReader:
         if self._claimed is None:
             return
         self._claimed = None
-        block = self._assembly.written(prefix)
+        block = self._assembly.written(prefix, self)
         if block is not None and not self._receiver.deliver(block, self):
             self._is_paused = True
             self._loop.remove_reader(self._number)

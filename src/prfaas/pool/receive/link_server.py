@@ -126,6 +126,7 @@ class LinkPort:
             inbound,
             io,
             decoding,
+            is_spread=encryption is LinkEncryption.SEALED,
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
             on_no_room=self._no_room,

@@ -1,4 +1,4 @@
-"""The data connections of a link, sending end: on the I/O thread, fed from one shared queue."""
+"""The data connections of a link, sending end: on lanes, fed from one shared queue."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 
 from prfaas.errors import PeerError
 from prfaas.logs import log_event
-from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.io_thread import IoThread, Lane
 from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FRAGMENT_BYTES_LARGEST = 512 << 10
 PAGE_BYTES = 4096
-FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 2_000_000, 1 / 10
+FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 4_000_000, 1 / 5
 """Duration of a fragment: the longer of a time and a part of the round trip.
 
 It is short enough that all connections share a block and an urgent one waits little, and long
@@ -40,6 +41,39 @@ each fragment, and not for each byte.
 CONNECT_TIMEOUT_S = 5.0
 UNPROVED_MAX = 8
 """Connections without TLS that end before the peer has opened any; TLS is used from then on."""
+
+
+class _Slot:
+    """Place of one connection, on a lane.
+
+    Args:
+        lane: Where the connection lives.
+        work: Keeps it open until it is cancelled.
+    """
+
+    def __init__(self, lane: Lane, work: Callable[[Lane], Coroutine[None, None, None]]) -> None:
+        self._lane = lane
+        self._task: asyncio.Task[None] | None = None
+        self._ended = Future[None]()
+        lane.call(self._start, work)
+
+    def stop(self) -> Future[None]:
+        """Cancel its work; the result is there when that has ended."""
+        if not self._lane.call(self._stop):
+            self._end()
+        return self._ended
+
+    def _start(self, work: Callable[[Lane], Coroutine[None, None, None]]) -> None:
+        self._task = self._lane.start(work(self._lane))
+        self._task.add_done_callback(self._end)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end(self, _: object = None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
 class DataSenders:
@@ -99,11 +133,11 @@ class DataSenders:
         self._io = io
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._slots: list[asyncio.Task[None]] = []
+        self._slots: list[_Slot] = []
         self._connections: list[DataConnection] = []
         self._is_closed = False
         self._fragment_bytes = FRAGMENT_BYTES
-        queue.on_more = lambda: io.call(self._wake)
+        queue.on_more = self._more
         io.call(self._fill)
 
     @property
@@ -115,6 +149,11 @@ class DataSenders:
     def connections(self) -> list[int]:
         """Numbers of those that carry blocks; one that is being made will have a larger one."""
         return [connection.number for connection in list(self._connections)]
+
+    def _more(self) -> None:
+        """There is something to send. Connections that send take it by themselves."""
+        for connection in list(self._connections):
+            connection.rouse()
 
     def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
         """Compare the peer's report with each connection, and replace stuck ones."""
@@ -152,7 +191,7 @@ class DataSenders:
         if self._io.call(self._close, done):
             await done.wait()
 
-    # --- on the I/O thread ---
+    # --- on the first lane ---
 
     def _tune(
         self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int, rtt_ns: int
@@ -167,40 +206,44 @@ class DataSenders:
         self._fill()
 
     def _restart_control(self) -> None:
-        for connection in self._connections:
+        for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 restart_control(connection.socket)
 
     def _fill(self) -> None:
         while len(self._slots) < self._num_wanted and not self._is_closed:
-            self._slots.append(self._io.start(self._keep_open()))
+            lane = self._io if self.secret is None else self._io.take_lane()
+            self._slots.append(_Slot(lane, self._keep_open))
+
+    def _move(self) -> None:
+        """Continue on the first lane, where connections with TLS are."""
+        if not self._is_closed:
+            self._slots.append(_Slot(self._io, self._keep_open))
 
     def _close(self, done: asyncio.Event) -> None:
         self._is_closed = True
-        for slot in self._slots:
-            slot.cancel()
-        ending = asyncio.gather(*self._slots, return_exceptions=True)
+        ends = [asyncio.wrap_future(slot.stop()) for slot in self._slots]
+        ending = asyncio.gather(*ends, return_exceptions=True)
         ending.add_done_callback(lambda _: self._tell(done.set))
 
     def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
-        for connection in self._connections:
+        for connection in list(self._connections):
             arrived = num_bytes.get(connection.number, 0)
             self._is_proved = self._is_proved or arrived > 0
-            connection.received(arrived, now_ns)
+            connection.received_later(arrived, now_ns)
 
-    def _wake(self) -> None:
-        for connection in self._connections:
-            connection.wake()
+    # --- on the lane of a connection ---
 
-    async def _keep_open(self) -> None:
-        while True:
+    async def _keep_open(self, lane: Lane) -> None:
+        while self.secret is not None or lane is self._io:
             try:
-                await self._carry()
+                await self._carry(lane)
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._peer, repr(error))
             await asyncio.sleep(self._limits.redial_s)
+        self._io.call(self._move)
 
-    async def _carry(self) -> None:
+    async def _carry(self, lane: Lane) -> None:
         """Dial, and send until the connection ends."""
         secret = self.secret
         with await self._dial(secret) as dialled:
@@ -214,6 +257,7 @@ class DataSenders:
                 self._coding,
                 join,
                 seal,
+                lane=lane,
                 stuck_ns=self._limits.stuck_ns,
             )
             self._connections.append(connection)
@@ -258,9 +302,10 @@ class DataSenders:
         return secured
 
     def _fit(self) -> None:
-        share = share_of(self._pacing_bits_per_s, len(self._connections))
+        connections = list(self._connections)
+        share = share_of(self._pacing_bits_per_s, len(connections))
         fitted = share, 2 * self._fragment_bytes
-        for connection in self._connections:
+        for connection in connections:
             if connection.fitted != fitted:
                 connection.fitted = fitted
                 with contextlib.suppress(OSError):

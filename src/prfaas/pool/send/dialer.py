@@ -1,7 +1,7 @@
 """The connections of a link at its sending end: dialled, kept warm, measured and paced.
 
 A link is one connection for messages, on the node's event loop, and several data connections on the
-I/O thread. It is up while both kinds stand. What is said and sent over them: `outbound_link.py`.
+lanes of the node. It is up while both kinds stand. What is said and sent over them: `outbound_link.py`.
 """
 
 from __future__ import annotations

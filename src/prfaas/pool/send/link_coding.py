@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 
@@ -42,8 +43,8 @@ CODED_BYTES_MIN = 4096
 class LinkCoding:
     """Decides the coding of one link, and counts it.
 
-    Fragments are coded one at a time on the I/O thread, when a connection takes them: nothing waits
-    coded, and the order of blocks stays the scheduler's.
+    A fragment is coded on the lane of the connection that takes it: nothing waits coded, and the
+    order of blocks stays the scheduler's.
 
     Args:
         mode: The operator's choice.
@@ -66,6 +67,9 @@ class LinkCoding:
         self._kernels = kernels
         self._switch: CodingSwitch | None = None
         self._trials = Trials()
+        self._lock = threading.Lock()
+        """Of trials and counts: connections on several lanes code at once."""
+        self._rounding = threading.Lock()
         self._is_agreed = self._may_round = False
         self._refused: set[tuple[bytes, int, Quality]] = set()
         """Groups that were reported as staying as they are."""
@@ -157,7 +161,7 @@ class LinkCoding:
                 wire_bytes_per_s, coded_ratio, sender_busy, receiver_busy, network_share
             )
 
-    # --- on the I/O thread ---
+    # --- on any lane ---
 
     def parts(self, fragment: Fragment, scratch: Scratch) -> list[memoryview]:
         """Return what to send of a fragment: its prefix and its bytes, coded if that is worth
@@ -174,10 +178,11 @@ class LinkCoding:
     def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
         """Return a part of a rounded block, whose stream is made with its first part."""
         block = fragment.block
-        if block.stream is None:
-            began = time.thread_time_ns()
-            block.digest, block.stream = self._rounded(block, form)
-            self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+        with self._rounding:
+            if block.stream is None:
+                began = time.thread_time_ns()
+                block.digest, block.stream = self._rounded(block, form)
+                self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         self._count(fragment, fragment.num_bytes)
         return [memoryview(encode_stream_prefix(fragment, LOSSY_NUMBER)), fragment.data]
 
@@ -191,8 +196,9 @@ class LinkCoding:
         return block_digest(*block.name, result), stream
 
     def _count(self, fragment: Fragment, wire_bytes: int) -> None:
-        self._block_bytes += fragment.block_bytes
-        self._wire_bytes += wire_bytes
+        with self._lock:
+            self._block_bytes += fragment.block_bytes
+            self._wire_bytes += wire_bytes
         self._sent_bytes.inc(wire_bytes)
         self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=wire_bytes)
 
@@ -202,15 +208,19 @@ class LinkCoding:
             return None
         layout_id, key = fragment.block.name
         planes = self._planes(fragment)
-        if codec_of(planes) is None or not self._trials.should_try(layout_id, key.group):
+        if codec_of(planes) is None:
             return None
+        with self._lock:
+            if not self._trials.should_try(layout_id, key.group):
+                return None
         began = time.thread_time_ns()
         coded = window.encode(fragment.data, planes, scratch.room(window, fragment.num_bytes))
         self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
-        self._trials.tried(layout_id, key.group, has_shrunk=coded is not None)
-        if coded is not None:
-            self._coded_from += fragment.num_bytes
-            self._coded_to += len(coded)
+        with self._lock:
+            self._trials.tried(layout_id, key.group, has_shrunk=coded is not None)
+            if coded is not None:
+                self._coded_from += fragment.num_bytes
+                self._coded_to += len(coded)
         return coded
 
     def _planes(self, fragment: Fragment) -> Planes:

@@ -332,7 +332,7 @@ class OutboundLink:
         return since_ns is not None and self._clock_ns() - since_ns >= self._grace_ns
 
     def _taken(self, fragment: Fragment) -> None:
-        """Count a fragment that goes out. On the I/O thread."""
+        """Count a fragment that goes out. On a lane."""
         transfer_id, num_bytes = fragment.block.transfer_id, fragment.block_bytes
         self._link_bytes.inc(num_bytes)
         self._moved.add("sent", self.peer, transfer_id, link_bytes=num_bytes)

@@ -1,4 +1,4 @@
-"""One data connection of a link, sending end: on the I/O thread, fed from a shared queue."""
+"""One data connection of a link, sending end: on one lane, fed from a shared queue."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import ssl
 
 from prfaas.errors import without_frames
+from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.wire.sealed.records import Sealer
@@ -14,7 +15,7 @@ from prfaas.wire.sealed.streams import SealedParts
 
 
 class DataConnection:
-    """Sends the queue until the connection breaks. Runs on the I/O thread.
+    """Sends the queue until the connection breaks. Runs on its lane.
 
     Args:
         number: Its number; none twice.
@@ -23,6 +24,7 @@ class DataConnection:
         coding: How fragments are coded.
         join: First bytes with TLS.
         sealer: Seals all that is sent; None with TLS.
+        lane: Where it lives.
         stuck_ns: It is closed if nothing is delivered for this time.
     """
 
@@ -35,9 +37,11 @@ class DataConnection:
         join: bytes,
         sealer: Sealer | None = None,
         *,
+        lane: Lane,
         stuck_ns: int,
     ) -> None:
         self.number = number
+        self._lane = lane
         self._stuck_ns = stuck_ns
         self._coding = coding
         self._scratch = Scratch()
@@ -50,6 +54,7 @@ class DataConnection:
         self._parts = [memoryview(join if sealer is None else sealer.opening)]
         """Parts that are being sent, in order."""
         self._is_idle = False
+        """True while it waits for something to send, and nobody has roused it."""
         self._sent_bytes = 0 if sealer is None else len(sealer.opening)
         self._received_bytes = 0
         self._moved_at_ns = 0
@@ -59,10 +64,18 @@ class DataConnection:
         # The peer says nothing on a data connection: what can be read is its end.
         self._loop.add_reader(self._descriptor, self._read)
 
-    def wake(self) -> None:
-        """There may be something to send."""
-        if self._is_idle and not self.ended.done():
+    def rouse(self) -> None:
+        """There may be something to send. Any thread may call it."""
+        if self._is_idle:
             self._is_idle = False
+            self._lane.call(self._wake)
+
+    def received_later(self, num_bytes: int, now_ns: int) -> None:
+        """Have `received` called on its lane."""
+        self._lane.call(self.received, num_bytes, now_ns)
+
+    def _wake(self) -> None:
+        if not self.ended.done():
             self._loop.add_writer(self._descriptor, self._write)
             self._write()
 
@@ -107,11 +120,12 @@ class DataConnection:
             self._parts[0] = self._parts[0][num_bytes:]
 
     def _next(self) -> bool:
+        self._is_idle = True  # Before it looks: what is added after that finds it idle.
         fragment = self._queue.take(self.number)
         if fragment is None:
-            self._is_idle = True
             self._loop.remove_writer(self._descriptor)
             return False
+        self._is_idle = False
         self._parts = self._coding.parts(fragment, self._scratch)
         if self._sealed is not None:
             self._parts = self._sealed.parts(*self._parts)

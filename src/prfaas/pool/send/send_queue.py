@@ -13,10 +13,10 @@ FRAGMENT_BYTES = 128 << 10
 
 
 class SendQueue:
-    """A `LinkShare` between the node's loop, which fills it, and the I/O thread, which empties it.
+    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it.
 
     Args:
-        on_taken: Called on the I/O thread with each fragment that goes out.
+        on_taken: Called on a lane with each fragment that goes out.
         clock_ns: Monotonic clock, nanoseconds.
     """
 

@@ -16,6 +16,7 @@ changed, or sealed for another connection fails its tag, and the stream is lost.
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -191,13 +192,18 @@ class ConnectionNumbers:
     def __init__(self) -> None:
         self._used: set[int] = set()
         self._next = 0
+        self._lock = threading.Lock()
 
     def claim(self, number: int) -> None:
-        """Use a number whose opening was authenticated.
+        """Use a number whose opening was authenticated. Any thread may call it.
 
         Raises:
             SealError: It was used, or may have been.
         """
+        with self._lock:
+            self._claim(number)
+
+    def _claim(self, number: int) -> None:
         if number in self._used or number < self._next - self.WINDOW:
             raise SealError(f"data connection {number} of this session was opened before")
         self._used.add(number)

@@ -1,0 +1,120 @@
+"""The floor of a row: bytes over bare TCP connections, by blocking calls on a thread each.
+
+    python -m benchmarks.link.bare receive ADDRESS NUM_CONNECTIONS
+    python -m benchmarks.link.bare send ADDRESS NUM_CONNECTIONS BITS_PER_S
+
+Neither encryption nor digests, blocks, messages or measurements: what the kernel and the lab take
+of the CPU by themselves, with the socket options of a link and its pacing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.lab.wan import Wan
+from prfaas.wire.sockets import fit, prepare, share_of
+
+from .end import cpu_s, say
+from .ours import End, options
+from .rows import Row
+
+PORT = 7200
+PIECE_BYTES = 256 << 10
+ACK = b"."
+
+
+@asynccontextmanager
+async def ends(wan: Wan, row: Row, budget: int) -> AsyncIterator[tuple[End, End]]:
+    """Both ends, connected by as many connections as a link has; sender and receiver."""
+    count = str(num_connections(row.rate, round(row.rtt_ms * 1e6)))
+    python = [sys.executable, "-m", "benchmarks.link.bare"]
+    there = wan.address("b")
+    receiver = End(await wan.run("b", [*python, "receive", there, count], **options()))
+    assert await receiver.hear() == "ready"
+    command = [*python, "send", there, count, str(budget)]
+    sender = End(await wan.run("a" if row.rate else "b", command, **options()))
+    assert await sender.hear() == "ready"
+    yield sender, receiver
+    for end in (sender, receiver):
+        assert end.process.stdin is not None
+        end.process.stdin.close()
+        await end.process.wait()
+
+
+async def send_and_take(sender: End, receiver: End, num_bytes: int) -> tuple[float, float, float]:
+    """Send bytes; seconds, and CPU seconds so far of sender and receiver."""
+    there, here = await asyncio.gather(
+        receiver.ask(transfer=num_bytes), sender.ask(transfer=num_bytes)
+    )
+    return here["s"], here["cpu_s"], there["cpu_s"]
+
+
+def each(connections: list[socket.socket], work: Callable[[socket.socket], None]) -> None:
+    threads = [threading.Thread(target=work, args=[one]) for one in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def take(connection: socket.socket) -> None:
+    """Read what the other end announces, and acknowledge the last byte."""
+    left = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+    room = memoryview(bytearray(PIECE_BYTES))
+    while left:
+        wanted = min(left, PIECE_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        left -= connection.recv_into(room[:wanted], 0, socket.MSG_WAITALL)
+    connection.sendall(ACK)
+
+
+def give(connection: socket.socket, num_bytes: int) -> None:
+    connection.sendall(num_bytes.to_bytes(8, "big"))
+    piece = memoryview(bytearray(PIECE_BYTES))
+    left = num_bytes
+    while left:
+        part = min(left, PIECE_BYTES)
+        connection.sendall(piece[:part])
+        left -= part
+    connection.recv(1)
+
+
+def receive(host: str, num_connections: int) -> None:
+    with socket.create_server((host, PORT)) as server:
+        say("ready")
+        connections = [server.accept()[0] for _ in range(num_connections)]
+        while sys.stdin.readline():
+            each(connections, take)
+            say({"cpu_s": cpu_s()})
+
+
+def send(host: str, num_connections: int, bits_per_s: int) -> None:
+    connections = []
+    for _ in range(num_connections):
+        one = socket.socket()
+        prepare(one)
+        one.connect((host, PORT))
+        fit(one, share_of(bits_per_s, num_connections), 2 * PIECE_BYTES)
+        connections.append(one)
+    say("ready")
+    while line := sys.stdin.readline():
+        num_bytes = json.loads(line)["transfer"] // num_connections
+        began = time.monotonic()
+        each(connections, lambda one, size=num_bytes: give(one, size))  # type: ignore[misc]
+        say({"s": time.monotonic() - began, "cpu_s": cpu_s(), "first_s": 0.0})
+
+
+if __name__ == "__main__":
+    role, address, *rest = sys.argv[1:]
+    if role == "receive":
+        receive(address, int(rest[0]))
+    else:
+        send(address, int(rest[0]), int(rest[1]))
