@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import sys
 import threading
@@ -18,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.core.transfer.connection_count import num_connections
 from prfaas.lab.wan import Wan
 from prfaas.wire.sockets import fit, prepare, share_of
 
@@ -68,11 +69,14 @@ def each(connections: list[socket.socket], work: Callable[[socket.socket], None]
 def take(connection: socket.socket) -> None:
     """Read what the other end announces, and acknowledge the last byte."""
     left = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
-    room = memoryview(bytearray(PIECE_BYTES))
+    room, ready = memoryview(bytearray(PIECE_BYTES)), select.poll()
+    ready.register(connection, select.POLLIN)
     while left:
         wanted = min(left, PIECE_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-        left -= connection.recv_into(room[:wanted], 0, socket.MSG_WAITALL)
+        ready.poll()  # A call that has read a part would not be woken for a smaller rest.
+        left -= connection.recv_into(room[:wanted])
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     connection.sendall(ACK)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.core.transfer.connection_count import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.receive.receive_limits import ReceiveLimits

@@ -36,10 +36,11 @@ MEMORY_NS = 10 * NS_PER_S
 """Validity of the shortest round trip: the path can change."""
 RATE_BITS_PER_S_MIN = 1_000_000
 """Minimum of the ceiling: a path that stalled for a moment is not a slow path."""
-SLACK_MAX, SLACK_WEIGHT = 1.3, 0.5
+SLACK_MAX, SLACK_CONNECTIONS, SLACK_WEIGHT = 1.3, 1.2, 0.5
 """Limit of the sum of the connections' shares, relative to the ceiling, while less arrives: others
-can use the share of a connection that recovers from a loss or is served late. What is too much
-shows in the next sample; until then it fits into a short queue."""
+can use the share of a connection that recovers from a loss or is served late, and of so many
+connections, which is less of the whole if there are more. What is too much shows in the next
+sample; until then it fits into a short queue."""
 SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
 """A congestion control that leaves room below the ceiling for so many samples, with no queue on the
 path, remembers a slower path: it is restarted, less and less often while that does not help."""
@@ -88,13 +89,16 @@ class Pacer:
         self._rtt_at_cut_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
-    def sample(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> Pace:
+    def sample(
+        self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int, num_connections: int = 1
+    ) -> Pace:
         """Take a measurement in of a link that had something to send all the time.
 
         Args:
             now_ns: Monotonic.
             arriving_bits_per_s: What was acknowledged since the sample before.
             rtt_ns: Smoothed round trip of its connections.
+            num_connections: How many share the ceiling.
         """
         if not rtt_ns or not arriving_bits_per_s:
             return Pace(self.bits_per_s)
@@ -104,7 +108,8 @@ class Pacer:
             arriving_bits_per_s = (before[1] + arriving_bits_per_s) // 2
         wanted = self.slack * self.bits_per_s / arriving_bits_per_s
         wanted = SLACK_WEIGHT * wanted + (1 - SLACK_WEIGHT) * self.slack
-        self.slack = max(1.0, min(SLACK_MAX, wanted))
+        slack_max = min(SLACK_MAX, 1 + SLACK_CONNECTIONS / max(1, num_connections))
+        self.slack = max(1.0, min(slack_max, wanted))
         best = max(self._recent, default=0)
         if best >= BOUND * self.bits_per_s > 0 and arriving_bits_per_s < COLLAPSE * best:
             self._recent.clear()

@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
+from prfaas.core.transfer.connection_count import (
+    CONNECTIONS_MAX,
+    FAR_CONNECTIONS_MIN,
+    WINDOW_BYTES,
+    num_connections,
+)
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
-CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
-FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
-"""Over far paths one connection that lost a segment must not slow the others' blocks down."""
-WINDOW_BYTES = 2_700_000
-"""Bytes of a connection per round trip under Linux's default limit of send buffers, 4 MiB."""
 SEND_BUFFER_BYTES = 4 << 20
 """Linux's default limit on send buffers; a connection never has more under way."""
 SEGMENT_BYTES = 1448
@@ -48,14 +49,6 @@ and between logarithms of round trips. Shorter paths are as 40 ms; 3 % was measu
 _CUBIC_C, _CUBIC_BETA = 0.4, 0.7
 _CUBIC: float = (_CUBIC_C * (3 + _CUBIC_BETA) / (4 * (1 - _CUBIC_BETA))) ** 0.25
 _RENO = math.sqrt(1.5)
-
-
-def num_connections(bits_per_s: float, rtt_ns: int) -> int:
-    """Data connections of a link: enough windows for what it carries, and one more."""
-    in_flight_bytes = bits_per_s / BITS_PER_BYTE * rtt_ns / NS_PER_S
-    wanted = math.ceil(in_flight_bytes / WINDOW_BYTES) + 1
-    least = FAR_CONNECTIONS_MIN if rtt_ns >= FAR_RTT_NS else CONNECTIONS_MIN
-    return max(least, min(CONNECTIONS_MAX, wanted))
 
 
 class CongestionControl(StrEnum):

@@ -1,7 +1,7 @@
 """The connections of a link at its sending end: dialled, kept warm, measured and paced.
 
-A link is one connection for messages, on the node's event loop, and several data connections on the
-lanes of the node. It is up while both kinds stand. What is said and sent over them: `outbound_link.py`.
+A link is one connection for messages, on the node's event loop, and several data connections on its
+lanes. It is up while both kinds stand. What is said and sent over them: `outbound_link.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
+from prfaas.core.transfer.connection_count import PathLoss, num_connections
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.pacing import Pacer
-from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.errors import PeerError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -138,6 +138,7 @@ class Dialer:
         self._was_up = False
         self._meter = LinkMeter(budget_bits_per_s)
         self._pacer = Pacer(budget_bits_per_s)
+        self._loss = PathLoss()
 
     @property
     def is_up(self) -> bool:
@@ -315,7 +316,9 @@ class Dialer:
         was_busy = False
         for count in itertools.count():
             queue, now = self._queue, self._clock_ns()
-            self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
+            infos = senders.tcp_infos()
+            self._meter.sample(now, infos, queue.queued_bytes, queue.in_flight_bytes)
+            self._loss.sample(infos)
             self._tune(senders, now)
             self._coding.sample(
                 self._meter.fresh_bits_per_s / 8,
@@ -335,10 +338,16 @@ class Dialer:
     def _tune(self, senders: DataSenders, now_ns: int) -> None:
         """Adapt pacing, fragments and the number of connections to the measurements."""
         meter = self._meter
-        pace = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
+        pace = self._pacer.sample(
+            now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns, senders.num_open
+        )
         if meter.fresh_bits_per_s:
             rate = self.telemetry.goodput_bits_per_s
-            wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
+            wanted = self._connections or num_connections(
+                max(rate, self._budget_bits_per_s),
+                meter.path_rtt_ns,
+                is_lossy=self._loss.is_lossy,
+            )
             if pace.restart:
                 senders.restart_control()
             paced = round(pace.bits_per_s * self._pacer.slack)

@@ -16,7 +16,8 @@ from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName
-from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
+from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
+from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.market.scenario import RevocationTable
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.system.setup import FailureKind
