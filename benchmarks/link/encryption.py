@@ -81,11 +81,12 @@ async def run_bare(row: Row, directory: Path, repeats: int) -> Run:
                 await bare.send_and_take(sender, receiver, row.num_bytes) for _ in range(repeats)
             ]
     moved = repeats * row.num_bytes / 1e9
-    cpu = [(now - then) / moved for now, then in zip(runs[-1][1:], before, strict=True)]
+    sender_s, receiver_s = runs[-1][1] - before[0], runs[-1][2] - before[1]
     return Run(
         [row.num_bytes * 8 / took for took, *_ in runs],
         [0.0],
-        *cpu,
+        sender_s / moved,
+        receiver_s / moved,
         [end.sockets / moved for end in calls.of],
         [end.wake_ups / moved for end in calls.of],
     )

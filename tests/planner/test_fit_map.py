@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.cli.plan.plan_command import plan
+from prfaas.core.transfer.connection_count import WINDOW_BYTES
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
-    WINDOW_BYTES,
     CongestionControl,
     Path,
     Transport,

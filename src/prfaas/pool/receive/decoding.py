@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from prometheus_client import Counter
+
 from prfaas.core.codec.codecs import NUMBERS, LinkCodec
 from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER
 from prfaas.errors import PeerError
@@ -38,6 +40,9 @@ class Decoding:
         self._metrics = metrics
         self._kernels = kernels
         self._seconds = metrics.codec_seconds.labels(direction="received")
+        self._moved = metrics.moved
+        self._received: dict[str, Counter] = {}
+        """By peer, its counter of transmitted bytes."""
         self._offers: dict[str, tuple[str, list[str], Callable[[list[str]], None]]] = {}
         """By peer, the word of the link whose hello named codecs that are known here, those codecs,
         and its `tell`."""
@@ -137,8 +142,11 @@ class Decoding:
 
     def came(self, peer: str, prefix: FragmentPrefix) -> None:
         """Count a fragment."""
-        received = self._metrics.link_wire_bytes.labels(peer=peer, direction="received")
-        received.inc(prefix.payload_bytes)
-        self._metrics.moved.add(
-            "received", peer, prefix.transfer_id, wire_bytes=prefix.payload_bytes
-        )
+        num_bytes = prefix.payload_bytes
+        received = self._received.get(peer)
+        if received is None:
+            labels = {"peer": peer, "direction": "received"}
+            received = self._received[peer] = self._metrics.link_wire_bytes.labels(**labels)
+        received.inc(num_bytes)
+        if self._moved.is_on:
+            self._moved.add("received", peer, prefix.transfer_id, wire_bytes=num_bytes)

@@ -66,6 +66,8 @@ class SealedStream:
         self._room = memoryview(bytearray(FRAGMENT_BYTES_MAX + TAG_BYTES + HEAD_BYTES))
         self._count = 0
         self._body: FragmentPrefix | None = None
+        self._record_bytes = HEAD_BYTES
+        """Size of the next record."""
 
     @property
     def view(self) -> memoryview:
@@ -88,15 +90,16 @@ class SealedStream:
             PeerError: A record fails its tag, or its content is no fragment.
         """
         self._count += num_bytes
-        done = None
-        if self._body is not None and self.missing_bytes <= 0:
-            done, size = self._body, self._record_bytes
+        done, size = None, self._record_bytes
+        if self._body is not None and self._count >= size:
+            done = self._body
             self._opener.open(self._room[:size], self._place(done))
-            self._body, rest = None, bytes(self._room[size : self._count])
-            self._room[: len(rest)] = rest
-            self._count = len(rest)
-        if self._body is None and not self.missing_bytes:
+            self._count -= size
+            self._room[: self._count] = self._room[size : size + self._count]
+            self._body, self._record_bytes = None, HEAD_BYTES
+        if self._body is None and self._count == HEAD_BYTES:
             self._body, self._count = self._opened_head(), 0
+            self._record_bytes = self._body.payload_bytes + TAG_BYTES
         return done
 
     def divert(self, nowhere: memoryview) -> None:
@@ -114,10 +117,6 @@ class SealedStream:
     def let_go(self) -> None:
         """Keep no memory of a block."""
         self._room = memoryview(bytearray())
-
-    @property
-    def _record_bytes(self) -> int:
-        return self._body.payload_bytes + TAG_BYTES if self._body is not None else HEAD_BYTES
 
     def _opened_head(self) -> FragmentPrefix:
         head = bytearray(CODED_PREFIX_BYTES)
