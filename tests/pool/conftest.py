@@ -16,6 +16,7 @@ from prfaas.wire.identity import identity_in
 from .coded_pair import MEMORY as PAIR_MEMORY
 from .coded_pair import MODEL, Pair, Pairs
 from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until
+from .taps import Tap
 
 SETTLE_S = 30.0
 
@@ -126,3 +127,11 @@ async def pair(world: World, identities: Path) -> AsyncIterator[Pairs]:
     yield made
     for proxy in proxies:
         await proxy.close()
+
+
+@pytest.fixture
+async def tap() -> AsyncIterator[Tap]:
+    made = Tap()
+    await made.open()
+    yield made
+    await made.close()

@@ -6,42 +6,9 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
-from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
+from prfaas.wire.fragments import FragmentPrefix, block_digest
 
-LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
-DATA = bytes(range(100))
-PART = 30
-BLOCKS_MAX = 20
-DIGEST = block_digest(LAYOUT_ID, KEY, DATA)
-
-
-class Hand:
-    """Writes fragments as they come."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self.assembly = assembly
-        self.is_disowned = False
-        self.is_elsewhere = False
-        """True if another thread writes at this moment."""
-
-    def disown(self) -> bool:
-        self.is_disowned = not self.is_elsewhere
-        return self.is_disowned
-
-    def claim(self, offset: int) -> memoryview | None:
-        return self.assembly.claim(prefix(offset), self)
-
-    def write(self, offset: int) -> ReceivedBlock | None:
-        place = self.claim(offset)
-        if place is None:
-            return None
-        place[:] = DATA[offset : offset + len(place)]
-        return self.assembly.written(prefix(offset), self)
-
-
-def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
-    size = min(PART, len(DATA) - offset) if num_bytes is None else num_bytes
-    return FragmentPrefix(b"t" * 16, LAYOUT_ID, KEY, DIGEST, len(DATA), offset, size)
+from .hands import BLOCKS_MAX, DIGEST, LAYOUT_ID, Hand, prefix
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:

@@ -16,10 +16,10 @@ from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.sealed.records import ConnectionNumbers, SealError
 
 from .conftest import World
+from .hands import BLOCKS_MAX, DATA, PART, Hand, prefix
 from .link_rig import MEMORY, Rig
 from .sites import LOOPBACK, Site, until
-from .test_assembly import BLOCKS_MAX, DATA, PART, Hand, prefix
-from .test_link_encryption import Tap, tap  # noqa: F401 - a fixture
+from .taps import Tap
 
 LANES, CONNECTIONS = 4, 8
 OFFSETS = range(0, len(DATA), PART)
@@ -63,7 +63,7 @@ async def test_connections_that_write_into_blocks_as_they_read_share_a_lane(
 
 async def test_what_was_on_a_lost_connection_arrives_over_other_lanes(
     world: World,
-    tap: Tap,  # noqa: F811
+    tap: Tap,
 ) -> None:
     """Fragments come twice: the receiver may still have those of a connection that is gone."""
     settings = {"memory_bytes": MEMORY, "link_encryption": LinkEncryption.SEALED}
