@@ -28,8 +28,10 @@ ROWS = [
     Row("5 Gbit/s, 20 ms", 256 * MIB, G5, 20, 0, 0, NONE),
     Row("1 Gbit/s, 40 ms", 256 * MIB, G1, 40, 0, 0, NONE),
 ]
-ARMS = ("tls", "sealed", "network", "sealed-2ms")
-"""The last has fragments of 2 ms at any round trip."""
+ARMS = ("bare", "tls", "sealed", "network")
+"""Others: `sealed-short` has fragments of 4 ms at any round trip, `sealed-4lanes` four lanes and
+LANE_CONNECTIONS connections."""
+LANE_CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,12 @@ class Run:
 async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
     if arm == "bare":
         return await run_bare(row, identities, repeats)
-    encryption, _, is_short = arm.partition("-")
+    encryption, _, setting = arm.partition("-")
     os.environ["BENCH_ENCRYPTION"] = encryption
-    os.environ["BENCH_FRAGMENT_ROUND_TRIPS"] = "0" if is_short else ""
+    os.environ["BENCH_FRAGMENT_ROUND_TRIPS"] = "0" if setting == "short" else ""
+    lanes = int(setting.removesuffix("lanes")) if setting.endswith("lanes") else 1
+    os.environ["BENCH_LANES"] = str(lanes)
+    os.environ["BENCH_CONNECTIONS"] = str(LANE_CONNECTIONS if setting.endswith("lanes") else 0)
     found = await transfers(row, identities, round(row.rate * BUDGET_SHARE), repeats)
     assert found.after["encryption"] == LinkEncryption(encryption), found.after["encryption"]
     moved = found.num_bytes / 1e9
