@@ -1,0 +1,1 @@
+"""Quality of rounded KV caches: a small model that recalls, trained here."""
