@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 
 EDGES = st.sampled_from([edge + step for edge in (24, 2**8, 2**16) for step in (-1, 0, 1)])
 TOKENS = st.lists(EDGES | st.integers(0, 2**31 - 1), max_size=40)

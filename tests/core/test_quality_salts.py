@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import product
 
 from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import (
     class_salt,
     class_secret_of,

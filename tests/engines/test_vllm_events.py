@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from tests.gateway.conftest import until

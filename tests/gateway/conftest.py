@@ -17,7 +17,7 @@ import pytest
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import salt_of
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming

@@ -10,7 +10,7 @@ import aiohttp
 
 from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.gateway.app import Gateway
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in

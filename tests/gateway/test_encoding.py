@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.hash_chain import hash_chain
-from prfaas.core.kv.page_chain import page_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming.page_chain import page_chain
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 

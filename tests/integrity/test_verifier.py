@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prfaas.audit.changes import Entry, Loop
 from prfaas.core.integrity.difference import LIMITS
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.transfer.transfer_state import TransferState
 from prfaas.errors import PeerError, RequestError

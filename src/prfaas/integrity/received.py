@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
-from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.core.kv.manifest import manifest_of
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_tag import SUB_SALT
 from prfaas.wire.messages.comparing import PAIRS_MAX
 from prfaas.wire.messages.fields import Key

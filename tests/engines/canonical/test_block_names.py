@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.engines.canonical.block_names import BlockNames
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.canonical.copies import RankPages, row_runs
 from prfaas.core.kv.canonical.parts import block_bytes
 from prfaas.core.kv.canonical.pieces import pieces
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.engines.canonical.vllm_parts import (
     BESIDE_VALUES,
     BY_DIMENSION,

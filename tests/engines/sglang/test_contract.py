@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.page_chain import page_chain
+from prfaas.core.kv.naming.page_chain import page_chain
 from tests.engines.sglang.conftest import Engines, PoolThread
 from tests.engines.sglang.host_pools import HostPool
 from tests.engines.sglang.names import sglang

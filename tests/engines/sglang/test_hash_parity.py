@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.page_chain import page_chain
+from prfaas.core.kv.naming.page_chain import page_chain
 from tests.engines.sglang.tree import TREE, needs_tree
 
 NUM_PAGES = 100_000

@@ -16,7 +16,7 @@ from prfaas.engines.sglang.host_rows import host_rows
 from tests.engines.sglang import names
 from tests.engines.sglang.conftest import Engines, PoolThread, extra_config, wait
 from tests.engines.sglang.host_pools import HostPool
-from tests.engines.sglang.test_failures import HASHES, kept
+from tests.engines.sglang.pages import HASHES, kept
 from tests.engines.sglang.tree import TREE, needs_tree
 
 pytestmark = needs_tree

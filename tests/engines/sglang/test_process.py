@@ -13,7 +13,7 @@ import pytest
 
 from tests.drill.processes import NodeProcess
 from tests.engines.sglang.conftest import Engines, wait
-from tests.engines.sglang.test_failures import HASHES, all_missing, kept
+from tests.engines.sglang.pages import HASHES, all_missing, kept
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from prfaas.wire.messages.engine import EngineHello
 from tests.engines.sglang import names
 from tests.engines.sglang.conftest import Engines, PoolThread
 from tests.engines.sglang.host_pools import HostPool
-from tests.engines.sglang.test_failures import HASHES, kept
+from tests.engines.sglang.pages import HASHES, kept
 from tests.plans import plan_file
 
 

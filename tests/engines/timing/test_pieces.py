@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.engines.timing.content import Answer, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Events

@@ -12,7 +12,7 @@ from typing import Any
 
 from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.planes import Plane
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.pool.sites import until

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from prfaas.core.kv.blocks import BlockKey, Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.pool.sites import until
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
 
 
 class BlockNames:

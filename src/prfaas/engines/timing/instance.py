@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from prfaas.core.kv.blocks import BlockKey, GroupKind, block_key
-from prfaas.core.kv.prompt_names import prompt_hashes
+from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.engines.orders import Order, PushOrder
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.prompt_names import prompt_hashes
+from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.gateway.tokenization.bounds import TooLongError, check_length
 from prfaas.gateway.tokenization.fast_tokenizer import Quick
 from prfaas.gateway.tokenization.word_caches import drop_word_cache, forget_words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prfaas.core.kv.blocks import HashScheme, Layout
-from prfaas.core.kv.hash_chain import hash_chain
-from prfaas.core.kv.page_chain import page_chain
+from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming.page_chain import page_chain
 
 
 def prompt_hashes(layout: Layout, token_ids: Sequence[int], cache_salt: str | None) -> list[bytes]:

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.hash_chain import hash_chain
-from prfaas.core.kv.page_chain import page_chain
-from prfaas.core.kv.prompt_names import prompt_hashes
+from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming.page_chain import page_chain
+from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.wire.messages.layouts import LayoutSpec, layout_spec
 
 SGLANG_0_5_23 = [

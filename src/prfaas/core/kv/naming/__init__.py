@@ -1,0 +1,1 @@
+"""Names of blocks: the hash chains of the engines."""
