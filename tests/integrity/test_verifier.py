@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from prfaas.audit.changes import Entry, Loop
 from prfaas.core.integrity.difference import LIMITS
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.core.transfer.transfer_state import TransferState
 from prfaas.errors import PeerError, RequestError
@@ -131,6 +132,13 @@ async def test_shipped_blocks_are_compared_with_those_of_another_salt_of_the_ten
     assert world.pairs == [*attention, ((1, ours[11]), (1, theirs[11]))]
     assert world.outcomes("equal") == 1
     assert not world.barred
+
+
+def test_blocks_are_named_by_the_scheme_of_their_layout() -> None:
+    pages = replace(LAYOUT, hash_scheme=HashScheme.SGLANG_PAGES, groups=LAYOUT.groups[:1])
+    ours, theirs = (prompt_hashes(pages, TOKENS, salt) for salt in (SALT, "other"))
+    transfer = Received(View(), "pd-engine", pages, TOKENS, ours, SALT, 32, final_tokens=192)
+    assert transfer.pairs("other") == [((0, ours[n]), (0, theirs[n])) for n in range(2, 12)]
 
 
 async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.manifest import manifest_of
-from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_tag import SUB_SALT
 from prfaas.wire.messages.comparing import PAIRS_MAX
 from prfaas.wire.messages.fields import Key
@@ -56,12 +56,7 @@ class Received:
 
     def pairs(self, salt: str) -> list[tuple[Key, Key]]:
         """Names of the blocks as received and as computed with a salt: the last PAIRS_MAX."""
-        computed = hash_chain(
-            self.token_ids,
-            tokens_per_hash=self.layout.tokens_per_hash,
-            seed=self.layout.hash_seed,
-            cache_salt=salt,
-        )
+        computed = prompt_hashes(self.layout, self.token_ids, salt)
         return list(zip(self._keys(self.hashes), self._keys(computed), strict=True))[-PAIRS_MAX:]
 
     def _keys(self, hashes: Sequence[bytes]) -> list[Key]:
