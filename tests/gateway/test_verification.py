@@ -10,6 +10,7 @@ import pytest
 
 from prfaas.audit.reading import logs_of, records
 from tests.gateway.ctl_runner import run
+from tests.gateway.tenant_keys import HASHES, bearer
 
 from .conftest import World, running, until
 from .prompts import LONG
@@ -28,11 +29,13 @@ async def verifying(checkpoint: Path, identities: Path, tmp_path: Path) -> Async
         yield made
 
 
-async def shipped(world: World) -> None:
+async def shipped(world: World, **headers: str) -> None:
     """A long request whose blocks arrive."""
-    status, _ = await world.post({"prompt": LONG, "max_tokens": 2})
-    assert status == 200
-    call = next(c for c in world.prefill.calls if "kv_transfer_params" in c.body)
+    body = {"prompt": LONG, "max_tokens": 2}
+    async with world.http.post(f"{world.url}/v1/completions", json=body, headers=headers) as got:
+        assert got.status == 200
+        await got.read()
+    call = [c for c in world.prefill.calls if "kv_transfer_params" in c.body][-1]
     world.pd_pool.end_transfer(call.body["kv_transfer_params"]["prfaas"]["transfer"])
 
 
@@ -74,6 +77,27 @@ async def test_altered_blocks_bar_their_source_until_an_operator_resumes_it(
     assert (await verifying.record())["path"] == "remote"
     alarms = [line.fields for line in lines if line.kind == "alarm"]
     assert {(each["action"], each["what"]) for each in alarms} >= {("bar", "source prfaas-pool")}
+
+
+async def test_blocks_that_the_operator_had_rounded_are_not_compared(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Rounding to four bits differs by more than an honest source may."""
+    tables: dict[str, Any] = {
+        "routing": {"verify_one_in": 1},
+        "tenants": {
+            "red": {"keys": [HASHES["red"]], "quality": "kivi4"},
+            "blue": {"keys": [HASHES["blue"]]},
+        },
+    }
+    async with running(checkpoint, identities, tmp_path / "state", **tables) as world:
+        await until(lambda: world.gateway.pools.link_up("prfaas-pool", "pd-pool"))
+        world.pd_pool.worst = {"bfloat16": 1e-3}
+        for tenant in ("red", "blue"):
+            await shipped(world, **bearer(tenant))
+        await until(lambda: outcome(world, "equal") + outcome(world, "skipped") == 2)
+        assert outcome(world, "skipped") == 1
+        assert len(world.pd_pool.compares) == 1
 
 
 async def test_without_the_setting_nothing_is_computed_again(world: World) -> None:

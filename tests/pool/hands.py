@@ -11,6 +11,11 @@ BLOCKS_MAX = 20
 DIGEST = block_digest(LAYOUT_ID, KEY, DATA)
 
 
+def wanted() -> bool:
+    """The transfer is open."""
+    return True
+
+
 class Hand:
     """Writes fragments as they come."""
 
@@ -25,7 +30,7 @@ class Hand:
         return self.is_disowned
 
     def claim(self, offset: int) -> memoryview | None:
-        return self.assembly.claim(prefix(offset), self)
+        return self.assembly.claim(prefix(offset), self, wanted)
 
     def write(self, offset: int) -> ReceivedBlock | None:
         place = self.claim(offset)

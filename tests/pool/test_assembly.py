@@ -8,7 +8,7 @@ from prfaas.errors import PeerError
 from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
 from prfaas.wire.fragments import FragmentPrefix, block_digest
 
-from .hands import BLOCKS_MAX, DIGEST, LAYOUT_ID, Hand, prefix
+from .hands import BLOCKS_MAX, DIGEST, LAYOUT_ID, Hand, prefix, wanted
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
@@ -43,6 +43,15 @@ def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
     assert not lost.is_disowned
 
 
+def test_a_fragment_of_a_transfer_that_has_just_ended_begins_no_block() -> None:
+    """`forget` ran between the look at the transfer and the claim: nothing would drop the block."""
+    assembly = Assembly(bytearray, 1000, BLOCKS_MAX)
+    hand = Hand(assembly)
+    assert assembly.claim(prefix(0), hand, lambda: False) is None
+    assert assembly.unfinished_bytes == 0
+    assert hand.claim(0) is not None
+
+
 def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
     assembly = Assembly(bytearray, 1000, BLOCKS_MAX)
     liar = Hand(assembly)
@@ -61,12 +70,12 @@ def test_a_peer_can_not_start_any_number_of_blocks() -> None:
         for n in range(BLOCKS_MAX + 1)
     ]
     for one in prefixes[:-1]:
-        assert assembly.claim(one, hand) is not None
+        assert assembly.claim(one, hand, wanted) is not None
     with pytest.raises(NoRoomError):
-        assembly.claim(prefixes[-1], hand)
+        assembly.claim(prefixes[-1], hand, wanted)
     assembly.forget(b"t" * 16)
     assert assembly.written(prefixes[0], hand) is None
-    assert assembly.claim(prefixes[-1], hand) is not None
+    assert assembly.claim(prefixes[-1], hand, wanted) is not None
 
 
 def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> None:
@@ -85,7 +94,7 @@ def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> No
     hand, whole = Hand(assembly), []
     for fragment in [*taken[1], *taken[2], *taken[0]]:
         named = prefix_of(fragment)
-        place = assembly.claim(named, hand)
+        place = assembly.claim(named, hand, wanted)
         assert place is not None
         place[:] = fragment.data
         whole.append(assembly.written(named, hand))

@@ -128,7 +128,7 @@ class RoutingTable(Table):
             raise ValueError("verify_limits need verify_one_in: without it nothing is verified")
         for dtype in self.verify_limits.keys() - LIMITS.keys():
             raise ValueError(
-                f"verify_limits.{dtype}: blocks of this type have to be equal; limits are for "
+                f"verify_limits.{dtype}: blocks of this type are not judged; limits are for "
                 f"{', '.join(LIMITS)}"
             )
         if self.reroling and self.plan is None:

@@ -161,10 +161,10 @@ class PoolClient:
             try:
                 self._read(connection)
             finally:
-                self._socket = None
                 # Closing alone would leave the writer in a send that a full socket holds up.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+                self._socket = None
                 _end(self._outbox)
                 writer.join()
 

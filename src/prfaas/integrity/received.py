@@ -14,6 +14,8 @@ from prfaas.core.kv.tenant_tag import SUB_SALT
 from prfaas.wire.messages.comparing import PAIRS_MAX
 from prfaas.wire.messages.fields import Key
 
+_RANDOM = secrets.SystemRandom()
+
 
 class View(Protocol):
     """Reports of a transfer (`gateway/routing/transfer_tracker.py`)."""
@@ -55,9 +57,11 @@ class Received:
         return f"{self.cache_salt}{SUB_SALT}{secrets.token_hex(16)}"
 
     def pairs(self, salt: str) -> list[tuple[Key, Key]]:
-        """Names of the blocks as received and as computed with a salt: the last PAIRS_MAX."""
+        """Names of the blocks as received and as computed with a salt: PAIRS_MAX at most, drawn."""
         computed = prompt_hashes(self.layout, self.token_ids, salt)
-        return list(zip(self._keys(self.hashes), self._keys(computed), strict=True))[-PAIRS_MAX:]
+        pairs = list(zip(self._keys(self.hashes), self._keys(computed), strict=True))
+        # The source must not know which of them are not compared.
+        return pairs if len(pairs) <= PAIRS_MAX else _RANDOM.sample(pairs, PAIRS_MAX)
 
     def _keys(self, hashes: Sequence[bytes]) -> list[Key]:
         blocks = manifest_of(

@@ -81,11 +81,16 @@ class Verifier:
         if self._sampler is None or not self._sampler.takes(received.transfer.source):
             return
         if len(self._tasks) >= WAITING_MAX:
-            self._metrics.ended("skipped")
+            self.skipped()
             return
         task = asyncio.create_task(self._verify(received))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def skipped(self) -> None:
+        """Count a transfer that cannot be verified."""
+        if self.is_on:
+            self._metrics.ended("skipped")
 
     async def close(self) -> None:
         """Break off."""
@@ -103,6 +108,9 @@ class Verifier:
                 self._metrics.ended("unknown")
                 return
             self._metrics.differed(found.worst)
+            if found.worst and not found.worst.keys() & self._limits.keys():
+                self._metrics.ended("unknown")
+                return
             altered = is_altered(found.worst, self._limits)
             self._metrics.ended("altered" if altered else "equal", len(received.token_ids))
         if altered:
@@ -134,7 +142,7 @@ class Verifier:
 
     def _words(self, received: Received, found: Compared) -> str:
         above = [
-            f"{dtype} differs by {value:.3g}, limit {self._limits.get(dtype, 0.0):g}"
+            f"{dtype} differs by {value:.3g}, limit {self._limits[dtype]:g}"
             for dtype, value in found.worst.items()
             if is_altered({dtype: value}, self._limits)
         ]

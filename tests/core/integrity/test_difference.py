@@ -65,12 +65,15 @@ def test_a_number_that_is_not_finite_is_an_alteration_unless_both_versions_have_
     assert not is_altered(found(block(broken), block(broken)))
 
 
-def test_bytes_of_unknown_types_have_to_be_equal() -> None:
+def test_bytes_of_types_without_a_limit_are_no_evidence() -> None:
+    """An honest engine may round the last bit of an fp8 number otherwise."""
     planes = (Plane("float8_e4m3fn", 4),)
-    assert is_altered(differences(memoryview(b"abcd"), memoryview(b"abce"), planes))
-    assert not is_altered(differences(memoryview(b"abcd"), memoryview(b"abcd"), planes))
-    assert is_altered(differences(memoryview(b"abcd"), memoryview(b"abce"), ()))
-    assert is_altered(differences(memoryview(b"abc"), memoryview(b"abcd"), planes))
+    for found_there in (
+        differences(memoryview(b"abcd"), memoryview(b"abce"), planes),
+        differences(memoryview(b"abcd"), memoryview(b"abce"), ()),
+    ):
+        assert set(found_there.values()) == {1.0}
+        assert not is_altered(found_there)
 
 
 def test_a_block_of_zeros_has_to_be_received_as_zeros() -> None:

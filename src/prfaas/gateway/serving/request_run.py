@@ -124,7 +124,9 @@ class RequestRun(Executor):
         plan, view = self._plan, self._moving.get(Blocks.HAND_OFF)
         if not self._parts.verifier.is_on or view is None or plan.layout is None:
             return
-        if plan.routed.decision.path is Path.REMOTE:
+        if plan.arrival.quality.is_lossy:
+            self._parts.verifier.skipped()  # What was rounded is not what an engine computes.
+        elif plan.routed.decision.path is Path.REMOTE:
             span = plan.routed.present_tokens, plan.route.final_tokens
             prompt, decode = plan.prompt, plan.route.decode
             received = Received(

@@ -79,12 +79,20 @@ class Assembly:
         """Memory of unfinished blocks. Any thread may call it."""
         return self._bytes
 
-    def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
+    def claim(
+        self, prefix: FragmentPrefix, writer: Writer, is_wanted: Callable[[], bool]
+    ) -> memoryview | None:
         """Destination of a fragment.
+
+        Args:
+            prefix: Of the fragment.
+            writer: Writes it.
+            is_wanted: Tells if its transfer is open. Asked once a new block can be seen by
+                `forget`, which is called after a transfer ended: one of both finds the block.
 
         Returns:
             None if it is here already, if another connection writes it and cannot be stopped, or if
-            the link is over.
+            its transfer or the link is over.
 
         Raises:
             NoRoomError: This would be one block more than there is memory for, or than a peer may
@@ -93,7 +101,12 @@ class Assembly:
         name, until = _name(prefix), time.monotonic() + TAKEN_S_MAX
         with self._changed:
             while not self._is_closed:
-                block = self._unfinished.get(name) or self._start(name)
+                block = self._unfinished.get(name)
+                if block is None:
+                    block = self._start(name)
+                    if not is_wanted():
+                        self._drop(name)
+                        return None
                 if prefix.offset in block.writers:
                     earlier = block.writers[prefix.offset]
                     if earlier is None:

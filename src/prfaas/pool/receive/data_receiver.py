@@ -249,7 +249,7 @@ class DataReceiver:
         try:
             block = self.decoding.restored(block)
         except PeerError as refused:
-            self._io.call(reader.fail, without_frames(refused))
+            self._lane.call(reader.fail, without_frames(refused))
             return
         if block.is_intact:
             self._tell(

@@ -187,7 +187,7 @@ class FragmentReader:
         place = None
         if self._receiver.takes(prefix):
             try:
-                place = self._assembly.claim(prefix, self)
+                place = self._assembly.claim(prefix, self, lambda: self._receiver.takes(prefix))
             except NoRoomError:
                 self._receiver.no_room(prefix)
         self._claimed = prefix if place is not None else None

@@ -84,6 +84,8 @@ class DataConnection:
 
         A path can be dead and acknowledge: bytes at a proxy or in the peer's kernel are not here.
         """
+        if self.ended.done():
+            return  # Its descriptor may be another connection's.
         has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
             self._received_bytes, self._moved_at_ns = num_bytes, now_ns
