@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +69,8 @@ class PrfaasStorage(HiCacheStorage):
         self._groups: dict[str, int] = {}
         self._calls: dict[str, PoolCalls] = {}
         self._lineage: Lineage[str] = Lineage()
+        self._lineage_lock = threading.Lock()
+        """SGLang prefetches and stores on threads of their own."""
         self._weights, self._is_replaced = _weight_version(), False
 
     # --- start and end ---
@@ -222,13 +225,15 @@ class PrfaasStorage(HiCacheStorage):
         loaded, sources = self._calls[pool].load(keys, pages)
         # Later pages are of these sources, too. Without the names before them that is unknown, and
         # all that is stored from now on counts.
-        self._lineage.loaded(hashes if _prefix(extra_info) is not None else (), sources)
+        with self._lineage_lock:
+            self._lineage.loaded(hashes if _prefix(extra_info) is not None else (), sources)
         return loaded
 
     def _store(
         self, pool: str, hashes: list[str], keys: list[Key], pages: list[int], extra_info: Any
     ) -> list[bool]:
-        sources = self._lineage.sources({*(_prefix(extra_info) or ()), *hashes})
+        with self._lineage_lock:
+            sources = self._lineage.sources({*(_prefix(extra_info) or ()), *hashes})
         return [self._calls[pool].store(keys, pages, sources)] * len(keys)
 
     def _keys(self, pool: str, hashes: Sequence[str]) -> list[Key]:

@@ -151,6 +151,8 @@ class PoolCalls:
 
     def _call(self, job: Job, deadline: float) -> Answer | None:
         """The answer to a job; None if the pool node is not there or too slow."""
+        if time.monotonic() >= deadline:
+            return None  # Earlier parts took the time; this one would hang up at once.
         waiting = _Open()
         with self._lock:
             self._open[job.job] = waiting
