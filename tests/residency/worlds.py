@@ -446,7 +446,6 @@ def play(what: Drawn, authority: Authority) -> Counter[str]:
 
 def run(num_worlds: int) -> Counter[str]:
     """Play that many random worlds; what happened, counted."""
-    logging.getLogger("prfaas").setLevel(logging.ERROR)
     seen: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home:
         authority = Authority(Path(home))
@@ -467,6 +466,7 @@ def run(num_worlds: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
+    logging.getLogger("prfaas").setLevel(logging.ERROR)
     began = time.monotonic()
     for kind, count in run(int(sys.argv[1])).most_common():
         print(f"{count:8,} {kind}")

@@ -27,7 +27,14 @@ class InconclusiveError(PrfaasError):
 
 @click.command()
 @click.argument("model")
-@click.option("--codec", "codecs", multiple=True, required=True, type=click.Choice(LOSSY))
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    required=True,
+    type=click.Choice(LOSSY),
+    help="Rounding to compare; may be repeated.",
+)
 @click.option(
     "--pairs",
     default=12,
