@@ -18,6 +18,7 @@ from prfaas.gateway.times import Times
 from prfaas.purge.intents import Intents
 from prfaas.purge.reports import TAKEN_AGAIN
 from prfaas.purge.targets import Target
+from prfaas.purge.unfinished import Unfinished
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, PurgeEnd
 from tests.gateway.purge_scripts import ENGINES, script
@@ -250,6 +251,89 @@ async def test_a_purge_that_was_not_done_is_repeated_until_it_is(world: World) -
     script(world)
     await until(lambda: not targets(world))
     assert len(told) == seen, "the others answer now"
+
+
+async def test_a_pool_that_leaves_while_engines_are_reset_is_named(world: World) -> None:
+    script(world)
+    pools = world.gateway.pools
+
+    def leaves() -> bool:
+        pools._clients.pop("pd-pool", None)
+        return True
+
+    client = pools._clients["pd-pool"]
+    world.decode.on_forget = leaves
+    try:
+        report = await world.gateway._control.purging.purge("prfaas-pool", is_dry=False)
+    finally:
+        pools._clients["pd-pool"] = client
+    problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
+    assert problems == {"prfaas-pool": "", "pd-pool": "at its end: it has left the deployment"}
+
+
+@pytest.mark.parametrize("times", [Times(purge_repeat_s=0.01)])
+async def test_a_repeat_that_fails_is_logged_and_others_follow(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(world)
+    purging, failed = world.gateway._control.purging, asyncio.Event()
+
+    async def fails(*_: object, **__: object) -> None:
+        failed.set()
+        raise RuntimeError("made up")
+
+    vars(purging)["_run"] = fails
+    Intents(world.state, "gateway").begin(Target("prfaas-pool"))
+    await failed.wait()
+    del vars(purging)["_run"]
+    await until(lambda: not targets(world))
+    assert "purge_repeat_failed" in caplog.text
+
+
+@pytest.mark.parametrize("times", [Times(purge_repeat_s=0.01)])
+async def test_engines_are_reset_again_only_where_a_part_failed_that_can_be_reached(
+    world: World,
+) -> None:
+    script(world)
+    await world.prfaas_pool.stop()
+    await until(lambda: not world.gateway.pools.is_live("prfaas-pool"))
+    _, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
+    assert not report["is_complete"]
+    told = script(world)
+    purging, target = world.gateway._control.purging, Intents(world.state, "gateway").pending()[0]
+    assert purging._due(target) == frozenset(), "nothing that failed can be reached"
+    await world.prfaas_pool.start()
+    await until(lambda: not targets(world))
+    clusters = world.gateway.deployment.clusters.values()
+    [beside] = [set(table.engines) for table in clusters if "prfaas-pool" in table.pools]
+    assert {name for name, what in told if what == "forget"} == beside != set(ENGINES)
+    assert ("pd-pool", "Purge") not in told
+
+
+async def test_an_engine_that_can_never_be_reset_is_named_and_keeps_no_intent(world: World) -> None:
+    script(world)
+    world.spare.on_forget = None
+    status, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
+    assert (status, report["is_complete"]) == (200, False)
+    assert [each["name"] for each in report["engines"] if each["problem"]] == ["spare"]
+    assert targets(world) == []
+
+
+def test_before_its_first_attempt_a_purge_waits_for_all_pools_and_then_for_what_failed() -> None:
+    unfinished, target = Unfinished(), Target("a")
+    clusters = [(["a", "a2"], ["e"]), (["b"], ["f", "g"])]
+
+    def due(*reachable: str) -> set[str]:
+        return set(unfinished.due(target, reachable, ["a", "a2", "b"], clusters))
+
+    assert due("a", "b", "e") == set()
+    assert due("a", "a2", "b", "e") == {"a", "a2", "b", "e"}
+    assert not unfinished.note(target, None, ["a", "f"])
+    assert due("a2", "b", "e", "g") == set()
+    assert due("a", "b", "e", "g") == {"a", "e"}
+    assert not unfinished.note(target, {"a", "e"}, [])
+    assert due("a", "f") == {"b", "f"}
+    assert unfinished.note(target, {"b", "f"}, [])
 
 
 class Died(BaseException):

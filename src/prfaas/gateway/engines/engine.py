@@ -21,6 +21,10 @@ class OtherModelError(EngineError):
     """The engine serves other models than the site."""
 
 
+class NoResetError(EngineError):
+    """The engine has no route by which its blocks can be dropped."""
+
+
 class EngineUnreachableError(EngineError):
     """The engine took no connection, or dropped it before it answered.
 

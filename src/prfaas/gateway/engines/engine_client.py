@@ -20,6 +20,7 @@ from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,
     EngineUnreachableError,
+    NoResetError,
     SuspectError,
 )
 from prfaas.gateway.engines.engine_probes import EngineProbes
@@ -200,7 +201,8 @@ class Engines:
                 self._http.post(engine.url + FORGET, allow_redirects=False) as response,
             ):
                 if response.status != 200:
-                    raise EngineError(
+                    kind = NoResetError if response.status in (404, 405) else EngineError
+                    raise kind(
                         f"{FORGET.partition('?')[0]} answers {response.status}: start it with "
                         "--middleware prfaas.engines.vllm_forget.ForgetRoute, or restart it"
                     )

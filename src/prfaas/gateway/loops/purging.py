@@ -4,13 +4,15 @@ Pool nodes drop them and take no more of the source (`pool/node/purging.py`), en
 they hold, and only then do pool nodes take blocks of the source again: an engine that has not
 forgotten yet can bring nothing back. Each step may be done twice: what broke off is asked for
 again. A bar of a purge that broke off ends by itself. What was begun is in a file until all parts
-are done (`purge/intents.py`): a purge that a crash or a part that is gone interrupted is repeated.
+are done (`purge/intents.py`): a purge that a crash or a part that is gone interrupted is repeated,
+at the parts that failed (`purge/unfinished.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,20 +20,25 @@ from msgspec.structs import replace
 
 from prfaas.audit.changes import Entry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
-from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine import Engine, NoResetError
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants
+from prfaas.logs import log_event
 from prfaas.purge.intents import Intents
 from prfaas.purge.reports import TAKEN_AGAIN, report_of, unknown
 from prfaas.purge.targets import Target
+from prfaas.purge.unfinished import Unfinished
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.gateway import Purged
+
+_log = logging.getLogger(__name__)
 
 TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
 reset while it loads blocks."""
 REPEAT_MAX_S = 600.0
+LEFT = "it has left the deployment"
 _WHY = {Loop.OPERATOR: "as the operator asked", Loop.INTEGRITY: "its blocks were altered"}
 
 
@@ -43,7 +50,7 @@ class Purging:
         on_forgotten: Called with the name of each engine that has forgotten.
         tenants: Known tenants, and their tags.
         retry_s: Wait before an engine is asked again, seconds.
-        repeat_s: Wait before a purge that is not done is repeated, seconds; doubles from there.
+        repeat_s: Wait before a purge that is not done is repeated, seconds; doubles with each try.
     """
 
     def __init__(
@@ -58,6 +65,9 @@ class Purging:
         self._retry_s, self._repeat_s = retry_s, repeat_s
         self._tenants = tenants
         self._intents = Intents(live.deployment.state, live.deployment.gateway.name)
+        self._unfinished = Unfinished()
+        self._no_reset: set[str] = set()
+        """Engines without a route to reset them: asking again changes nothing."""
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(
@@ -84,18 +94,36 @@ class Purging:
         return await self._start(Target(source, tenant, tag), loop, is_dry=is_dry)
 
     async def repeat(self) -> None:
-        """Repeat purges that are not done, at the start and then at growing intervals."""
+        """Repeat what is not done of purges, at growing intervals while that has no success."""
         pause_s = self._repeat_s
         while True:
+            has_tried = False
             for target in self._intents.pending():
-                if not self._tasks:
-                    with contextlib.suppress(RequestError):  # It cannot be recorded: it stays.
-                        await self._start(target, Loop.OPERATOR, is_dry=False)
+                parts = self._due(target)
+                if parts and not self._tasks:
+                    has_tried = True
+                    await self._again(target, parts)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, REPEAT_MAX_S)
+            pause_s = min(2 * pause_s, REPEAT_MAX_S) if has_tried else self._repeat_s
 
-    async def _start(self, target: Target, loop: Loop, *, is_dry: bool) -> JsonObject:
-        task = asyncio.create_task(self._run(target, loop, is_dry=is_dry))
+    def _due(self, target: Target) -> frozenset[str]:
+        pools, engines = self._live.pools, self._live.engines.by_name.values()
+        reachable = {pool for pool in pools.names() if pools.is_live(pool)}
+        reachable |= {engine.name for engine in engines if engine.is_ready}
+        tables = self._live.deployment.clusters.values()
+        clusters = [(table.pools, table.engines) for table in tables]
+        return self._unfinished.due(target, reachable, pools.names(), clusters)
+
+    async def _again(self, target: Target, parts: frozenset[str]) -> None:
+        try:
+            await self._start(target, Loop.OPERATOR, is_dry=False, parts=parts)
+        except Exception as error:  # It stays, and is repeated; so are the others.
+            log_event(_log, logging.ERROR, "purge_repeat_failed", of=str(target), why=repr(error))
+
+    async def _start(
+        self, target: Target, loop: Loop, *, is_dry: bool, parts: frozenset[str] | None = None
+    ) -> JsonObject:
+        task = asyncio.create_task(self._run(target, loop, is_dry=is_dry, parts=parts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
@@ -104,7 +132,9 @@ class Purging:
         """Break off; what is left of a purge is done when it is asked for again."""
         await cancel_all(self._tasks)
 
-    async def _run(self, target: Target, loop: Loop, *, is_dry: bool) -> JsonObject:
+    async def _run(
+        self, target: Target, loop: Loop, *, is_dry: bool, parts: frozenset[str] | None = None
+    ) -> JsonObject:
         pools, tenants = self._live.pools.names(), self._tenants.by_name
         is_known = target.source in pools or target.tenant in tenants
         if is_dry or (not is_known and target not in self._intents.pending()):
@@ -120,44 +150,49 @@ class Purging:
                 f"the purge cannot be recorded in `state`: {error.strerror}; nothing was dropped",
                 status=503,
             ) from None
-        found = await self._at_pools(target, is_dry=False)
-        names = list(self._live.engines.by_name)
-        problems = await asyncio.gather(
-            *(self._forget(engine) for engine in self._live.engines.by_name.values())
-        )
+        found = await self._at_pools(target, is_dry=False, parts=parts)
+        engines = [
+            e for e in self._live.engines.by_name.values() if parts is None or e.name in parts
+        ]
+        problems = await asyncio.gather(*(self._forget(engine) for engine in engines))
         ends = (self._end_at(pool, target, told) for pool, told in found.items())
         found = dict(zip(found, await asyncio.gather(*ends), strict=True))
-        forgot = dict(zip(names, problems, strict=True))
+        forgot = dict(zip((engine.name for engine in engines), problems, strict=True))
         entry = self._note(target, loop, found, forgot)
         report = report_of(target, found, forgot, entry.as_json())
-        if report["is_complete"]:
+        failed = {name for name, told in found.items() if told.problem}
+        failed |= {name for name, problem in forgot.items() if problem} - self._no_reset
+        if self._unfinished.note(target, parts, failed):
             with contextlib.suppress(OSError):  # Then it is repeated.
                 await asyncio.to_thread(self._intents.end, target)
         return report
 
-    async def _at_pools(self, target: Target, *, is_dry: bool) -> dict[str, Purged]:
-        """Result of a purge at each pool node."""
-        names = self._live.pools.names()
+    async def _at_pools(
+        self, target: Target, *, is_dry: bool, parts: frozenset[str] | None = None
+    ) -> dict[str, Purged]:
+        """Result of a purge at each pool node, or at those of `parts`."""
+        names = [name for name in self._live.pools.names() if parts is None or name in parts]
         found = await asyncio.gather(*(self._at(pool, target, is_dry) for pool in names))
         return dict(zip(names, found, strict=True))
 
     async def _at(self, pool: str, target: Target, is_dry: bool) -> Purged:
         try:
             return await self._live.pools.client(pool).purge(target, is_dry=is_dry)
-        except PeerError as error:
-            return Purged(0, 0, 0, 0, 0, str(error))
+        except (PeerError, KeyError) as error:
+            return Purged(0, 0, 0, 0, 0, _why(error))
 
     async def _end_at(self, pool: str, target: Target, told: Purged) -> Purged:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
             was_barred = await self._live.pools.client(pool).end_purge(target)
-        except PeerError as error:
-            return replace(told, problem=told.problem or f"at its end: {error}")
+        except (PeerError, KeyError) as error:
+            return replace(told, problem=told.problem or f"at its end: {_why(error)}")
         return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)
 
     async def _forget(self, engine: Engine) -> str:
         """Have an engine forget; why it did not, or nothing."""
         is_held = False
+        self._no_reset.discard(engine.name)
         try:
             for number in range(TRIES_MAX):
                 if await self._live.engines.forget(engine):
@@ -168,9 +203,13 @@ class Purging:
                     self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
                 await asyncio.sleep(self._retry_s)
         except EngineError as error:
+            if isinstance(error, NoResetError):
+                self._no_reset.add(engine.name)
             return str(error)
+        except KeyError:
+            return LEFT
         finally:
-            if is_held:
+            if is_held and engine.name in self._live.engines.by_name:
                 self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
@@ -193,3 +232,8 @@ class Purging:
                 "not_done": len(failed),
             },
         )
+
+
+def _why(error: PeerError | KeyError) -> str:
+    """Return why a pool node did not answer; KeyError means that it is a member no longer."""
+    return str(error) if isinstance(error, PeerError) else LEFT
