@@ -304,7 +304,7 @@ async def test_engines_are_reset_again_only_where_a_part_failed_that_can_be_reac
     assert purging._due(target) == frozenset(), "nothing that failed can be reached"
     await world.prfaas_pool.start()
     await until(lambda: not targets(world))
-    clusters = world.gateway.deployment.clusters.values()
+    clusters = purging._live.deployment.clusters.values()
     [beside] = [set(table.engines) for table in clusters if "prfaas-pool" in table.pools]
     assert {name for name, what in told if what == "forget"} == beside != set(ENGINES)
     assert ("pd-pool", "Purge") not in told
@@ -327,13 +327,24 @@ def test_before_its_first_attempt_a_purge_waits_for_all_pools_and_then_for_what_
         return set(unfinished.due(target, reachable, ["a", "a2", "b"], clusters))
 
     assert due("a", "b", "e") == set()
-    assert due("a", "a2", "b", "e") == {"a", "a2", "b", "e"}
+    assert due("a", "a2", "b", "e") == {"a", "a2", "b", "e", "f", "g"}
     assert not unfinished.note(target, None, ["a", "f"])
     assert due("a2", "b", "e", "g") == set()
     assert due("a", "b", "e", "g") == {"a", "e"}
     assert not unfinished.note(target, {"a", "e"}, [])
     assert due("a", "f") == {"b", "f"}
     assert unfinished.note(target, {"b", "f"}, [])
+
+
+async def test_blocks_of_a_removed_tenant_may_be_at_a_pool_that_is_not_connected(
+    world: World,
+) -> None:
+    script(world, num_blocks=0)
+    await world.prfaas_pool.stop()
+    await until(lambda: not world.gateway.pools.is_live("prfaas-pool"))
+    status, report = await world.post({"tenant": "removed"}, "/control/purge")
+    assert (status, report["is_complete"]) == (200, False)
+    assert targets(world) == ["tenant removed"]
 
 
 class Died(BaseException):

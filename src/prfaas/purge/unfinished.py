@@ -49,7 +49,8 @@ class Unfinished:
         """
         left = self._left.get(target)
         if left is None:
-            return frozenset(reachable) if all(name in reachable for name in pools) else frozenset()
+            is_up = all(name in reachable for name in pools)
+            return frozenset(pools).union(*(each for _, each in clusters)) if is_up else frozenset()
         found = roots = left.intersection(reachable)
         for nodes, engines in clusters:
             if not roots.isdisjoint(nodes):

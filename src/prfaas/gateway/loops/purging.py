@@ -139,7 +139,7 @@ class Purging:
         is_known = target.source in pools or target.tenant in tenants
         if is_dry or (not is_known and target not in self._intents.pending()):
             found = await self._at_pools(target, is_dry=True)
-            if not is_known and not any(pool.num_blocks for pool in found.values()):
+            if not is_known and not any(pool.num_blocks or pool.problem for pool in found.values()):
                 raise unknown(target, pools if target.tag is None else list(tenants))
             if is_dry:
                 return report_of(target, found, {}, None)
