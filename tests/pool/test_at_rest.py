@@ -13,13 +13,14 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.pool.keys.keyring import FILE_NAME
 from prfaas.pool.keys.site_keys import load_keys
+from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd
 from tests.s3.fixtures import Bucket
 
 from .conftest import World
 from .killed_node import KEYS, SPILLED, Killed
-from .purges import ask
+from .purges import ask, fails, on_disk
 from .shared_sites import OTHER, all_written, loads_right, start, tier_of
 from .sites import HASHES, content, dial_port, subscribe, until
 
@@ -110,6 +111,43 @@ async def test_after_a_purge_and_a_kill_nothing_of_a_tenant_can_be_read(
         receipts = [json.loads(line) for line in log.splitlines() if b'"purge"' in line]
         assert [(each["tenant"], each["outcome"]) for each in receipts] == [(GONE, "complete")]
         assert receipts[0]["blocks"] == answer.num_blocks
+
+
+async def test_a_receipt_that_is_not_in_the_audit_log_is_no_receipt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd = await world.start_pd()
+
+    async def written() -> bool:
+        return False
+
+    monkeypatch.setattr(pd.node._purging._audit, "written", written)
+    gateway = await subscribe(pd, world.identities)
+    answer = await ask(gateway, source="", tenant=GONE)
+    assert answer.problem == "the audit log cannot be written"
+    gateway.channel.close("done")
+
+
+async def test_records_are_marked_where_a_key_cannot_be_destroyed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"disk": tmp_path / "disk", "disk_bytes": 1 << 20}
+    options["disk_keys"] = site_keys(tmp_path / "site.keys")
+    pd = await world.start_pd(**options)
+    engine = await world.engine("pd-pool")
+    assert await engine.store(BLOCKS[:4], tenant=GONE)
+    assert await engine.store(BLOCKS[4:8], tenant=KEPT)
+    await on_disk(pd)
+    monkeypatch.setattr(SegmentFiles, "destroy_keys", fails)
+    gateway = await subscribe(pd, world.identities)
+    assert "the tenant's keys: no space" in (await ask(gateway, source="", tenant=GONE)).problem
+    gateway.channel.close("done")
+    await pd.kill()
+    again = await world.start_pd(**options)
+    assert again.node.disk is not None
+    disk = again.node.disk
+    await until(lambda: disk.is_ready)
+    assert {key for _, key in disk.names()} == set(BLOCKS[4:8])
 
 
 # --- a bucket ---

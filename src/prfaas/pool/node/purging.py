@@ -134,7 +134,8 @@ class Purging:
                 bytes=host_bytes + disk_bytes + shared_bytes,
                 transfers=num_transfers,
             )
-            await self._audit.written()
+            if not await self._audit.written():
+                problem = _joined(problem, "the audit log cannot be written")
         purged = Purged(
             job=message.job,
             num_blocks=num_blocks,
@@ -199,5 +200,9 @@ class Purging:
             if not message.is_dry:
                 await self._shared.drop(scope)
         except TransferError as error:
-            problem = "; ".join(filter(None, (problem, f"shared tier: {error}")))
+            problem = _joined(problem, f"shared tier: {error}")
         return found, num_bytes, problem
+
+
+def _joined(*problems: str) -> str:
+    return "; ".join(filter(None, problems))
