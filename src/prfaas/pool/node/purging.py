@@ -183,10 +183,10 @@ class Purging:
         found, num_bytes = await self._disk.drop(matches)
         problem = await self._destroy_keys(scope)
         try:
-            if scope.tenant is None or not self._disk.is_sealed:
+            if scope.tenant is None or not self._disk.is_sealed or problem:
                 await self._disk.erase(matches)
         except (OSError, ConfigError) as error:
-            return found, num_bytes, f"disk: {error}"
+            return found, num_bytes, _joined(problem, f"disk: {error}")
         return found, num_bytes, problem
 
     async def _in_shared(
