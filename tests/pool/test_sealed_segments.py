@@ -18,6 +18,7 @@ from prfaas.pool.keys.keyring import FILE_NAME, Keyring
 from prfaas.pool.keys.record_seals import NONCE_BYTES, SegmentStamps
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
+from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, Place, SegmentFiles
 from prfaas.pool.store.origins import Origin
 from prfaas.wire.fragments import block_digest
@@ -272,6 +273,45 @@ def test_a_keyring_has_a_limit_and_its_oldest_key_goes(
     made = [keyring.sealing(f"{number:032x}") for number in range(5)]
     assert [keyring.get(key.id) is not None for key in made] == [False, False, True, True, True]
     assert len(Keyring(tmp_path / "keyring", wrapper)) == 3
+
+
+def test_a_process_with_another_name_leaves_the_keyring_of_a_running_one(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    first, is_new = disk_wrapper(folder, None, tmp_path / "a.disk-key")
+    assert is_new
+    filled(folder, first)
+    other, is_other_new = disk_wrapper(folder, None, tmp_path / "b.disk-key")
+    assert is_other_new
+    with sealed(folder, first) as files:
+        with pytest.raises(ConfigError, match="another pool node uses"):
+            SegmentFiles(folder, wrapper=other, is_new_key=True)
+        assert readable(files) == dict.fromkeys(TENANTS, 4)
+    again, is_new = disk_wrapper(folder, None, tmp_path / "a.disk-key")
+    assert not is_new
+    with sealed(folder, again) as files:
+        assert readable(files) == dict.fromkeys(TENANTS, 4)
+
+
+def test_a_folder_whose_key_is_gone_is_emptied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, own = tmp_path / "disk", tmp_path / "a.disk-key"
+    filled(folder, disk_wrapper(folder, None, own)[0])
+    own.unlink()
+    wrapper, is_new = disk_wrapper(folder, None, own)
+    files = SegmentFiles(folder, wrapper=wrapper, is_new_key=is_new)
+    assert readable(files) == {}
+    assert "disk_emptied" in caplog.text
+    files.close()
+
+
+def test_of_two_processes_that_make_a_key_one_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "a.disk-key"
+    assert disk_wrapper(tmp_path, None, own)[1]
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert not disk_wrapper(tmp_path, None, own)[1]
 
 
 # --- crashes ---

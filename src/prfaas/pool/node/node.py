@@ -326,6 +326,7 @@ class PoolNode:
         return self.inbound.num_open + sum(link.num_open for link in self.links.values())
 
     def _disk(self, folder: Path) -> DiskTier:
+        wrapper, is_new = disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key)
         disk = DiskTier(
             folder,
             self.settings.disk_bytes,
@@ -334,7 +335,8 @@ class PoolNode:
             self.store.gone_below,
             limits=self.settings.disk_limits,
             regions=self.settings.regions,
-            wrapper=disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key),
+            wrapper=wrapper,
+            is_new_key=is_new,
         )
         self.store.spill_to(disk)
         return disk

@@ -157,6 +157,8 @@ class SegmentFiles:
         folder: Made if it is not there; only the owner may enter.
         regions: Footprint of the pool node; segments of another one are removed.
         wrapper: Wraps the keys of tenants; without one, blocks are in the clear.
+        is_new_key: The key of the wrapper is new, and the one before it is gone: a keyring is
+            removed, and with it the blocks of the folder.
 
     Raises:
         ConfigError: The folder cannot be used, is in use, or holds something else; or a keyring is
@@ -164,13 +166,20 @@ class SegmentFiles:
     """
 
     def __init__(
-        self, folder: Path, regions: Regions = frozenset(), wrapper: KeyWrapper | None = None
+        self,
+        folder: Path,
+        regions: Regions = frozenset(),
+        wrapper: KeyWrapper | None = None,
+        *,
+        is_new_key: bool = False,
     ) -> None:
         self._folder = folder
         self._seals: RecordSeals | None = None
         try:
             self._lock = _claim(folder, is_sealed=wrapper is not None)
             stamp(folder, regions, folder.glob(f"*{SUFFIX}"))
+            if is_new_key:
+                _lose(folder)
             if wrapper is not None:
                 self._seals = RecordSeals(_keyring(folder, wrapper, self._lock))
         except OSError as error:
@@ -466,6 +475,13 @@ def _keyring(folder: Path, wrapper: KeyWrapper, lock: int) -> Keyring:
     except ConfigError:
         os.close(lock)
         raise
+
+
+def _lose(folder: Path) -> None:
+    """Remove a keyring whose wrapping key is gone. The folder is ours already."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / FILE_NAME).unlink()
+        log_event(_log, logging.WARNING, "disk_emptied", folder=str(folder), why="key is gone")
 
 
 def _claim(folder: Path, *, is_sealed: bool = False) -> int:

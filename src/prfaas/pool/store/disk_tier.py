@@ -91,6 +91,7 @@ class DiskTier:
         limits: Sizes and times.
         regions: Where its blocks may rest; what it has from other regions is dropped.
         wrapper: Wraps the keys that seal blocks; None leaves them in the clear.
+        is_new_key: The wrapper's key was made for this start: an old keyring is removed.
 
     Raises:
         ConfigError: The folder cannot be used, or the limit is too small for any block.
@@ -109,6 +110,8 @@ class DiskTier:
         limits: DiskLimits = LIMITS,
         regions: Regions = frozenset(),
         wrapper: KeyWrapper | None = None,
+        *,
+        is_new_key: bool = False,
     ) -> None:
         self._limits = limits
         if capacity_bytes < CAPACITY_BYTES_MIN:
@@ -118,7 +121,7 @@ class DiskTier:
             )
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self._files = SegmentFiles(folder, regions, wrapper)
+        self._files = SegmentFiles(folder, regions, wrapper, is_new_key=is_new_key)
         self._folder = folder
         self._metrics = metrics
         self._on_found = on_found
