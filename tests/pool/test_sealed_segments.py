@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool.keys.keyring import FILE_NAME, Keyring
 from prfaas.pool.keys.record_seals import NONCE_BYTES, SegmentStamps
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
+from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, Place, SegmentFiles
+from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import Origin
 from prfaas.wire.fragments import block_digest
 
@@ -312,6 +315,23 @@ def test_of_two_processes_that_make_a_key_one_made_it(
     assert disk_wrapper(tmp_path, None, own)[1]
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert not disk_wrapper(tmp_path, None, own)[1]
+
+
+def test_made_up_tenants_cost_no_key_of_a_tenant_with_a_reserve(
+    tmp_path: Path, wrapper: SiteKeyWrapper
+) -> None:
+    folder = tmp_path / "disk"
+    tier = DiskTier(folder, 1 << 20, PoolMetrics(), lambda _: None, lambda _: None, wrapper=wrapper)
+    keyring = tier._files.keyring
+    assert keyring is not None
+    keyring._keys_max = 3
+    tier.share({"a" * 32: Share(reserve=0.5), "b" * 32: Share(limit=0.5)})
+    kept, limited = (keyring.sealing(letter * 32) for letter in "ab")
+    made = [keyring.sealing(f"{number:032x}") for number in range(5)]
+    assert keyring.get(kept.id) == kept
+    assert keyring.get(limited.id) is None
+    assert [keyring.get(key.id) is not None for key in made] == [False, False, False, True, True]
+    tier._files.close()
 
 
 # --- crashes ---

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 FILE_NAME = "keyring"
 KEYS_MAX = 4096
-"""Keys in a keyring; a new one beyond them destroys the oldest."""
+"""Keys in a keyring; a new one beyond them destroys the oldest of a tenant without a reserve."""
 FILE_BYTES_MAX = 4 << 20
 
 
@@ -76,6 +76,7 @@ class Keyring:
         """All keys, the oldest first."""
         self._sealing: dict[str, TenantKey] = {}
         """The newest key of each tenant."""
+        self._kept: Set[str] = frozenset()
         for key, wrapped in self._load():
             self._add(key, wrapped)
         old = [each for each, data in self._wrapped.items() if not wrapper.is_current(data)]
@@ -93,6 +94,10 @@ class Keyring:
         """The key of that name; None if there is none, or it was destroyed."""
         return self._by_id.get(key_id)
 
+    def keep(self, tenants: Set[str]) -> None:
+        """Destroy keys of other tenants first where room is needed, from now on."""
+        self._kept = tenants
+
     def sealing(self, tenant: str) -> TenantKey:
         """The key for new blocks of a tenant, which is on disk when this returns.
 
@@ -104,14 +109,16 @@ class Keyring:
             return key
         with self._lock:
             key = new_key(tenant, int(self._clock_s()))
-            oldest = list(self._by_id)[: max(0, len(self._by_id) + 1 - self._keys_max)]
-            kept = {each: old for each, old in self._wrapped.items() if each not in oldest}
-            kept[key.id] = self._wrapper.wrap(key.secret, key.bound)
-            self._write(kept, {**self._by_id, key.id: key})
+            kept = self._kept
+            order = sorted(self._by_id, key=lambda each: self._by_id[each].tenant in kept)
+            oldest = order[: max(0, len(order) + 1 - self._keys_max)]
+            wrapped = {each: old for each, old in self._wrapped.items() if each not in oldest}
+            wrapped[key.id] = self._wrapper.wrap(key.secret, key.bound)
+            self._write(wrapped, {**self._by_id, key.id: key})
             for each in oldest:
                 self._remove(each)
                 log_event(_log, logging.WARNING, "tenant_key_destroyed", why="too_many_keys")
-            self._add(key, kept[key.id])
+            self._add(key, wrapped[key.id])
         return key
 
     def destroy(self, tenant: str) -> int:

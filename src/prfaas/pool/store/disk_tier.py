@@ -189,6 +189,8 @@ class DiskTier:
         Blocks that a tenant wrote before it had a share stay where they are, outside its reserve.
         """
         self._shares = dict(shares)
+        if self._files.keyring is not None:
+            self._files.keyring.keep({tag for tag, share in shares.items() if share.reserve})
         self._active = {tag: each for tag, each in self._active.items() if not tag or tag in shares}
         sizes = self._sizes.items()
         self._policy.assign(shares, (Held(each, self._tenants[each], size) for each, size in sizes))
