@@ -10,9 +10,10 @@ forget them: what is sealed with them is lost, also in objects that stay.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prfaas.errors import TransferError
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
@@ -24,6 +25,8 @@ FOLDER, NO_TENANT = "keys", "none"
 OBJECT_BYTES_MAX = 4096
 KNOWN_MAX = 4096
 """Keys that a node keeps in memory."""
+ATTEMPTS = 3
+"""Attempts to have a key for sealing, while purges of its tenant come in between."""
 _PATH = re.compile(rf"{FOLDER}/(none|[0-9a-f]{{32}})/([0-9a-f]{{32}})")
 _MADE_BYTES = 8
 
@@ -41,6 +44,7 @@ class TierKeys:
         wrapper: Wraps them.
         limit_s: Limit of each request, seconds.
         clock_s: Time since 1970, seconds.
+        on_unknown: Called for a key that a key of the site wrapped which is not there.
     """
 
     def __init__(
@@ -49,26 +53,41 @@ class TierKeys:
         wrapper: KeyWrapper,
         limit_s: float,
         clock_s: Callable[[], float] = time.time,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self._bucket, self._wrapper, self._limit_s = bucket, wrapper, limit_s
-        self._clock_s = clock_s
+        self._clock_s, self._on_unknown = clock_s, on_unknown
         self._sealing: dict[str, TenantKey] = {}
         self._known: dict[str, TenantKey] = {}
+        self._old: set[str] = set()
+        """Names of known keys that an earlier key of the site wrapped: they seal nothing new."""
+        self._asking: dict[object, str] = {}
+        """Tenants of the requests under way whose result may be kept: no purge came meanwhile."""
 
     async def sealing(self, tenant: str) -> TenantKey:
         """The key for new blocks of a tenant: one that is in the bucket, or a new one.
 
+        A key that an earlier key of the site wrapped is not used: that one may be removed.
+
         Raises:
             TransferError: The server failed, or did not answer in time.
         """
-        key = self._sealing.get(tenant)
-        if key is None:
-            for ref in await self._refs(tenant):
-                key = key or await self.get(ref)
-            key = key or await self._make(tenant)
-            self._sealing[tenant] = key
-            self._know(key)
-        return key
+        for _ in range(ATTEMPTS):
+            if tenant in self._sealing:
+                return self._sealing[tenant]
+            with self._unpurged(tenant) as is_valid:
+                key = await self._found(tenant) or await self._make(tenant)
+                if is_valid():
+                    self._sealing[tenant] = key
+                    self._know(key)
+        raise TransferError("the tenant's keys are being destroyed")
+
+    async def _found(self, tenant: str) -> TenantKey | None:
+        for ref in await self._refs(tenant):
+            key = await self.get(ref)
+            if key is not None and ref not in self._old:
+                return key
+        return None
 
     async def get(self, ref: str) -> TenantKey | None:
         """The key of that name; None if it is gone, or cannot be unwrapped.
@@ -81,19 +100,42 @@ class TierKeys:
         found = _PATH.fullmatch(path := f"{FOLDER}/{ref}")
         if found is None:
             return None
+        tenant = "" if found[1] == NO_TENANT else found[1]
+        with self._unpurged(tenant) as is_valid:
+            key = await self._read(path, tenant, found[2])
+            if key is None or not is_valid():
+                self._old.discard(ref)
+                return None
+            self._know(key)
+        return key
+
+    async def _read(self, path: str, tenant: str, key_id: str) -> TenantKey | None:
         try:
             data = bytes(await self._bucket.read(path, 0, OBJECT_BYTES_MAX, self._limit_s))
-            tenant = "" if found[1] == NO_TENANT else found[1]
             made_s = int.from_bytes(data[:_MADE_BYTES], "big")
-            bare = TenantKey(bytes.fromhex(found[2]), tenant, made_s, b"")
+            bare = TenantKey(bytes.fromhex(key_id), tenant, made_s, b"")
             secret = self._wrapper.unwrap(data[_MADE_BYTES:], bare.bound)
-        except (GoneError, AlteredError, UnknownKeyError):
+        except UnknownKeyError:
+            self._on_unknown()
+            return None
+        except (GoneError, AlteredError):
             return None
         if len(secret) != KEY_BYTES:
             return None
         key = TenantKey(bare.id, tenant, made_s, secret)
-        self._know(key)
+        if not self._wrapper.is_current(data[_MADE_BYTES:]):
+            self._old.add(ref_of(key))
         return key
+
+    @contextlib.contextmanager
+    def _unpurged(self, tenant: str) -> Iterator[Callable[[], bool]]:
+        """Yield a test that is true until the tenant's keys are destroyed."""
+        token = object()
+        self._asking[token] = tenant
+        try:
+            yield lambda: token in self._asking
+        finally:
+            self._asking.pop(token, None)
 
     async def destroy(self, tenant: str) -> int:
         """Delete the keys of a tenant from the bucket, and forget them; return their number.
@@ -112,10 +154,15 @@ class TierKeys:
         self._sealing.pop(tenant, None)
         for ref in [ref for ref, key in self._known.items() if key.tenant == tenant]:
             del self._known[ref]
+            self._old.discard(ref)
+        for token in [token for token, of in self._asking.items() if of == tenant]:
+            del self._asking[token]
 
     def _know(self, key: TenantKey) -> None:
         if len(self._known) >= KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+            ref = next(iter(self._known))
+            del self._known[ref]
+            self._old.discard(ref)
         self._known[ref_of(key)] = key
 
     async def _refs(self, tenant: str) -> list[str]:
