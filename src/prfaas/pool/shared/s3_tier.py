@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Set
+from collections.abc import Awaitable, Callable, Collection, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockName, Layout
@@ -27,7 +27,7 @@ from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.following import FRONTS, Follower, Names
 from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.pack_fronts import ATTEMPTS, PackFronts
-from prfaas.pool.shared.pack_index import PackIndex, all_sources
+from prfaas.pool.shared.pack_index import PackIndex, all_sources, bare_tenants
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.pack_writer import PackWriter
 from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
@@ -81,7 +81,12 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._on_found, self._on_gone = on_found, on_gone
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
-        self._tenants = TierKeys(bucket, SiteKeyWrapper(keys), settings.timing.request_s)
+        self._tenants = TierKeys(
+            bucket,
+            SiteKeyWrapper(keys),
+            settings.timing.request_s,
+            on_unknown=metrics.shared_unreadable.labels(reason="unknown_key").inc,
+        )
         self._writer = PackWriter(
             bucket, keys, self._tenants, pool, settings, metrics, self._written, clock_ns
         )
@@ -256,14 +261,21 @@ class S3Tier(ShownBlocks[PackedBlock]):
         source = scope.source
         limit_s = self._settings.timing.request_s
         self._follower.forget(await self._packs.refresh(limit_s))
-        packs, victims = list(self._packs), list[PackName]()
+        victims = await self._those(lambda pack: self._holds(pack, source))
+        self._follower.forget(victims)
+        await self._packs.delete(list(victims), limit_s)
+        self._tell_unread(len(self._fronts.skipped) + self._packs.num_ignored)
+
+    async def _those(self, is_victim: Callable[[PackName], Awaitable[bool]]) -> set[PackName]:
+        """The packs of the bucket that have to go."""
+        packs, found = list(self._packs), set[PackName]()
         for start in range(0, len(packs), FRONTS):
             part = packs[start : start + FRONTS]
-            holds = await asyncio.gather(*(self._holds(name, source) for name in part))
-            victims += [name for name, is_victim in zip(part, holds, strict=True) if is_victim]
-        self._follower.forget(victims)
-        await self._packs.delete(victims, limit_s)
-        unread = len(self._fronts.skipped) + self._packs.num_ignored
+            answers = await asyncio.gather(*map(is_victim, part))
+            found |= {name for name, answer in zip(part, answers, strict=True) if answer}
+        return found
+
+    def _tell_unread(self, unread: int) -> None:
         if unread:
             raise TransferError(
                 f"{unread} packs in the bucket cannot be read with the keys of this node, or are "
@@ -271,19 +283,32 @@ class S3Tier(ShownBlocks[PackedBlock]):
             )
 
     async def _drop_tenant(self, scope: Scope) -> None:
-        """Destroy the keys of a tenant, and delete packs that have only its blocks."""
+        """Destroy the keys of a tenant, and delete packs with blocks that need no such key, or
+        with only its blocks."""
         await self._tenants.destroy(scope.tenant or "")
         found, _ = await self.count(scope)  # Written while the keys were deleted.
         self._blocks.drop(found)
         self._on_gone(found)
-        victims = self._blocks.only_of(scope.tenant or "")
+        tenant, limit_s = scope.tenant or "", self._settings.timing.request_s
+        self._follower.forget(await self._packs.refresh(limit_s))
+        victims = set(self._blocks.only_of(tenant))
+        victims |= await self._those(lambda pack: self._holds_bare(pack, tenant))
         self._follower.forget(victims)
-        await self._packs.delete(victims, self._settings.timing.request_s)
+        await self._packs.delete(list(victims), limit_s)
+        unread = [await self._fronts.is_version_1(name) for name in self._fronts.skipped]
+        self._tell_unread(sum(unread) + self._packs.num_ignored)
 
     def _is_of(self, entry: PackedBlock, scope: Scope) -> bool:
         if scope.tenant is not None:
             return scope.matches(entry.origin)
         return _is_of(entry.pack.name, entry.origin.sources, scope.source)
+
+    async def _holds_bare(self, pack: PackName, tenant: str) -> bool:
+        """Return True if a pack has a block of a tenant that needs no key of the tenant."""
+        tenants = self._blocks.bare_of(pack)
+        if tenants is None:
+            tenants = bare_tenants((await self._fronts.read(pack) or {}).values())
+        return tenant in tenants
 
     async def _holds(self, pack: PackName, source: str) -> bool:
         """Return True if a pack has a block of a source."""
