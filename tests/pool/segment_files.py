@@ -1,5 +1,6 @@
 """Segment files with blocks of known bytes."""
 
+import base64
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ def files_in(folder: Path) -> Iterator[SegmentFiles]:
         yield files
     finally:
         files.close()
+
+
+def site_keys(path: Path, *secrets: bytes) -> Path:
+    """Write a file of keys of a site; the first one wraps."""
+    path.write_bytes(b"\n".join(base64.b64encode(each) for each in secrets))
+    path.chmod(0o600)
+    return path
 
 
 def name_of(number: int) -> BlockName:

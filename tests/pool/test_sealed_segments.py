@@ -1,6 +1,5 @@
 """Segments whose records are sealed with keys of tenants, and the keyring of their folder."""
 
-import base64
 import contextlib
 import os
 import shutil
@@ -26,16 +25,10 @@ from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import Origin
 from prfaas.wire.fragments import block_digest
 
-from .segment_files import content, name_of
+from .segment_files import content, name_of, site_keys
 
 TENANTS = ("a" * 32, "b" * 32, "")
 SIZE = 3000
-
-
-def site_keys(path: Path, *secrets: bytes) -> Path:
-    path.write_bytes(b"\n".join(base64.b64encode(each) for each in secrets))
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture

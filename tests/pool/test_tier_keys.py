@@ -8,7 +8,7 @@ from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.shared.tier_keys import TierKeys, ref_of
 from tests.s3.fixtures import Bucket
 
-from .test_sealed_segments import site_keys
+from .segment_files import site_keys
 
 TENANT, LIMIT_S = "a" * 32, 60.0
 OLD, NEW = b"o" * 32, b"n" * 32
