@@ -233,7 +233,7 @@ class Gateway:
             self._is_busy = False
             raise RequestError("a purge is running", status=409)
         self.purges.append(source)
-        return {"is_complete": True}
+        return {"is_complete": False}  # The gateway repeats it where it failed.
 
     def note(self, loop: Loop, action: str, what: str, **fields: Any) -> Entry:
         self.notes.append((loop, action, what))

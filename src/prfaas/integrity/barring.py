@@ -106,10 +106,8 @@ class Barring:
     async def _purge(self, source: str) -> None:
         for _ in range(TRIES_MAX):
             try:
-                if (await self._purging.purge(source, is_dry=False, loop=Loop.INTEGRITY))[
-                    "is_complete"
-                ]:
-                    return
+                await self._purging.purge(source, is_dry=False, loop=Loop.INTEGRITY)
+                return  # Where it failed, it is repeated once that part is reached.
             except RequestError as error:
                 if error.status != 409:
                     break
