@@ -1,4 +1,4 @@
-"""What sealing costs the writer of the disk tier: rates and CPU time, sealed and in the clear.
+"""Cost of sealing for the writer of the disk tier: rates and CPU time, sealed and in the clear.
 
     python -m benchmarks.pool.disk_sealing [FOLDER]
 

@@ -28,7 +28,7 @@ class Counted:
 
 
 def after(loss: float, rtt_ms: int = 100, windows: int = WINDOWS_MIN) -> PathLoss:
-    """What is known of a path when so many windows of segments were sent."""
+    """Knowledge of a path when so many windows of segments were sent."""
     found, counted = PathLoss(), Counted(rtt_ns=rtt_ms * MS)
     for _ in range(windows + 1):
         found.sample([counted])

@@ -30,7 +30,7 @@ NUM_ENGINES = 2000
 
 
 class Answer:
-    """What `aiohttp` would give back."""
+    """Stands for the answer of `aiohttp`."""
 
     status = 200
 

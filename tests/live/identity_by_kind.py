@@ -94,7 +94,7 @@ class Row:
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it has to be."""
+        """Differences from the expected state."""
         every = len(PROMPT_TOKENS)
         # The decode engine needs the chunk that goes on alone, and is sent as much as a window.
         all_loaded = self.num_loaded == self.num_blocks or (

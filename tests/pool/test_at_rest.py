@@ -1,4 +1,4 @@
-"""What pool nodes leave on disk and in a bucket: no block in the clear, and of a tenant nothing."""
+"""Remains of pool nodes on disk and in a bucket: no block in the clear, and of a tenant nothing."""
 
 import asyncio
 import base64

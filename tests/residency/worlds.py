@@ -85,7 +85,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Move:
-    """What a malicious gateway does: it has a prompt computed, or blocks pulled."""
+    """An act of a malicious gateway: it has a prompt computed, or blocks pulled."""
 
     tenant: int
     source: int

@@ -32,7 +32,7 @@ class LayerCache:
 
 
 Change = Callable[[LayerCache], LayerCache]
-"""What an arm of the comparison does to the cache of a layer."""
+"""Change that an arm of the comparison makes to the cache of a layer."""
 
 
 def unchanged(layer: LayerCache) -> LayerCache:

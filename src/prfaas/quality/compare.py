@@ -54,7 +54,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a model does on one kind of text.
+    """Results of a model on one kind of text.
 
     Attributes:
         name: Of the texts.
@@ -68,7 +68,7 @@ class Found:
 
     @property
     def lost_nats(self) -> float:
-        """What an empty cache costs a token."""
+        """Cost of an empty cache for each token."""
         return self.scores[CONTROL].nats - self.scores["raw"].nats
 
     @property

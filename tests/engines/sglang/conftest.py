@@ -141,7 +141,7 @@ def pool_node(identities: Path, tmp_path: Path) -> Iterator[PoolThread]:
 
 
 def extra_config(socket_path: Path, **changes: Any) -> dict[str, Any]:
-    """What an operator gives SGLang."""
+    """Settings that an operator gives SGLang."""
     return {
         "backend_name": "prfaas",
         "module_path": "prfaas.engines.sglang.backend",

@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch")
 
 
 class HostPool:
-    """What storage backends see of SGLang's `HostKVCache`.
+    """The part that storage backends see of SGLang's `HostKVCache`.
 
     Args:
         page_size: Tokens of a page.

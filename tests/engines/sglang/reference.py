@@ -20,7 +20,7 @@ def hicache_file(directory: Path, pools: dict[str, HostPool]) -> Any:
 
 
 class Dictionary:
-    """What `HiCacheFile` does, for CI without SGLang's tree."""
+    """The behaviour of `HiCacheFile`, for CI without SGLang's tree."""
 
     def __init__(self, pools: dict[str, HostPool]) -> None:
         self._pools = pools

@@ -23,7 +23,7 @@ from tests.plans import plan_file
 
 
 def hellos(node: PoolThread) -> dict[str, EngineHello]:
-    """What engines have announced, by name."""
+    """Hellos of engines, by name."""
 
     async def read() -> list[EngineSession]:
         return list(node.site.node._engine_port._sessions)

@@ -48,7 +48,7 @@ def hashes_of(
 
 
 def found(world: World, tokens: list[int], quality: Quality) -> list[int]:
-    """What the index, the pools and the engines have of a prompt in a class."""
+    """Blocks of a prompt in a class: in the index, the pools and the engines."""
     layout, hashes = layout_of(world), hashes_of(world, tokens, quality)
     index = [world.gateway.index.usable_hit(p, layout, hashes, len(tokens)) for p in POOLS]
     named = set(hashes)

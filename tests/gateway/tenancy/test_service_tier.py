@@ -41,7 +41,7 @@ async def test_a_request_may_name_a_class_that_its_tenant_is_allowed(
         url, operator = f"{world.url}/control/requests", bearer("operator")
 
         async def second_price(name: str, tier: str | None) -> float:
-            """What the decision on a request took a second for."""
+            """Value of a second in the decision on a request."""
             extra = {} if tier is None else {"service_tier": tier}
             body = {"prompt": LONG, "max_tokens": 2, **extra}
             endpoint = f"{world.url}/v1/completions"

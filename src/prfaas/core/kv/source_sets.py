@@ -186,7 +186,7 @@ class PrefixHits(Hits):
                             yield num_tokens, name
 
     def without(self, sources: Sources) -> PrefixHits:
-        """What other sources hold."""
+        """Blocks of other sources."""
         theirs = 0
         for part, _ in sources.parts(self.numbers):
             theirs |= part

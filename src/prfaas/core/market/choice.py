@@ -83,7 +83,7 @@ class Costed(NamedTuple):
 
     @property
     def total(self) -> float:
-        """What is minimised."""
+        """The quantity that is minimised."""
         return self.gpu_cost + self.link_cost + self.time_cost
 
     @property

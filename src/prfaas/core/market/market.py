@@ -26,7 +26,7 @@ class Market:
     ) -> None:
         self.prices, self.hysteresis, self.wall_ns = dict(prices), hysteresis, wall_ns
         self.order: Callable[[Costed], float] = total
-        """What is minimised; another order is a comparison policy."""
+        """The quantity that is minimised; another order is a comparison policy."""
         self.revocations: dict[str, tuple[Revocation, ...]] = {}
         self.gpu_cost = dict.fromkeys(prices, 0.0)
         """Compute of the requests that were sent to each cluster, by the prices of that time."""

@@ -48,7 +48,7 @@ class Subscription:
         self._transfers = transfers
         self._next_seq = 0
         self.view = PoolView()
-        """What routing knows of it."""
+        """State of it that routing reads."""
         self.facts: dict[bytes, LayoutFacts] = {}
         """Facts of layouts by layout id, if the pool node has sent them."""
         self.tiers: dict[str, TierUse] = {}
