@@ -16,15 +16,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from prfaas.core.transfer.connection_count import num_connections
-from prfaas.lab.wan import Wan
+from prfaas.lab.wan import Side, Wan
 from prfaas.wire.sockets import fit, prepare, share_of
 
 from .end import cpu_s, say
-from .ours import End, options
+from .ours import End, both_ends
 from .rows import Row
 
 PORT = 7200
@@ -32,22 +32,13 @@ PIECE_BYTES = 256 << 10
 ACK = b"."
 
 
-@asynccontextmanager
-async def ends(wan: Wan, row: Row, budget: int) -> AsyncIterator[tuple[End, End]]:
+def ends(wan: Wan, row: Row, budget: int) -> AbstractAsyncContextManager[tuple[End, End]]:
     """Both ends, connected by as many connections as a link has; sender and receiver."""
     count = str(num_connections(row.rate, round(row.rtt_ms * 1e6)))
-    python = [sys.executable, "-m", "benchmarks.link.bare"]
-    there = wan.address("b")
-    receiver = End(await wan.run("b", [*python, "receive", there, count], **options()))
-    assert await receiver.hear() == "ready"
-    command = [*python, "send", there, count, str(budget)]
-    sender = End(await wan.run("a" if row.rate else "b", command, **options()))
-    assert await sender.hear() == "ready"
-    yield sender, receiver
-    for end in (sender, receiver):
-        assert end.process.stdin is not None
-        end.process.stdin.close()
-        await end.process.wait()
+    module, there = ["-m", "benchmarks.link.bare"], wan.address("b")
+    receive = [*module, "receive", there, count]
+    side: Side = "a" if row.rate else "b"
+    return both_ends(wan, side, receive, [*module, "send", there, count, str(budget)])
 
 
 async def send_and_take(sender: End, receiver: End, num_bytes: int) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,22 +65,28 @@ def options() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def link(
-    wan: Wan, identities: Path, budget: int, side: Side = "a"
+async def both_ends(
+    wan: Wan, side: Side, receive: list[str], send: list[str]
 ) -> AsyncIterator[tuple[End, End]]:
-    """Both ends, connected; sender and receiver. With side b both are on one loopback."""
-    python = [sys.executable, "-m", "benchmarks.link.end"]
-    there = wan.address("b")
-    receiver = End(await wan.run("b", [*python, "receive", str(identities), there], **options()))
+    """Sender and receiver, connected: words of Python's command line of each."""
+    receiver = End(await wan.run("b", [sys.executable, *receive], **options()))
     assert await receiver.hear() == "ready"
-    command = [*python, "send", str(identities), there, str(budget)]
-    sender = End(await wan.run(side, command, **options()))
+    sender = End(await wan.run(side, [sys.executable, *send], **options()))
     assert await sender.hear() == "ready"
     yield sender, receiver
     for end in (sender, receiver):
         assert end.process.stdin is not None
         end.process.stdin.close()
         await end.process.wait()
+
+
+def link(
+    wan: Wan, identities: Path, budget: int, side: Side = "a"
+) -> AbstractAsyncContextManager[tuple[End, End]]:
+    """Both ends of a link; sender and receiver. With side b both are on one loopback."""
+    module, there = ["-m", "benchmarks.link.end"], wan.address("b")
+    receive = [*module, "receive", str(identities), there]
+    return both_ends(wan, side, receive, [*module, "send", str(identities), there, str(budget)])
 
 
 async def iperf(wan: Wan, control: str, streams: int) -> float:
