@@ -12,7 +12,8 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_segments import ALIGN_BYTES, Place, SegmentFiles
+from prfaas.pool.store.disk_records import ALIGN_BYTES, Place
+from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_tag import tag_in, tenant_tag
-from prfaas.pool.store.disk_segments import ALIGN_BYTES
+from prfaas.pool.store.disk_records import ALIGN_BYTES
 from prfaas.pool.store.disk_tier import DiskLimits
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import wire_keys

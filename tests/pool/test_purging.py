@@ -8,7 +8,7 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_segments import ALIGN_BYTES
+from prfaas.pool.store.disk_records import ALIGN_BYTES
 from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
 from prfaas.pool.store.origins import (
     LOCAL,

@@ -10,7 +10,8 @@ import blake3
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.store.disk_segments import ALIGN_BYTES, MAGIC_1, MARKER, SegmentFiles
+from prfaas.pool.store.disk_records import ALIGN_BYTES, MAGIC_1
+from prfaas.pool.store.disk_segments import MARKER, SegmentFiles
 from prfaas.pool.store.origins import (
     ORIGIN_BYTES_MAX,
     UNKNOWN,

@@ -20,7 +20,8 @@ from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.disk_keys import disk_wrapper
-from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, Place, SegmentFiles
+from prfaas.pool.store.disk_records import ALIGN_BYTES, Place
+from prfaas.pool.store.disk_segments import MARKER, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import Origin
 from prfaas.wire.fragments import block_digest

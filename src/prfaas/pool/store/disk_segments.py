@@ -1,20 +1,8 @@
 """The files of the disk tier: blocks appended to segments, each describing itself.
 
     FOLDER/prfaas-disk-tier       format version; locked while a pool node uses the folder
-    FOLDER/0000000000000012.seg   records, each at a multiple of 4096 bytes
+    FOLDER/0000000000000012.seg   records, each at a multiple of 4096 bytes (`disk_records.py`)
     FOLDER/regions                where its blocks may rest (`region_stamp.py`)
-
-    record   magic "PFKVREC2" | layout id 32 | group u32 | block hash 32 | length u64 | digest 32
-             | origin length u16 | check 8 (of all before, and the origin) | origin | block bytes
-             | zeros up to the next multiple
-
-The magic "PFKVGON2" makes a record one that was dropped. Folders of format 1 are read: their
-records ("PFKVREC1", "PFKVGON1") have no origin, and no length of one.
-
-In a sealed folder the digest is zero, a stamp (`keys/record_seals.py`) follows the origin, and the
-block is followed by its tag ("PFKVREC3", "PFKVGON3"). All of the header, the number of the segment
-and the offset are bound to the block. A sealed folder also has `keyring`, the keys of tenants. A
-record without its key is as one that was dropped.
 
 Nothing else is kept: what is there is found by walking the headers. A record that was being written
 when the process died has a length that reaches beyond the file; a header that does not check is
@@ -29,80 +17,40 @@ import contextlib
 import fcntl
 import logging
 import os
-import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-import blake3
-
-from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.keys.keyring import FILE_NAME, Keyring
-from prfaas.pool.keys.record_seals import KEY_ID, STAMP_BYTES, TAG_BYTES, RecordSeals, SegmentStamps
+from prfaas.pool.keys.record_seals import KEY_ID, RecordSeals, SegmentStamps
 from prfaas.pool.keys.wrapping import KeyWrapper
+from prfaas.pool.store.disk_records import (
+    ALIGN_BYTES,
+    HEADER_BYTES_MAX,
+    MAGIC_SEALED,
+    PLACE,
+    Header,
+    Place,
+    dropped_header,
+    head_bytes,
+    parse_header,
+    record_header,
+)
 from prfaas.pool.store.origins import (
-    ORIGIN_BYTES_MAX,
-    SHARED_MAX,
-    UNKNOWN,
     Origin,
-    origin_bytes,
-    origin_in,
 )
 from prfaas.pool.store.region_stamp import stamp
-from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
+from prfaas.wire.fragments import block_digest
 
 _log = logging.getLogger(__name__)
 
 MARKER = "prfaas-disk-tier"
 FORMAT, FORMAT_1, FORMAT_SEALED = "2", "1", "sealed 1"
 SUFFIX = ".seg"
-MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"
-MAGIC_1, MAGIC_GONE_1 = b"PFKVREC1", b"PFKVGON1"
-MAGIC_SEALED, MAGIC_GONE_SEALED = b"PFKVREC3", b"PFKVGON3"
-ALIGN_BYTES = 4096
-CHECK_BYTES = 8
-_HEADER_1 = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
-_ORIGIN = struct.Struct(">H")
-_PLACE = struct.Struct(">QQ")
-_FIXED_BYTES = _HEADER_1.size + _ORIGIN.size + CHECK_BYTES
-HEADER_BYTES_1 = _HEADER_1.size + CHECK_BYTES
-HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX + STAMP_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Place of a block.
-
-    Attributes:
-        segment: Number of the file.
-        offset: Of the record, bytes.
-        num_bytes: Of the block.
-        origin: Where it came from.
-        head_bytes: Size of the header of its record.
-        key_id: Name of the key that it is sealed with; empty if it is in the clear.
-    """
-
-    segment: int
-    offset: int
-    num_bytes: int
-    origin: Origin
-    head_bytes: int
-    key_id: bytes = b""
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes after the header: the block, and its tag if it is sealed."""
-        return self.num_bytes + (TAG_BYTES if self.key_id else 0)
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of disk that its record takes."""
-        return _aligned(self.head_bytes + self.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +68,6 @@ class Scan:
 
     records: list[tuple[BlockName, Place]]
     num_broken: int
-
-
-class _Header(NamedTuple):
-    """Header of a record."""
-
-    name: BlockName
-    num_bytes: int
-    digest: bytes
-    origin: Origin
-    head_bytes: int
-    is_gone: bool
-    stamp: bytes = b""
-
-
-def record_bytes(num_bytes: int, origin: Origin, *, is_sealed: bool = False) -> int:
-    """Bytes of disk that a block takes."""
-    seal_bytes = STAMP_BYTES + TAG_BYTES if is_sealed else 0
-    return _aligned(head_bytes(origin) + num_bytes + seal_bytes)
-
-
-@lru_cache(SHARED_MAX)
-def head_bytes(origin: Origin) -> int:
-    """Size of the header of a record with that origin."""
-    return _FIXED_BYTES + len(origin_bytes(origin))
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class SegmentFiles:
@@ -230,7 +150,7 @@ class SegmentFiles:
             end = os.fstat(file).st_size
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
             while offset < end:
-                header = _parse(os.pread(file, HEADER_BYTES_MAX, offset))
+                header = parse_header(os.pread(file, HEADER_BYTES_MAX, offset))
                 step = ALIGN_BYTES
                 place = None if header is None else self._place(number, offset, header)
                 if header and place and offset + header.head_bytes + place.stored_bytes <= end:
@@ -243,7 +163,7 @@ class SegmentFiles:
                 offset += step
         return Scan(records, num_broken)
 
-    def _place(self, number: int, offset: int, header: _Header) -> Place:
+    def _place(self, number: int, offset: int, header: Header) -> Place:
         key_id = header.stamp[KEY_ID]
         key = self._seals.keyring.get(key_id) if self._seals is not None and key_id else None
         return Place(
@@ -255,7 +175,7 @@ class SegmentFiles:
             key.id if key is not None else key_id,  # One object for all records of a key.
         )
 
-    def _is_readable(self, header: _Header) -> bool:
+    def _is_readable(self, header: Header) -> bool:
         if self._seals is None:
             return not header.stamp
         return bool(header.stamp) and self._seals.knows(header.stamp)
@@ -287,12 +207,12 @@ class SegmentFiles:
         """
         file, offset = self._open[number]
         place = Place(number, offset, len(data), origin, head_bytes(origin))
-        head, stored = _header(name, len(data), digest, origin), data
+        head, stored = record_header(name, len(data), digest, origin), data
         if self._seals is not None:
             seal = self._stamps[number].stamp(origin.tenant)
-            head = _header(name, len(data), bytes(32), origin, MAGIC_SEALED, seal)
+            head = record_header(name, len(data), bytes(32), origin, MAGIC_SEALED, seal)
             place = Place(number, offset, len(data), origin, len(head), seal[KEY_ID])
-            stored = self._seals.close(seal, data, head + _PLACE.pack(number, offset))
+            stored = self._seals.close(seal, data, head + PLACE.pack(number, offset))
         size = place.record_bytes
         parts = [head, stored, bytes(size - len(head) - len(stored))]
         try:
@@ -345,13 +265,13 @@ class SegmentFiles:
         with _opened(self._path(place.segment), os.O_RDONLY) as file:
             count = os.preadv(file, [head, stored], place.offset)
             os.utime(file)
-        header = _parse(head)
+        header = parse_header(head)
         if count < place.head_bytes + len(stored) or header is None or header.is_gone:
             return None
         if (header.name, header.num_bytes, header.origin) != (name, len(into), place.origin):
             return None
         if self._seals is not None:
-            bound = bytes(head) + _PLACE.pack(place.segment, place.offset)
+            bound = bytes(head) + PLACE.pack(place.segment, place.offset)
             is_intact = self._seals.open(header.stamp, stored, bound, into)
             return block_digest(*name, into) if is_intact else None
         return header.digest if block_digest(*name, into) == header.digest else None
@@ -373,7 +293,7 @@ class SegmentFiles:
                 _opened(self._path(number), os.O_RDWR) as file,
             ):
                 for name, place in records:
-                    os.pwrite(file, _gone(name, place), place.offset)
+                    os.pwrite(file, dropped_header(name, place), place.offset)
                 os.fdatasync(file)
 
     def remove(self, number: int) -> None:
@@ -392,72 +312,6 @@ class SegmentFiles:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:016d}{SUFFIX}"
-
-
-def _header(
-    name: BlockName,
-    num_bytes: int,
-    digest: bytes,
-    origin: Origin,
-    magic: bytes = MAGIC,
-    seal: bytes = b"",
-) -> bytes:
-    layout_id, key = name
-    whence = origin_bytes(origin)
-    head = _HEADER_1.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
-    head += _ORIGIN.pack(len(whence))
-    return head + _check(head + whence + seal) + whence + seal
-
-
-def _gone(name: BlockName, place: Place) -> bytes:
-    """A header as long as that of the record it is written over, so that the next is found."""
-    if place.head_bytes == HEADER_BYTES_1:
-        layout_id, key = name
-        head = _HEADER_1.pack(
-            MAGIC_GONE_1, layout_id, key.group, key.block_hash, place.num_bytes, bytes(32)
-        )
-        return head + _check(head)
-    if place.key_id:
-        seal = place.key_id + bytes(STAMP_BYTES - len(place.key_id))
-        return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE_SEALED, seal)
-    return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE)
-
-
-def _parse(data: bytes | bytearray) -> _Header | None:
-    """Parse the header of a record; None if it is invalid."""
-    if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
-        return _parse_1(data)
-    magic = bytes(data[: len(MAGIC)])
-    is_sealed = magic in (MAGIC_SEALED, MAGIC_GONE_SEALED)
-    if len(data) < _FIXED_BYTES or not (is_sealed or magic in (MAGIC, MAGIC_GONE)):
-        return None
-    head = bytes(data[: _HEADER_1.size + _ORIGIN.size])
-    [size] = _ORIGIN.unpack_from(head, _HEADER_1.size)
-    end = _FIXED_BYTES + size + (STAMP_BYTES if is_sealed else 0)
-    rest = bytes(data[_FIXED_BYTES:end])
-    if len(data) < end or _check(head + rest) != data[len(head) : _FIXED_BYTES]:
-        return None
-    return _checked(head, origin_in(rest[:size]), end, rest[size:])
-
-
-def _parse_1(data: bytes | bytearray) -> _Header | None:
-    head = bytes(data[: _HEADER_1.size])
-    if len(data) < HEADER_BYTES_1 or _check(head) != data[_HEADER_1.size : HEADER_BYTES_1]:
-        return None
-    return _checked(head, UNKNOWN, HEADER_BYTES_1)
-
-
-def _checked(head: bytes, origin: Origin, head_bytes: int, seal: bytes = b"") -> _Header | None:
-    magic, layout_id, group, block_hash, num_bytes, digest = _HEADER_1.unpack_from(head)
-    if not 1 <= num_bytes <= BLOCK_BYTES_MAX:
-        return None
-    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1, MAGIC_GONE_SEALED)
-    name = layout_id, BlockKey(group, block_hash)
-    return _Header(name, num_bytes, digest, origin, head_bytes, is_gone, seal)
-
-
-def _check(head: bytes) -> bytes:
-    return blake3.blake3(head).digest(CHECK_BYTES)
 
 
 @contextlib.contextmanager

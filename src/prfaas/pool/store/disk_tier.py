@@ -25,14 +25,8 @@ from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError, without_frames
 from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_segments import (
-    ALIGN_BYTES,
-    Place,
-    Scan,
-    Segment,
-    SegmentFiles,
-    record_bytes,
-)
+from prfaas.pool.store.disk_records import ALIGN_BYTES, Place, record_bytes
+from prfaas.pool.store.disk_segments import Scan, Segment, SegmentFiles
 from prfaas.pool.store.origins import SLICE, Matches, Origin, sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.units import format_size
