@@ -10,8 +10,11 @@ from click.testing import CliRunner
 
 from prfaas.cli.plan.plan_command import plan
 from prfaas.errors import ConfigError
+from prfaas.planner.answer.coding import classes_of
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.model.catalogue import find_model
+from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.split_plans import split_plans
@@ -147,6 +150,8 @@ def test_json_terminal_and_page_show_it() -> None:
     ("setting", "message"),
     [
         ('prfaas.0.link.codec="kivi4"', "codec"),
+        ('prfaas.0.link.quality="fp8"', "rounds nothing"),
+        ("prfaas.0.link.lanes=0", "lanes"),
         ("prfaas.0.link.codec_ratio=0.5", "codec_ratio"),
         ("prfaas.0.link.codec_ratio=100.0", "codec_ratio"),
         ("prfaas.0.link.codec_cores=0", "codec_cores"),
@@ -165,3 +170,60 @@ def test_cores_of_a_codec_count() -> None:
     assert question.problem.prfaas[0].link.coded.is_coding
     one = replace(question.problem.prfaas[0].link.coding, cores=1.0)
     assert not one.of(100e9 / 8).is_coding
+
+
+def test_a_plan_compares_every_class_of_its_links() -> None:
+    settings = [SCARCE, "prfaas.0.link.price_per_tb=1", "prfaas.0.link.lanes=8"]
+    classes = make_plan(load_question(CASE, settings), with_classes=True).classes
+
+    assert list(classes) == [
+        "raw", "lossless", "fp8", "kivi4", "bf16-state", "fp8+bf16-state", "kivi4+bf16-state",
+    ]  # fmt: skip
+    raw, lossless, fp8, kivi4 = (classes[name] for name in list(classes)[:4])
+    assert raw.rate_per_s < lossless.rate_per_s < fp8.rate_per_s < kivi4.rate_per_s
+    assert raw.price_per_mtoken > lossless.price_per_mtoken > fp8.price_per_mtoken
+    assert (raw.answer, classes["kivi4+bf16-state"].answer) == ("does not pay", "pays")
+    thresholds = [side.offload_threshold for side in (raw, fp8, kivi4)]
+    assert thresholds == sorted(thresholds, key=lambda t: -(t or 0))
+
+
+def test_a_class_of_the_plan_is_that_of_the_comparison() -> None:
+    lossy = [SCARCE, AUTO, "prfaas.0.link.lanes=8", 'prfaas.0.link.quality="kivi4"']
+    plan_of = make_plan(load_question(CASE, lossy), with_classes=True)
+
+    assert plan_of.coding is not None
+    assert plan_of.coding.quality == "kivi4"
+    assert plan_of.coding.coded == plan_of.classes["kivi4"]
+    assert plan_of.coding.raw == plan_of.classes["raw"]
+    assert plan_of.coding.links[0].ratio == pytest.approx(3.2)
+
+
+def test_latents_have_no_kivi4() -> None:
+    latents = geometry_from_config(find_model("deepseek_v3").config, name="deepseek")
+    problem = replace(load_question(CASE, []).problem, geometry=latents)
+
+    assert list(classes_of(problem)) == ["raw", "lossless", "fp8"]
+
+
+def test_lanes_are_a_limit_of_a_raw_link_too() -> None:
+    wide = [AUTO.replace("auto", "raw"), "prfaas.0.link.lanes=2"]
+    limited = load_question(CASE, [*wide, 'prfaas.0.link.lane_rate="2.5Gbps"']).problem
+    scarce = load_question(CASE, [SCARCE]).problem
+
+    found, expected = (designs.prfaas_pd(p, Mode.EXACT) for p in (limited, scarce))
+
+    assert found.operation.rate_per_s == pytest.approx(expected.operation.rate_per_s)
+    assert limited.prfaas[0].link.wire_bits_per_s == 5e9
+
+
+def test_terminal_json_and_page_show_the_classes() -> None:
+    arguments = [str(CASE), "--set", SCARCE, "--classes"]
+
+    found = json.loads(CliRunner().invoke(plan, [*arguments, "--json"]).stdout)["classes"]
+    shown = CliRunner().invoke(plan, arguments).output
+    page = html_report(make_plan(load_question(CASE, [SCARCE]), with_classes=True))
+
+    assert found["fp8"]["egress_bits_per_s"] <= 5e9
+    for output in (shown, page):
+        assert "Classes of the links" in output
+        assert "kivi4+bf16-state" in output

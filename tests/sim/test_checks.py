@@ -48,7 +48,7 @@ def lose_bytes(sim: Simulation) -> None:
 
 
 def send_twice(sim: Simulation) -> None:
-    sim.links[0].sent_bytes *= 2
+    sim.links[0]._served_bytes *= 2
 
 
 def exceed_the_link(sim: Simulation) -> None:
@@ -168,8 +168,8 @@ def test_instants_in_whole_nanoseconds_are_allowed_for_on_a_fast_link() -> None:
     simulation.run()
     check(simulation)
     link = simulation.links[0]
-    assert abs(link.added_bytes - link.sent_bytes) > 1000
-    link.sent_bytes += 3 * link.rounded_bytes + 10_000
+    assert abs(link.added_bytes - link._served_bytes) > 1000
+    link._served_bytes += 3 * link.rounded_bytes + 10_000
     with pytest.raises(BrokenInvariantError, match="a link sent"):
         check(simulation)
 

@@ -12,6 +12,7 @@ from prfaas.cli.main import cli
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.codec.planned import BlockCoding, PlannedCoding
 from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.errors import ConfigError
 from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
 from prfaas.sim.results.invariants import check
@@ -146,10 +147,12 @@ def test_a_scenario_takes_the_codec_of_its_plan() -> None:
     planned = scenario(
         'plan_settings=["prfaas.0.link.codec=\\"auto\\"", "prfaas.0.link.codec_cores=2"]'
     )
-    changed = replace(planned.setup.prfaas[0].link.coding, planned=AUTO)  # type: ignore[type-var]
+    coding = planned.setup.prfaas[0].link.coding
+    assert coding is not None
+    one = replace(coding, planned=replace(coding.planned, cores=1))
 
-    assert planned.setup.prfaas[0].link.coding.planned.cores == 2  # type: ignore[union-attr]
-    assert scenario('link.codec="auto"').setup.prfaas[0].link.coding == changed
+    assert coding.planned.cores == 2
+    assert scenario('link.codec="auto"').setup.prfaas[0].link.coding == one
     assert scenario().setup.prfaas[0].link.coding is None
 
 
@@ -163,3 +166,47 @@ def test_the_output_names_the_coding() -> None:
     assert "attention is coded 1.33:1, state 1.00:1, lossless" in json.dumps(
         json.loads(found.stdout)
     )
+
+
+def test_classes_of_tenants_share_a_link() -> None:
+    made = run(
+        scenario(
+            'link.codec="auto"',
+            "workload.tenants={cheap=1, exact=1}",
+            'link.qualities={cheap="fp8+bf16-state"}',
+        )
+    )
+    exact = run(scenario('link.codec="auto"', "workload.tenants={cheap=1, exact=1}"))
+
+    check(made.simulation)
+    ratios = []
+    for found in (made, exact):
+        (link,) = found.simulation.links
+        ratios.append(link.added_bytes / link.sent_bytes)
+    assert 1.15 < ratios[1] < 1.33
+    assert ratios[1] + 0.1 < ratios[0] < 1.98
+
+
+def test_a_class_whose_codec_is_the_limit_fills_the_lane_and_not_the_network() -> None:
+    slow = ('link.codec="auto"', 'link.quality="kivi4"', 'link.quality_rate="2Gbps"')
+
+    made = run(scenario(*slow))
+
+    check(made.simulation)
+    planned = made.simulation.setup.prfaas[0].link
+    (link,) = made.simulation.links
+    assert link.bits_per_s < 0.5 * planned.bits_per_s
+
+
+def test_lanes_of_a_scenario_limit_a_raw_link() -> None:
+    half = scenario("link.lanes=2", 'link.lane_rate="1Gbps"')
+
+    (link,) = run(half).simulation.links
+
+    assert link.bits_per_s == 2e9
+    assert link.added_bytes == pytest.approx(link.sent_bytes, rel=0.05)
+
+
+def test_a_raw_link_cannot_round() -> None:
+    with pytest.raises(ConfigError, match="rounds nothing"):
+        scenario('link.qualities={cheap="fp8"}')

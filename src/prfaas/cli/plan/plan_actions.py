@@ -77,6 +77,7 @@ class PlanView:
         emit: Only the settings for a deployment file.
         num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
         place: Where they run.
+        with_classes: Every class of the links, too.
     """
 
     as_json: bool
@@ -84,6 +85,7 @@ class PlanView:
     emit: bool
     num_seeds: int
     place: Place = field(default_factory=Place)
+    with_classes: bool = False
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
@@ -99,7 +101,7 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     if view.report is not None and view.report.suffix not in {".html", ".htm"}:
         raise ConfigError(f"--report {view.report}: a plan is written as .html; .svg is for --map")
-    answer = make_plan(load_question(file, settings))
+    answer = make_plan(load_question(file, settings), with_classes=view.with_classes)
     confirmation = (
         plan_confirm.confirm(answer, view.num_seeds, view.place) if view.num_seeds else None
     )

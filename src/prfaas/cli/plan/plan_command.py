@@ -86,6 +86,12 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
     help="Pool nodes of each PrfaaS cluster for the map; one per 8 GPUs if absent.",
 )
 @click.option(
+    "--classes",
+    "with_classes",
+    is_flag=True,
+    help="Add what coding without loss and every quality class change: threshold, egress, price.",
+)
+@click.option(
     "--confirm",
     is_flag=True,
     help="Simulate the answer, policy paper without admission; exit with 1 if it does not hold.",
@@ -108,6 +114,7 @@ def plan(
     as_json: bool,
     report: Path | None,
     emit: bool,
+    with_classes: bool,
     confirm: bool,
     num_seeds: int,
     num_workers: int | None,
@@ -130,6 +137,7 @@ def plan(
       prfaas plan examples/plan/paper-case-study.toml
       prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
       prfaas plan FILE --set 'prfaas.0.link.codec="auto"'     what coding of the link changes
+      prfaas plan FILE --classes                what each quality class of the links changes
       prfaas plan FILE --report plan.html       one HTML file without external resources
       prfaas plan FILE --emit                   settings for `prfaas up`
       prfaas plan FILE --map                    the verdict over bandwidth, round trip and loss
@@ -141,8 +149,10 @@ def plan(
 
         axes = parse_axes(bandwidths, rtts, losses, lengths)
         transport = Transport(pool_nodes or 0, control=CongestionControl(congestion_control))
-        if emit or confirm:
+        if emit or confirm or with_classes:
             given = "--emit prints settings" if emit else "--confirm simulates the answer"
+            if with_classes:
+                given = "--classes compares answers"
             raise ConfigError(f"{given} of one plan; leave it or --map out")
         show_maps(MapView(files, settings, axes, transport, as_json, report))
         return
@@ -159,7 +169,7 @@ def plan(
     from prfaas.sweeps import Place
 
     place = Place(num_workers, ray_address)
-    view = PlanView(as_json, report, emit, num_seeds if confirm else 0, place)
+    view = PlanView(as_json, report, emit, num_seeds if confirm else 0, place, with_classes)
     context.exit(show_plan(files[0], settings, view))
 
 

@@ -40,6 +40,12 @@ class Quality(StrEnum):
         return self is Quality.STATE or self.endswith(STATE_SUFFIX)
 
     @property
+    def with_state(self) -> Quality:
+        """The class that rounds float32 states as well."""
+        attention = self.attention
+        return Quality(attention + STATE_SUFFIX) if attention.is_lossy else Quality.STATE
+
+    @property
     def is_lossy(self) -> bool:
         """Return True if blocks of this class may be rounded."""
         return self is not Quality.LOSSLESS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import RAW_LINK, CodedLink
+from prfaas.core.codec.planned import CodedLink
 from prfaas.core.codec.quality import Quality
 from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at, wire_bytes_at
@@ -23,14 +23,16 @@ class LinkEffect:
     Args:
         cluster: PrfaaS cluster at its end.
         codec: The operator's choice.
-        is_coding: True if it codes at this bandwidth.
-        ratio: Bytes of a block for a byte on the link, of blocks that are coded; 1 if none is.
+        quality: Quality class of its blocks.
+        is_coding: True if it codes or rounds at this bandwidth.
+        ratio: Bytes of keys and values for a byte on the link; 1 if they go as they are.
         gain: Rate of coded blocks for that of raw ones, expected by the rule of pool nodes.
         hand_off_ratio: Bytes of the whole hand-off of a prompt of l_long for a byte on the link.
     """
 
     cluster: str
     codec: LinkCodec
+    quality: Quality
     is_coding: bool
     ratio: float
     gain: float
@@ -67,13 +69,13 @@ class CodingEffect:
     """The effect of coding on an answer.
 
     Args:
-        quality: Quality class of coded blocks.
+        quality: Quality classes of the links.
         links: Every link.
         raw: The answer if all links were raw.
         coded: The answer.
     """
 
-    quality: Quality
+    quality: str
     links: tuple[LinkEffect, ...]
     raw: CodingSide
     coded: CodingSide
@@ -86,10 +88,35 @@ def asks_for_coding(problem: Problem) -> bool:
 
 def without_coding(problem: Problem) -> Problem:
     """Return the question with every link raw."""
+    return with_class(problem, LinkCodec.RAW, Quality.LOSSLESS)
+
+
+def with_class(problem: Problem, mode: LinkCodec, quality: Quality) -> Problem:
+    """Return the question with every link in one class; their lanes stay."""
     clusters = tuple(
-        replace(cluster, link=replace(cluster.link, coding=RAW_LINK)) for cluster in problem.prfaas
+        replace(c, link=replace(c.link, coding=replace(c.link.coding, mode=mode, quality=quality)))
+        for c in problem.prfaas
     )
     return replace(problem, prfaas=clusters)
+
+
+def classes_of(problem: Problem) -> dict[str, Problem]:
+    """Return the question in every way its links could code, by name: raw, lossless, and each
+    quality class that rounds something of the model."""
+    found = {
+        LinkCodec.RAW.value: without_coding(problem),
+        Quality.LOSSLESS.value: with_class(problem, LinkCodec.AUTO, Quality.LOSSLESS),
+    }
+    geometry = problem.geometry
+    if geometry.kv_dtype == "bfloat16":
+        found[Quality.FP8.value] = with_class(problem, LinkCodec.AUTO, Quality.FP8)
+        if geometry.has_pages:
+            found[Quality.KIVI4.value] = with_class(problem, LinkCodec.AUTO, Quality.KIVI4)
+    if geometry.state_bytes and geometry.state_dtype == "float32":
+        rounded = [Quality(name) for name in list(found) if name != LinkCodec.RAW]
+        for quality in (each.with_state for each in rounded):
+            found[quality.value] = with_class(problem, LinkCodec.AUTO, quality)
+    return found
 
 
 def side_of(design: Design, answer: Answer, gain: float) -> CodingSide:
@@ -121,7 +148,8 @@ def coding_effect(
         coded: The answer.
     """
     links = tuple(_link_effect(cluster, problem.geometry, mean_long) for cluster in problem.prfaas)
-    return CodingEffect(Quality.LOSSLESS, links, raw, coded)
+    qualities = sorted({link.quality for link in links})
+    return CodingEffect(", ".join(qualities), links, raw, coded)
 
 
 def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float) -> LinkEffect:
@@ -129,8 +157,9 @@ def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float)
     return LinkEffect(
         cluster=cluster.name,
         codec=cluster.link.coding.mode,
+        quality=cluster.link.coding.quality,
         is_coding=link.is_coding,
-        ratio=link.ratio,
+        ratio=link.attention_ratio(geometry.kv_dtype),
         gain=link.gain,
         hand_off_ratio=_hand_off_ratio(geometry, mean_long, link),
     )

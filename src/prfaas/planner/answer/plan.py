@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isinf
 
 from prfaas.planner.answer.coding import (
     CodingEffect,
+    CodingSide,
     asks_for_coding,
+    classes_of,
     coding_effect,
     side_of,
     without_coding,
@@ -93,6 +95,7 @@ class Plan:
         break_even_price: WAN price at which it stops paying, or the reason why there is none.
         notes: Assumptions the reader has to know, such as extrapolated profiles.
         coding: What coding of links changes; None where all are raw.
+        classes: The answer with all links in one class, by class; empty unless asked for.
     """
 
     question: Question
@@ -108,6 +111,7 @@ class Plan:
     break_even_price: BreakEvenPrice
     notes: list[str]
     coding: CodingEffect | None = None
+    classes: dict[str, CodingSide] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,12 @@ class _Judged:
     verdict: Verdict
 
 
-def make_plan(question: Question) -> Plan:
+def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
     """Answer a question.
+
+    Args:
+        question: The question.
+        with_classes: Answer it for every class of the links, too.
 
     Raises:
         ConfigError: The question cannot be answered, for instance if a threshold is outside the
@@ -144,6 +152,7 @@ def make_plan(question: Question) -> Plan:
         break_even_price=sensitivity.break_even_price(problem, Mode.EXACT),
         notes=[*_notes(problem), *few_long_prompts(problem, found)],
         coding=_coding(question, judged, long) if asks_for_coding(problem) else None,
+        classes=_classes(question) if with_classes else {},
     )
 
 
@@ -158,10 +167,18 @@ def _judged(question: Question) -> _Judged:
 
 def _coding(question: Question, judged: _Judged, mean_long: float) -> CodingEffect:
     raw = _judged(replace(question, problem=without_coding(question.problem)))
-    sides = (
-        side_of(each.exact.prfaas, each.verdict.answer, each.exact.gain) for each in (raw, judged)
-    )
-    return coding_effect(question.problem, mean_long, *sides)
+    return coding_effect(question.problem, mean_long, _side(raw), _side(judged))
+
+
+def _classes(question: Question) -> dict[str, CodingSide]:
+    return {
+        name: _side(_judged(replace(question, problem=problem)))
+        for name, problem in classes_of(question.problem).items()
+    }
+
+
+def _side(judged: _Judged) -> CodingSide:
+    return side_of(judged.exact.prfaas, judged.verdict.answer, judged.exact.gain)
 
 
 def verdict_of(

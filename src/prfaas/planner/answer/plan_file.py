@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from prfaas.core.codec.class_gain import BLOCK_TOKENS
 from prfaas.core.codec.codecs import RATIOS, LinkCodec
 from prfaas.core.codec.gain import CODEC_BYTES_PER_S
+from prfaas.core.codec.quality import Quality
 from prfaas.toml_tables import quantity
 from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size
 
@@ -178,14 +180,35 @@ class LinkTable(_Table):
     price_per_tb: Annotated[float, Field(ge=0)] = 0.0
     """Price of moving 10**12 bytes."""
     codec: LinkCodec = LinkCodec.RAW
-    """Lossless coding of blocks: raw, auto where it raises the rate of the link, as pool nodes do,
-    or always."""
+    """Coding of blocks without loss: raw, auto where it raises the rate of the link, as pool nodes
+    do, or always. raw rounds nothing either."""
     codec_ratio: Annotated[float, Field(ge=1, le=CODEC_RATIO_MAX)] = RATIOS["bfloat16"]
     """Bytes of a bfloat16 block for a byte on the link; other formats are sent raw."""
     codec_rate: Annotated[BitsPerSecond, Field(gt=0)] = 8 * CODEC_BYTES_PER_S
     """Blocks that one core codes, and that one decodes."""
-    codec_cores: Positive = 1.0
-    """Cores that code at each end of the link; a pool node has one."""
+    codec_cores: Positive | None = None
+    """Cores that code at each end of the link; one a lane if absent."""
+    quality: Quality = Quality.LOSSLESS
+    """Quality class of the blocks: lossless, fp8, kivi4, bf16-state, fp8+bf16-state or
+    kivi4+bf16-state."""
+    quality_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    """Blocks that one core rounds; as measured for the class if absent."""
+    block_tokens: Annotated[int, Field(ge=1)] = BLOCK_TOKENS
+    """Tokens of a block: kivi4 gains less in blocks of fewer than 32."""
+    lanes: Annotated[int, Field(ge=1)] = 1
+    """I/O lanes at each end of the link (`link_lanes`), of all pool nodes together."""
+    lane_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    """Rate at which one lane sends or receives, encryption included, on one core; never the limit
+    if absent."""
+
+    @model_validator(mode="after")
+    def _rounds(self) -> LinkTable:
+        if self.quality.is_lossy and self.codec is LinkCodec.RAW:
+            raise ValueError(
+                f'quality is "{self.quality}", but a link with codec = "raw" rounds nothing; set '
+                'codec to "auto"'
+            )
+        return self
 
 
 class _ClusterTable(_Table):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from prfaas.planner.hardware.roofline import ModelSize, Roofline
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_dtype import KV_DTYPES, canonical_dtype
-from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind
+from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind, attention_share
 from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import check_threshold
 from prfaas.planner.workload.prompt_lengths import (
@@ -117,11 +118,13 @@ class _Loader:
 
     def question(self) -> Question:
         file = self._file
+        workload = self._workload(file.workload)
+        tokens = mean_length(workload.lengths)
         problem = Problem(
             title=file.title,
             geometry=self._geometry,
-            workload=self._workload(file.workload),
-            prfaas=tuple(self._prfaas(table) for table in file.prfaas),
+            workload=workload,
+            prfaas=tuple(self._prfaas(table, tokens) for table in file.prfaas),
             pd=self._pd(file.pd),
             step_tokens=file.search.step,
             threshold=file.search.threshold,
@@ -164,13 +167,13 @@ class _Loader:
             lengths = whole.scaled(1 - table.prefix_hit_ratio) if table.prefix_hit_ratio else whole
         return Workload(lengths, mean_prompt, table.output_tokens, table.arrival_cv)
 
-    def _prfaas(self, table: PrfaasTable) -> PrfaasCluster:
+    def _prfaas(self, table: PrfaasTable, num_tokens: float) -> PrfaasCluster:
         return PrfaasCluster(
             name=table.name,
             num_instances=table.instances,
             gpus_per_instance=table.gpus_per_instance,
             prefill=self._prefill(table),
-            link=_link(table.link),
+            link=_link(table.link, self._geometry, num_tokens),
             price_per_gpu_h=table.price_per_gpu_hour,
         )
 
@@ -237,13 +240,22 @@ class _Loader:
         return roofline, self._size
 
 
-def _link(table: LinkTable) -> Link:
+def _link(table: LinkTable, geometry: KvGeometry, num_tokens: float) -> Link:
     codec_bytes_per_s = table.codec_rate / BITS_PER_BYTE
     coding = PlannedCoding(
-        table.codec,
-        table.codec_cores,
-        CodecSpeed(codec_bytes_per_s, codec_bytes_per_s),
-        table.codec_ratio,
+        mode=table.codec,
+        cores=table.codec_cores or table.lanes,
+        speed=CodecSpeed(codec_bytes_per_s, codec_bytes_per_s),
+        ratio=table.codec_ratio,
+        quality=table.quality,
+        lanes=table.lanes,
+        lane_bytes_per_s=(table.lane_rate or inf) / BITS_PER_BYTE,
+        block_tokens=table.block_tokens,
+        has_pages=geometry.has_pages,
+        attention_share=attention_share(geometry, num_tokens),
+        rounding_bytes_per_s=None
+        if table.quality_rate is None
+        else table.quality_rate / BITS_PER_BYTE,
     )
     return Link(table.bandwidth, table.rtt, table.price_per_tb, coding)
 

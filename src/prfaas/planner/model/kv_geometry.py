@@ -89,6 +89,12 @@ class KvGeometry:
         return sum(g.num_layers * g.token_bytes for g in self.groups if g.window is None)
 
     @property
+    def has_pages(self) -> bool:
+        """Return True if all that grows with the prompt is keys and values; latents are neither."""
+        grows = (group.kind for group in self.groups if group.token_bytes)
+        return not {LayerKind.MLA, LayerKind.INDEXER} & set(grows)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of all fixed-size states of one sequence."""
         return sum(g.num_layers * g.state_bytes for g in self.groups)
@@ -131,6 +137,12 @@ def kv_bytes_at(geometry: KvGeometry, num_tokens: FloatArray) -> FloatArray:
     return total
 
 
+def attention_share(geometry: KvGeometry, num_tokens: float) -> float:
+    """Return the share, in [0, 1], of the bytes of a sequence that grow with its tokens."""
+    whole = float(kv_bytes_at(geometry, np.array([num_tokens]))[0])
+    return 1 - geometry.state_bytes / whole if whole else 1.0
+
+
 def wire_bytes_at(geometry: KvGeometry, num_tokens: FloatArray, link: CodedLink) -> FloatArray:
     """Bytes on the network for the `kv_bytes_at` of some lengths.
 
@@ -143,8 +155,8 @@ def wire_bytes_at(geometry: KvGeometry, num_tokens: FloatArray, link: CodedLink)
     if not link.is_coding:
         return whole
     state = geometry.state_bytes
-    coded_state = state / link.ratio_of(geometry.state_dtype)
-    return (whole - state) / link.ratio_of(geometry.kv_dtype) + coded_state
+    coded_state = state / link.state_ratio(geometry.state_dtype)
+    return (whole - state) / link.attention_ratio(geometry.kv_dtype) + coded_state
 
 
 def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.planner import formatting as w
-from prfaas.planner.answer.coding import CodingEffect, LinkEffect
+from prfaas.planner.answer.coding import CodingEffect, CodingSide, LinkEffect
 from prfaas.units import format_size
 
 HEAD = ("", "raw", "coded", "change")
@@ -29,6 +29,30 @@ def coding_rows(effect: CodingEffect) -> list[Row]:
         _row("bytes of an offload", _size, raw.offloaded_bytes, coded.offloaded_bytes),
         _row("traffic per hour", w.price, raw.traffic_price_per_h, coded.traffic_price_per_h),
         _row("per Mtok", w.price, raw.price_per_mtoken, coded.price_per_mtoken),
+    ]
+
+
+CLASS_HEAD = (
+    "class", "verdict", "gain", "t", "Λ/s", "egress", "an offload", "traffic/h", "per Mtok",
+)  # fmt: skip
+"""Columns of `class_rows`."""
+
+
+def class_rows(classes: Mapping[str, CodingSide]) -> list[tuple[str, ...]]:
+    """Return a row for every class."""
+    return [
+        (
+            name,
+            side.answer.value,
+            w.percent(side.gain, signed=True),
+            _shown(side.offload_threshold, w.tokens),
+            w.rate(side.rate_per_s),
+            w.bandwidth(side.egress_bits_per_s),
+            _size(side.offloaded_bytes),
+            w.price(side.traffic_price_per_h),
+            w.price(side.price_per_mtoken),
+        )
+        for name, side in classes.items()
     ]
 
 

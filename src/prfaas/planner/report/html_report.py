@@ -8,7 +8,13 @@ from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.report import html_figures as figures
-from prfaas.planner.report.coding import HEAD, coding_rows, links_in_words
+from prfaas.planner.report.coding import (
+    CLASS_HEAD,
+    HEAD,
+    class_rows,
+    coding_rows,
+    links_in_words,
+)
 from prfaas.planner.report.html_parts import figure, page, table
 from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.designs import Design
@@ -64,6 +70,7 @@ def html_report(plan: Plan) -> str:
         "</div>",
         figure(figures.cost_figure(plan)),
         _coding(plan),
+        _classes(plan),
         "<h2>Break-even points</h2>",
         table(("figure", "value"), facts(plan), css="narrow"),
         "<h2>One more unit, settings re-optimised</h2>",
@@ -89,6 +96,12 @@ def _coding(plan: Plan) -> str:
     rows = table(HEAD, coding_rows(effect), css="narrow")
     links = escape(links_in_words(effect))
     return f"<h2>Coding of links, {effect.quality}</h2>{rows}<p>{links}</p>"
+
+
+def _classes(plan: Plan) -> str:
+    if not plan.classes:
+        return ""
+    return f"<h2>Classes of the links</h2>{table(CLASS_HEAD, class_rows(plan.classes))}"
 
 
 def _notes(notes: list[str]) -> str:

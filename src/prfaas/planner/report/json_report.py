@@ -34,6 +34,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "break_even_price_reason": plan.break_even_price.reason,
         "sizing": None if plan.sizing is None else asdict(plan.sizing),
         "coding": None if plan.coding is None else asdict(plan.coding),
+        "classes": {name: asdict(side) for name, side in plan.classes.items()},
         "notes": plan.notes,
     }
     cleaned: dict[str, Any] = without_infinity(found)

@@ -11,7 +11,13 @@ from rich.text import Text
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import Answer
-from prfaas.planner.report.coding import HEAD, coding_rows, links_in_words
+from prfaas.planner.report.coding import (
+    CLASS_HEAD,
+    HEAD,
+    class_rows,
+    coding_rows,
+    links_in_words,
+)
 from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.curves import Curve, against_threshold
 from prfaas.planner.solve.designs import Design
@@ -41,6 +47,7 @@ def _parts(plan: Plan) -> list[RenderableType]:
         _designs_table("Exact expectations E[T(L)]", plan.exact),
         _designs_table("The paper's representative lengths T(E[L])", plan.paper),
         *_coding_table(plan),
+        *_class_table(plan),
         _throughputs_table(plan),
         _stages_table(plan),
         _latency_table(plan),
@@ -99,6 +106,15 @@ def _coding_table(plan: Plan) -> list[Table]:
     table.caption = links_in_words(effect)
     table.caption_justify = "left"
     for row in coding_rows(effect):
+        table.add_row(*row)
+    return [table]
+
+
+def _class_table(plan: Plan) -> list[Table]:
+    if not plan.classes:
+        return []
+    table = _table("Classes of the links, exact, at this bandwidth", *CLASS_HEAD)
+    for row in class_rows(plan.classes):
         table.add_row(*row)
     return [table]
 

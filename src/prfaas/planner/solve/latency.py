@@ -214,7 +214,7 @@ def _arrival(
     if transfer is Transfer.AFTER_PREFILL:
         return prefill_s + whole_s
     chunks = np.ceil(tokens / chunk_tokens)
-    state_s = geometry.state_bytes / link.ratio_of(geometry.state_dtype) * BITS / bits_per_s
+    state_s = geometry.state_bytes / link.state_ratio(geometry.state_dtype) * BITS / bits_per_s
     last_s = (whole_s - state_s) / chunks + state_s
     fast_link, slow_link = prefill_s + last_s, prefill_s / chunks + whole_s
     return np.asarray(np.maximum(fast_link, slow_link), dtype=np.float64)

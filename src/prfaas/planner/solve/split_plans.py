@@ -59,7 +59,7 @@ def split_plans(problem: Problem) -> Plans:
 def _block_bits_per_s(link: Link, problem: Problem) -> float:
     """Rate that gateways measure: bytes of blocks, of a hand-off of mean length."""
     if not link.coded.is_coding:
-        return link.bits_per_s
+        return link.wire_bits_per_s
     tokens, geometry = np.array([problem.mean_new_tokens]), problem.geometry
     wire = wire_bytes_at(geometry, tokens, link.coded)
     return link.wire_bits_per_s * float(kv_bytes_at(geometry, tokens)[0] / wire[0])

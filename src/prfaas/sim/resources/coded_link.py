@@ -34,9 +34,9 @@ def make_link(
 
 @dataclass(slots=True, eq=False)
 class CodedFlow(Flow):
-    """A transfer of blocks, and the bytes that they are on the network."""
+    """A transfer of blocks, and the bytes for which they count on the link."""
 
-    wire_bytes: int = 0
+    counted_bytes: int = 0
 
 
 class CodedLink(SharedLink):
@@ -46,6 +46,11 @@ class CodedLink(SharedLink):
         """Set coding and capacity, before anything is sent."""
         self.coder = BlockCoder(coding, state_bytes)
         self.set_rate(bits_per_s)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes on the network."""
+        return self._served_bytes * self.coder.wire_share
 
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes, and with it whether coding pays; 0 is a cut."""
@@ -63,18 +68,19 @@ class CodedLink(SharedLink):
         """More blocks of a flow may leave."""
         if flow.ended or not isinstance(flow, CodedFlow):
             return
-        wire_bytes = self.coder.wire_bytes(num_bytes, is_last=last)
-        super().add(flow, wire_bytes, last=last)
-        flow.added_bytes += num_bytes - wire_bytes
-        self.added_bytes += num_bytes - wire_bytes
-        flow.wire_bytes += wire_bytes
+        tenant = flow.request.tenant if flow.request is not None else ""
+        counted = self.coder.counted_bytes(num_bytes, is_last=last, tenant=tenant)
+        super().add(flow, counted, last=last)
+        flow.added_bytes += num_bytes - counted
+        self.added_bytes += num_bytes - counted
+        flow.counted_bytes += counted
 
     def sent_of(self, flow: Flow) -> float:
         """Bytes of a flow's blocks that have left."""
         sent = super().sent_of(flow)
-        if not isinstance(flow, CodedFlow) or not flow.wire_bytes:
+        if not isinstance(flow, CodedFlow) or not flow.counted_bytes:
             return sent
-        left = (flow.added_bytes - sent) / flow.wire_bytes
+        left = (flow.added_bytes - sent) / flow.counted_bytes
         return flow.added_bytes * (1 - left)
 
     def open_sent_bytes(self) -> float:

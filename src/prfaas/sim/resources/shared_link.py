@@ -89,7 +89,7 @@ class SharedLink:
         self.landed_bytes = self.lost_bytes = self.added_bytes = 0
         self.window_bytes: dict[int, float] = {}
         self.busy_ns = 0
-        self.sent_bytes = 0.0
+        self._served_bytes = 0.0
         self.rounded_bytes = 0.0
         """Rounding error of `sent_bytes` from whole nanoseconds."""
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
@@ -107,6 +107,11 @@ class SharedLink:
         """Share the capacity with other links, before anything is sent."""
         wan.links.append(self)
         self._wan = wan
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that have left."""
+        return self._served_bytes
 
     @property
     def num_active(self) -> int:
@@ -227,7 +232,7 @@ class SharedLink:
         elapsed_ns = end - start
         self._served += elapsed_ns * rate
         self.busy_ns += elapsed_ns
-        self.sent_bytes += elapsed_ns * rate * num_active
+        self._served_bytes += elapsed_ns * rate * num_active
         rate, found, window = rate * num_active, self.window_bytes, start // NS_PER_S
         while end > (stop := (window + 1) * NS_PER_S):
             found[window] = found.get(window, 0.0) + (stop - start) * rate
@@ -240,7 +245,7 @@ class SharedLink:
         self._num_active = num_active = before + num_flows
         if self._is_limited or not (num_active and before and num_flows):
             self.goodput.change_rate(
-                self._moved_at_ns, self.sent_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
+                self._moved_at_ns, self._served_bytes, is_busy=num_active > 0, rtt_ns=self._rtt_ns
             )
         if self._wan is not None and num_flows:
             self._wan.change(num_flows)

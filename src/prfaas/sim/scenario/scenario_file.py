@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.config.governance.scenario_regions import ResidencyTable
 from prfaas.config.market.prices import PriceTable
-from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
@@ -20,6 +19,7 @@ from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.market.scenario import RevocationTable
 from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
+from prfaas.planner.answer.scenario_coding import CodingTable
 from prfaas.sim.system.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.toml_tables import refuse_unused
@@ -80,7 +80,7 @@ class HostsTable(_Table):
     """Round-trip time between two hosts of a cluster."""
 
 
-class LinkTable(_Table):
+class LinkTable(CodingTable):
     """`[link]`: changes to the plan's links, to all of them."""
 
     bandwidth: BitsPerSecond | None = None
@@ -101,9 +101,6 @@ class LinkTable(_Table):
     pool_nodes: Annotated[int, Field(ge=1)] = 1
     """Pool nodes that send over a link in parallel, at least `hosts.prfaas`; a transfer uses one.
     Counts with loss."""
-    codec: LinkCodec | None = None
-    """Lossless coding of blocks: raw, auto where it raises the rate of the link, or always; the
-    plan's if absent. Ratio, rate and cores of the codec are the plan's."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
     dead_after: Seconds = 5.0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs
@@ -220,7 +216,6 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
 
 def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
     table = file.link
-    coding = replace(planned.coding, mode=table.codec or planned.coding.mode)
     rtt_s = planned.rtt_s if table.rtt is None else table.rtt
     bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
     flow_bits_per_s = float("inf")
@@ -238,9 +233,7 @@ def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
         price_per_tb=planned.price_per_tb,
         planned_bits_per_s=planned.bits_per_s,
         planned_bytes_ratio=table.planned_bytes_ratio,
-        coding=BlockCoding(coding, geometry.kv_dtype, geometry.state_dtype)
-        if coding.mode is not LinkCodec.RAW
-        else None,
+        coding=table.coding(planned.coding, geometry),
     )
 
 
