@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prfaas.core.integrity.difference import is_altered
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.channel import Channel
@@ -14,7 +15,7 @@ from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import decode
-from prfaas.wire.messages.comparing import Compare, Compared
+from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
@@ -120,6 +121,11 @@ class ScriptedPool:
                         num_different=0 if self.worst is None else count,
                         num_missing=count if self.worst is None else 0,
                         worst=self.worst or {},
+                        altered=[
+                            Altered(n, "prfaas-pool", is_inherited=False)
+                            for n in range(count)
+                            if is_altered(self.worst or {}, message.limits)
+                        ],
                     )
                 )
             case Purge() as message if self.on_purge is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prfaas.audit.changes import Entry, Loop
-from prfaas.core.integrity.difference import LIMITS
+from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
@@ -22,8 +22,8 @@ from prfaas.errors import PeerError, RequestError
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
-from prfaas.integrity.verifier import WAITING_MAX, Verifier
-from prfaas.wire.messages.comparing import Compared
+from prfaas.integrity.verifier import TRIES_MAX, WAITING_MAX, Verifier
+from prfaas.wire.messages.comparing import Altered, Compared
 from prfaas.wire.messages.fields import Key
 
 LAYOUT = Layout(
@@ -52,6 +52,10 @@ class World:
 
     worst: dict[str, float] = field(default_factory=lambda: {"bfloat16": 1e-3})
     num_missing: int = 0
+    sender: str = "prfaas-pool"
+    """Sender of altered blocks."""
+    num_compares: int = 0
+    alarms: list[str] = field(default_factory=list)
     computes: bool = True
     fault: PeerError | None = None
     """Raised in place of an answer of the pool."""
@@ -71,23 +75,35 @@ class World:
         return self.computes
 
     async def compare(
-        self, pool: str, layout_id: bytes, pairs: Sequence[tuple[Key, Key]]
+        self,
+        pool: str,
+        layout_id: bytes,
+        pairs: Sequence[tuple[Key, Key]],
+        limits: Mapping[str, float],
     ) -> Compared:
         if self.fault is not None:
             raise self.fault
         assert (pool, layout_id) == ("pd-pool", LAYOUT.layout_id)
         self.pairs = list(pairs)
-        num_there = len(pairs) - self.num_missing
+        self.num_compares += 1
+        num_missing = min(self.num_missing, len(pairs))
+        num_there = len(pairs) - num_missing
+        sent_by = [Altered(n, self.sender, is_inherited=False) for n in range(num_there)]
         return Compared(
             job=1,
             num_equal=0,
             num_different=num_there,
-            num_missing=self.num_missing,
+            num_missing=num_missing,
             worst=self.worst if num_there else {},
+            altered=sent_by if is_altered(self.worst, limits) else [],
+            missing=list(range(num_there, len(pairs))),
         )
 
     async def bar(self, source: str, why: str) -> None:
         self.barred.append((source, why))
+
+    def alarm(self, why: str) -> None:
+        self.alarms.append(why)
 
     def verifier(self, one_in: int | None = 1, **limits: float) -> Verifier:
         return Verifier(
@@ -95,7 +111,7 @@ class World:
             limits,
             self.compute,
             self.compare,
-            self.bar,
+            self,
             VerificationMetrics(self.registry),
             random.Random(1).randrange,
             pause_s=0,
@@ -128,8 +144,10 @@ async def test_shipped_blocks_are_compared_with_those_of_another_salt_of_the_ten
     assert tenant_tag(salt) == tenant_tag(SALT)
     ours = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=SALT)
     theirs = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=salt)
+    prefix = [((0, ours[n]), (0, theirs[n])) for n in range(2)]
+    prefix.append(((1, ours[1]), (1, theirs[1])))
     attention = [((0, ours[n]), (0, theirs[n])) for n in range(2, 12)]
-    assert world.pairs == [*attention, ((1, ours[11]), (1, theirs[11]))]
+    assert world.pairs == [*prefix, *attention, ((1, ours[11]), (1, theirs[11]))]
     assert world.outcomes("equal") == 1
     assert not world.barred
 
@@ -138,7 +156,9 @@ def test_blocks_are_named_by_the_scheme_of_their_layout() -> None:
     pages = replace(LAYOUT, hash_scheme=HashScheme.SGLANG_PAGES, groups=LAYOUT.groups[:1])
     ours, theirs = (prompt_hashes(pages, TOKENS, salt) for salt in (SALT, "other"))
     transfer = Received(View(), "pd-engine", pages, TOKENS, ours, SALT, 32, final_tokens=192)
-    assert transfer.pairs("other") == [((0, ours[n]), (0, theirs[n])) for n in range(2, 12)]
+    pairs = transfer.pairs("other")
+    assert [each.names for each in pairs] == [((0, ours[n]), (0, theirs[n])) for n in range(12)]
+    assert [each.position for each in pairs if each.is_shipped] == list(range(2, 12))
 
 
 async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> None:
@@ -148,6 +168,21 @@ async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> Non
     assert source == "prfaas-pool"
     assert "bfloat16 differs by 0.055, limit 0.05" in why
     assert world.outcomes("altered") == 1
+
+
+async def test_altered_blocks_of_no_known_sender_raise_an_alarm_alone() -> None:
+    world = World(worst={"bfloat16": 1.0}, sender="")
+    await verified(world.verifier(), received())
+    assert (world.barred, world.outcomes("unattributed")) == ([], 1)
+    assert "blocks of a transfer are not what engine pd-engine computes" in world.alarms[0]
+
+
+async def test_only_missing_blocks_are_asked_for_again_and_not_for_ever() -> None:
+    world = World(num_missing=3)
+    await verified(world.verifier(), received())
+    assert len(world.pairs) == 3
+    assert world.num_compares == TRIES_MAX
+    assert world.outcomes("equal") == 1
 
 
 async def test_limits_of_the_deployment_take_precedence() -> None:
@@ -160,7 +195,7 @@ async def test_limits_of_the_deployment_take_precedence() -> None:
     ("fields", "state"),
     [
         ({"computes": False}, TransferState.COMMITTED),
-        ({"num_missing": 11}, TransferState.COMMITTED),
+        ({"num_missing": 14}, TransferState.COMMITTED),
         ({}, TransferState.ABORTED),
         ({}, "open"),
     ],
@@ -205,6 +240,7 @@ async def test_waiting_verifications_are_bounded() -> None:
 class FakeEngine:
     name: str
     pool: str
+    role: str
     num_in_flight: int = 0
 
 
@@ -212,7 +248,7 @@ class Gateway:
     """Engines, routes and purges of a gateway."""
 
     def __init__(self, *, is_busy: bool = False) -> None:
-        engines = (FakeEngine("away", "prfaas-pool"), FakeEngine("home", "pd-pool"))
+        engines = (FakeEngine("away", "prfaas-pool", "prfaas"), FakeEngine("home", "pd-pool", "pd"))
         self.by_name = {each.name: each for each in engines}
         self.drained: set[str] = set()
         self.purges: list[str] = []
@@ -251,3 +287,10 @@ async def test_a_barred_source_gets_nothing_new_and_is_purged(*, is_busy: bool) 
     # A second alarm changes nothing more.
     await barring.bar("prfaas-pool", "its blocks differ")
     assert len(gateway.notes) == 1
+
+
+async def test_a_pool_of_the_pd_cluster_is_not_barred() -> None:
+    gateway = Gateway()
+    await Barring(gateway, gateway, gateway, gateway.note, pause_s=0).bar("pd-pool", "it differs")
+    assert (gateway.drained, gateway.purges) == (set(), [])
+    assert gateway.notes == [(Loop.INTEGRITY, "alarm", "altered blocks")]

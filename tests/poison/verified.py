@@ -2,6 +2,7 @@
 
     python -m tests.poison.verified --seconds 200            honest engines, every transfer verified
     python -m tests.poison.verified --different              other chunks and threads
+    python -m tests.poison.verified --env ONEDNN_MAX_CPU_ISA=AVX512_CORE   other kernels
     python -m tests.poison.verified --alter block --one-in 5 a pool that zeroes one block in eight
 
 Prompts of mixed lengths are asked in groups of 1, 2, 4 and 8, so that the batches of both clusters
@@ -41,6 +42,11 @@ args = [
 ]
 """
 """Other chunks and another number of threads in the PrfaaS cluster than in the PD cluster."""
+KERNELS = """
+[clusters.prfaas.engines.prfaas-engine.env]
+{lines}
+"""
+"""Variables that have the PrfaaS engine use other kernels than the PD engine."""
 
 
 class Run:
@@ -81,9 +87,9 @@ class Run:
         return any(each["name"] == ENGINE and each["is_drained"] for each in engines)
 
 
-async def run(home: Path, alter: str, one_in: int, seconds: float, *, is_different: bool) -> bool:
+async def run(home: Path, alter: str, one_in: int, seconds: float, differing: str) -> bool:
     """Return True if all is as it should be."""
-    settings = SETTINGS.format(one_in=one_in) + (DIFFERENT if is_different else "")
+    settings = SETTINGS.format(one_in=one_in) + differing
     topology = await laid_out(*placed(LAPTOP, home, settings))
     stages = parts(topology)
     if alter:
@@ -120,17 +126,15 @@ def main() -> None:
     parser.add_argument("--one-in", type=int, default=1)
     parser.add_argument("--different", action="store_true", help="other chunks and threads")
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--env", nargs="*", default=[], help="variables of the PrfaaS engine")
     asked = parser.parse_args()
+    lines = [
+        f'{name} = "{value}"' for name, _, value in (each.partition("=") for each in asked.env)
+    ]
+    differing = DIFFERENT if asked.different else ""
+    differing += KERNELS.format(lines="\n".join(lines)) if lines else ""
     with tempfile.TemporaryDirectory() as home:
-        is_right = asyncio.run(
-            run(
-                Path(home),
-                asked.alter,
-                asked.one_in,
-                asked.seconds,
-                is_different=asked.different,
-            )
-        )
+        is_right = asyncio.run(run(Path(home), asked.alter, asked.one_in, asked.seconds, differing))
     sys.exit(0 if is_right else 1)
 
 

@@ -54,7 +54,7 @@ async def test_altered_blocks_differ_and_the_computed_version_is_dropped(
     pd.check()
 
 
-async def test_a_missing_version_is_reported_and_nothing_is_dropped(
+async def test_a_missing_version_is_named_and_what_was_compared_is_dropped(
     world: World, identities: Path
 ) -> None:
     pd = await world.start("pd-pool")
@@ -64,5 +64,5 @@ async def test_a_missing_version_is_reported_and_nothing_is_dropped(
         keep(pd, computed, content(received))
     keep(pd, RECEIVED[3], content(RECEIVED[3]))
     found = await ask(gateway)
-    assert (found.num_equal, found.num_missing) == (3, 1)
-    assert (LAYOUT.layout_id, COMPUTED[0]) in pd.node.store
+    assert (found.num_equal, found.missing) == (3, [3])
+    assert (LAYOUT.layout_id, COMPUTED[0]) not in pd.node.store

@@ -16,7 +16,7 @@ from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
-from prfaas.wire.messages.comparing import Compare, Compared
+from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.engine import (
     EngineHello,
     Load,
@@ -123,8 +123,17 @@ EVERY: list[AnyMessage] = [
     Purge(job=1, source="prfaas-pool", is_dry=True),
     PurgeEnd(job=9, source="prfaas-pool"),
     PurgeEnded(job=9, was_barred=True),
-    Compare(job=2, layout_id=b"L" * 32, pairs=[(KEYS[0], KEYS[0])]),
+    Compare(job=2, layout_id=b"L" * 32, pairs=[(KEYS[0], KEYS[0])], limits={"float32": 0.02}),
     Compared(job=2, num_equal=1, num_different=2, num_missing=3, worst={"bfloat16": 0.5}),
+    Compared(
+        job=3,
+        num_equal=0,
+        num_different=1,
+        num_missing=1,
+        worst={"bfloat16": 0.5},
+        altered=[Altered(0, "prfaas-pool", is_inherited=True)],
+        missing=[1],
+    ),
     Purged(
         job=1,
         num_blocks=5,

@@ -297,8 +297,8 @@ class Gateway:
             limits.verify_one_in,
             limits.verify_limits,
             prefill_leg.compute,
-            lambda pool, layout_id, pairs: self.pools.client(pool).compare(layout_id, pairs),
-            barring.bar,
+            lambda pool, *blocks: self.pools.client(pool).compare(*blocks),
+            barring,
             self.metrics.verification,
         )
 

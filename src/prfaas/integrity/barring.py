@@ -28,6 +28,10 @@ class _Engine(Protocol):
     def pool(self) -> str:
         """Its pool node."""
 
+    @property
+    def role(self) -> str:
+        """Role of its cluster."""
+
     num_in_flight: int
 
 
@@ -81,13 +85,17 @@ class Barring:
     async def bar(self, source: str, why: str) -> None:
         """Bar a source.
 
-        Its blocks are purged at once, and again after the last prefill that was under way.
+        Its blocks are purged at once, and again after the last prefill that was under way. A pool
+        of a PD cluster is not barred: it passed on what it may have from others.
 
         Args:
             source: Pool that sent the blocks.
             why: In words.
         """
         engines = [each for each in self._engines.by_name.values() if each.pool == source]
+        if any(each.role == "pd" for each in engines):
+            self.alarm(f"sent by {source}: {why}")
+            return
         in_use = [each for each in engines if not self._driver.is_drained(each.name)]
         for each in in_use:
             self._driver.set_drained(each.name, time.monotonic_ns(), drained=True)
@@ -102,6 +110,11 @@ class Barring:
                 break
             await asyncio.sleep(self._pause_s)
         await self._purge(source)
+
+    def alarm(self, why: str) -> None:
+        """Report altered blocks that no pool is barred for."""
+        log_event(_log, logging.ERROR, "altered_blocks_unattributed", why=why)
+        self._note(Loop.INTEGRITY, "alarm", "altered blocks", old=None, new=None, why=why)
 
     async def _purge(self, source: str) -> None:
         for _ in range(TRIES_MAX):

@@ -17,7 +17,8 @@ class VerificationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._outcomes = Counter(
             "prfaas_verifications",
-            "Transfers that were selected for verification: equal, altered, unknown or skipped",
+            "Transfers that were selected for verification: equal, altered, unattributed (altered, "
+            "and no source is barred for certain), unknown or skipped",
             ("outcome",),
             registry=registry,
         )
@@ -38,7 +39,7 @@ class VerificationMetrics:
         """A verification ended.
 
         Args:
-            outcome: "equal" within the limits, "altered", "unknown" or "skipped".
+            outcome: "equal" within the limits, "altered", "unattributed", "unknown" or "skipped".
             num_tokens: Prompt tokens that were computed again.
         """
         self._outcomes.labels(outcome).inc()

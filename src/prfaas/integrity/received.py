@@ -11,9 +11,10 @@ from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.manifest import manifest_of
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_tag import SUB_SALT
-from prfaas.wire.messages.comparing import PAIRS_MAX
 from prfaas.wire.messages.fields import Key
 
+PAIRS_MAX = 16_384
+"""Blocks of one prompt that are compared."""
 _RANDOM = secrets.SystemRandom()
 
 
@@ -26,6 +27,26 @@ class View(Protocol):
     @property
     def state(self) -> str:
         """State by the reports of its pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A block in two versions.
+
+    Attributes:
+        position: In the prompt, in entries of its hash chain.
+        is_shipped: True if the transfer shipped it; False if the destination had it.
+        names: As it was received, and as it is computed.
+    """
+
+    position: int
+    is_shipped: bool
+    names: tuple[Key, Key]
+
+
+def drawn(pairs: list[Pair]) -> list[Pair]:
+    """Return all pairs, or PAIRS_MAX that no source can predict."""
+    return pairs if len(pairs) <= PAIRS_MAX else _RANDOM.sample(pairs, PAIRS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +77,26 @@ class Received:
         """A salt of the same tenant that no request has had: its blocks have to be computed."""
         return f"{self.cache_salt}{SUB_SALT}{secrets.token_hex(16)}"
 
-    def pairs(self, salt: str) -> list[tuple[Key, Key]]:
-        """Names of the blocks as received and as computed with a salt: PAIRS_MAX at most, drawn."""
-        computed = prompt_hashes(self.layout, self.token_ids, salt)
-        pairs = list(zip(self._keys(self.hashes), self._keys(computed), strict=True))
-        # The source must not know which of them are not compared.
-        return pairs if len(pairs) <= PAIRS_MAX else _RANDOM.sample(pairs, PAIRS_MAX)
+    def pairs(self, salt: str) -> list[Pair]:
+        """List the blocks as received and as computed with a salt.
 
-    def _keys(self, hashes: Sequence[bytes]) -> list[Key]:
-        blocks = manifest_of(
-            self.layout, hashes, have_tokens=self.have_tokens, final_tokens=self.final_tokens
-        )
+        The prefix that the destination had is among them: what was computed from it depends on it.
+        """
+        names = self._names(self.hashes)
+        computed = self._names(prompt_hashes(self.layout, self.token_ids, salt))
+        place = {name: at for at, name in enumerate(self.hashes)}
         return [
-            (group, names[at : at + HASH_BYTES])
-            for group, names in blocks.items()
+            Pair(place[ours[1]], is_shipped, (ours, theirs))
+            for (ours, is_shipped), (theirs, _) in zip(names, computed, strict=True)
+        ]
+
+    def _names(self, hashes: Sequence[bytes]) -> list[tuple[Key, bool]]:
+        """Names of the prefix's blocks, and of those that were shipped."""
+        return [
+            ((group, names[at : at + HASH_BYTES]), first == self.have_tokens)
+            for first, last in ((0, self.have_tokens), (self.have_tokens, self.final_tokens))
+            for group, names in manifest_of(
+                self.layout, hashes, have_tokens=first, final_tokens=last
+            ).items()
             for at in range(0, len(names), HASH_BYTES)
         ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.integrity.difference import RUN, differences, is_altered
+from prfaas.core.integrity.difference import RUN, SLAB, differences, is_altered
 from prfaas.core.kv.planes import Plane
 
 COUNT = 20 * RUN
@@ -90,3 +91,22 @@ def test_any_bytes_have_a_difference_that_is_a_number(received: bytes, data: st.
     worst = differences(memoryview(received), memoryview(computed), planes)
     assert all(value >= 0 and not math.isnan(value) for value in worst.values())
     assert (received == computed) <= (not any(worst.values()))
+
+
+def test_a_plane_of_many_parts_is_compared_as_one() -> None:
+    """The memory of a comparison is that of one part, whatever the size of a block."""
+    count = 2 * SLAB + RUN // 2
+    values = np.random.default_rng(4).standard_normal(count).astype("<f4")
+    other = values.copy()
+    other[-3:] = 0
+    planes = (Plane("float32", 4 * count),)
+    a, b = memoryview(other.tobytes()), memoryview(values.tobytes())
+    expected = np.linalg.norm(values[-3:].astype(float)) / np.linalg.norm(
+        values[-RUN // 2 :].astype(float)
+    )
+    assert differences(a, b, planes)["float32"] == pytest.approx(expected)
+    tracemalloc.start()
+    differences(a, b, planes)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 5 * 8 * SLAB

@@ -24,6 +24,10 @@ DIFFERENT = 1.0
 RUN = 1024
 """Numbers that are compared together."""
 FLOOR = 0.1
+WIDTHS: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of the numbers of types that can be compared."""
+SLAB = 64 * RUN
+"""Numbers that are compared at a time: 2 MB of memory for a plane of any size."""
 
 
 def differences(received: memoryview, computed: memoryview, planes: Planes) -> dict[str, float]:
@@ -59,34 +63,40 @@ def is_altered(found: Mapping[str, float], limits: Mapping[str, float] = LIMITS)
 def _of_plane(received: memoryview, computed: memoryview, dtype: str) -> float:
     if received == computed:
         return 0.0
-    a, b = _numbers(received, dtype), _numbers(computed, dtype)
-    if a is None or b is None:
+    width = WIDTHS.get(dtype)
+    if width is None or len(received) % width:
         return DIFFERENT
-    is_finite = np.isfinite(b)
-    if not np.array_equal(np.isfinite(a), is_finite):
-        return DIFFERENT
-    a, b = np.where(is_finite, a, 0.0), np.where(is_finite, b, 0.0)
-    distances, norms = _norms(a - b), _norms(b)
+    distances, norms = [], []
+    for start in range(0, len(received), SLAB * width):
+        end = start + SLAB * width
+        a, b = _numbers(received[start:end], dtype), _numbers(computed[start:end], dtype)
+        is_finite = np.isfinite(b)
+        if not np.array_equal(np.isfinite(a), is_finite):
+            return DIFFERENT
+        a[~is_finite] = b[~is_finite] = 0.0
+        norms.append(_norms(b))
+        distances.append(_norms(np.subtract(a, b, out=a)))
+    return _worst(np.concatenate(distances), np.concatenate(norms))
+
+
+def _worst(distances: Floats, norms: Floats) -> float:
+    """Difference of the worst run."""
     floor = FLOOR * float(np.sqrt(np.mean(np.square(norms))))
-    scale = np.maximum(norms, floor)
     if not floor:
         return DIFFERENT if distances.any() else 0.0
-    return float(np.max(distances / scale))
+    return float(np.max(distances / np.maximum(norms, floor)))
 
 
 def _norms(values: Floats) -> Floats:
     """Norm of each run; the last one may be shorter."""
-    padded = np.zeros(-(-len(values) // RUN) * RUN)
-    padded[: len(values)] = values
-    norms: Floats = np.linalg.norm(padded.reshape(-1, RUN), axis=1)
-    return norms
+    whole = len(values) // RUN * RUN
+    norms: Floats = np.linalg.norm(values[:whole].reshape(-1, RUN), axis=1)
+    return norms if whole == len(values) else np.append(norms, np.linalg.norm(values[whole:]))
 
 
-def _numbers(data: memoryview, dtype: str) -> Floats | None:
-    """Numbers of a plane; None for other types."""
-    if dtype == "bfloat16" and not len(data) % 2:
+def _numbers(data: memoryview, dtype: str) -> Floats:
+    """Numbers of a part of a plane, in new memory."""
+    if dtype == "bfloat16":
         words = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
         return words.view(np.float32).astype(np.float64)
-    if dtype in ("float32", "float16") and not len(data) % np.dtype(dtype).itemsize:
-        return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).astype(np.float64)
-    return None
+    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).astype(np.float64)

@@ -147,14 +147,18 @@ class PoolClient:
         answer = await self._answered(message.job, message)
         return isinstance(answer, PurgeEnded) and answer.was_barred
 
-    async def compare(self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]]) -> Compared:
+    async def compare(
+        self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]], limits: Mapping[str, float]
+    ) -> Compared:
         """Have the pool compare blocks, and drop the second of each pair.
 
         Raises:
             PeerError: It is not connected, or does not answer.
         """
         self._next_job += 1
-        message = Compare(job=self._next_job, layout_id=layout_id, pairs=list(pairs))
+        message = Compare(
+            job=self._next_job, layout_id=layout_id, pairs=list(pairs), limits=dict(limits)
+        )
         answer = await self._answered(message.job, message)
         if not isinstance(answer, Compared):
             raise PeerError("it answers something else")

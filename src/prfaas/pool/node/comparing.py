@@ -1,24 +1,28 @@
 """Comparison of received blocks with versions that a local engine has computed.
 
 A gateway that verifies a transfer has its prompt computed again by an engine of this pool, under
-another salt and so under other names. Both versions are here then. The computed version is dropped
-afterwards: no request has its names.
+another salt and so under other names. Both versions are here then. The computed version of a block
+is dropped once it was compared: no request has its names.
+
+Blocks are compared one at a time, in parts (`core/integrity/difference.py`). The answer names the
+sender of each altered block, since another pool than the one that is verified may have sent it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from prfaas.core.integrity.difference import DIFFERENT, differences
+from prfaas.core.integrity.difference import DIFFERENT, differences, is_altered
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.comparing import Compare, Compared
-from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.comparing import ALTERED_MAX, Altered, Compare, Compared
+from prfaas.wire.messages.fields import EVERY, keys_of
 
 RUNNING_MAX = 16
 """Comparisons at a time; further ones find no block."""
@@ -35,16 +39,12 @@ class Comparing:
     def __init__(self, store: BlockStore, layouts: KnownLayouts) -> None:
         self._store, self._layouts = store, layouts
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     def asked(self, message: Compare, answer: Callable[[Message], None]) -> None:
         """Compare, and answer when it is done."""
         if len(self._tasks) >= RUNNING_MAX:
-            missing = len(message.pairs)
-            answer(
-                Compared(
-                    job=message.job, num_equal=0, num_different=0, num_missing=missing, worst={}
-                )
-            )
+            answer(_Answer().message(message.job, range(len(message.pairs))))
             return
         task = asyncio.create_task(self._compare(message, answer))
         self._tasks.add(task)
@@ -55,34 +55,22 @@ class Comparing:
         await cancel_all(self._tasks)
 
     async def _compare(self, message: Compare, answer: Callable[[Message], None]) -> None:
-        worst: dict[str, float] = {}
-        num_equal = num_different = num_missing = 0
-        for received, computed in message.pairs:
-            first, second = keys_of([received, computed])
-            found = await self._pair(message.layout_id, first, second)
-            if found is None:
-                num_missing += 1
+        found, missing = _Answer(), []
+        for place, pair in enumerate(message.pairs):
+            received, computed = keys_of(list(pair))
+            async with self._turn:
+                result = await self._pair(message.layout_id, received, computed)
+            if result is None:
+                missing.append(place)
                 continue
-            is_equal = not any(found.values())
-            num_equal, num_different = num_equal + is_equal, num_different + (not is_equal)
-            worst |= {name: max(worst.get(name, 0.0), value) for name, value in found.items()}
-        if not num_missing:
-            for _, computed in message.pairs:
-                self._store.discard(message.layout_id, keys_of([computed])[0])
-        answer(
-            Compared(
-                job=message.job,
-                num_equal=num_equal,
-                num_different=num_different,
-                num_missing=num_missing,
-                worst=worst,
-            )
-        )
+            found.add(place, *result, message.limits)
+            self._store.discard(message.layout_id, computed)
+        answer(found.message(message.job, missing))
 
     async def _pair(
         self, layout_id: bytes, received: BlockKey, computed: BlockKey
-    ) -> dict[str, float] | None:
-        """Differences of two versions; None if one is missing."""
+    ) -> tuple[dict[str, float], Origin] | None:
+        """Differences of two versions, and the origin of the first; None if one is missing."""
         pinned: list[StoredBlock] = []
         group = self._layouts.group(layout_id, received.group)
         try:
@@ -98,4 +86,38 @@ class Comparing:
         finally:
             for block in pinned:
                 block.pins -= 1
-        return {name: min(value, DIFFERENT * 1e6) for name, value in found.items()}
+        capped = {name: min(value, DIFFERENT * 1e6) for name, value in found.items()}
+        return capped, pinned[0].origin
+
+
+class _Answer:
+    """What a comparison has found so far."""
+
+    def __init__(self) -> None:
+        self._num_equal = self._num_different = 0
+        self._worst: dict[str, float] = {}
+        self._altered: list[Altered] = []
+
+    def add(
+        self, place: int, found: dict[str, float], origin: Origin, limits: Mapping[str, float]
+    ) -> None:
+        """Add a pair."""
+        is_equal = not any(found.values())
+        self._num_equal += is_equal
+        self._num_different += not is_equal
+        for name, value in found.items():
+            self._worst[name] = max(self._worst.get(name, 0.0), value)
+        if len(self._altered) < ALTERED_MAX and is_altered(found, limits):
+            self._altered.append(Altered(place, origin.sender, EVERY in origin.sources))
+
+    def message(self, job: int, missing: Sequence[int]) -> Compared:
+        """The message, with the places of pairs that are not here."""
+        return Compared(
+            job=job,
+            num_equal=self._num_equal,
+            num_different=self._num_different,
+            num_missing=len(missing),
+            worst=self._worst,
+            altered=self._altered,
+            missing=list(missing),
+        )

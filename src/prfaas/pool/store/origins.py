@@ -50,6 +50,17 @@ class Origin:
         """Return True if it has to go when `source` is purged."""
         return source in self.sources or EVERY in self.sources
 
+    @property
+    def sender(self) -> str:
+        """Pool that sent it over a link, also if another node read it from a shared tier.
+
+        Empty if it was computed at this site, or the sender cannot be told from other names.
+        """
+        others = self.sources - {EVERY, self.via}
+        if not self.transfer_id or len(others) > 1:
+            return ""
+        return next(iter(others), self.via)
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -7,11 +7,15 @@ from typing import Annotated
 import msgspec
 
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.fields import Count, Key, LayoutId, Name
+from prfaas.wire.messages.fields import Count, Key, LayoutId, Name, PurgedSource
 
 PAIRS_MAX = 4096
-"""Pairs of one comparison, under half a megabyte of names; a gateway compares the last ones."""
+"""Pairs of one comparison, under half a megabyte of names."""
 DTYPES_MAX = 32
+ALTERED_MAX = 256
+"""Altered blocks of one answer, the first of the pairs."""
+Differences = dict[Name, Annotated[float, msgspec.Meta(ge=0)]]
+"""Largest difference by type (`core/integrity/difference.py`)."""
 
 
 class Compare(Message, tag="compare"):
@@ -21,6 +25,21 @@ class Compare(Message, tag="compare"):
     layout_id: LayoutId
     pairs: Annotated[list[tuple[Key, Key]], msgspec.Meta(max_length=PAIRS_MAX)]
     """The name of a block as it was received, and that of its version computed here."""
+    limits: Annotated[Differences, msgspec.Meta(max_length=DTYPES_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    """Largest differences of blocks that are not altered."""
+
+
+class Altered(msgspec.Struct, array_like=True, frozen=True):
+    """A block with a difference above its limit."""
+
+    place: Count
+    """In the pairs."""
+    sender: PurgedSource
+    """Pool that sent the received version over a link; empty if it is not known."""
+    is_inherited: bool
+    """The sender has it, or computed it, from blocks of others."""
 
 
 class Compared(Message, tag="compared"):
@@ -32,7 +51,11 @@ class Compared(Message, tag="compared"):
     num_different: Count
     num_missing: Count
     """Pairs of which a version is not in this pool."""
-    worst: Annotated[
-        dict[Name, Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=DTYPES_MAX)
-    ]
-    """Largest difference by type (`core/integrity/difference.py`)."""
+    worst: Annotated[Differences, msgspec.Meta(max_length=DTYPES_MAX)]
+    altered: Annotated[list[Altered], msgspec.Meta(max_length=ALTERED_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    missing: Annotated[list[Count], msgspec.Meta(max_length=PAIRS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Places of those in the pairs."""
