@@ -276,6 +276,95 @@ def test_copies_that_an_engine_reads_cost_no_block_of_this_host() -> None:
     assert not all(name in store for name in copies)
 
 
+MIB = 1 << 20
+SIZE = MIB - 64
+"""Of a block: with its pages, a MiB of memory."""
+
+
+def name_of(number: int) -> BlockName:
+    return b"a" * 32, BlockKey(0, number.to_bytes(32, "big"))
+
+
+def full_of_own_and_copies(num_own: int, num_copies: int) -> tuple[BlockStore, list[BlockName]]:
+    """A store of 64 MiB with blocks of this host and leased copies, and all their names."""
+    store = BlockStore(64 * MIB, Mirror())
+    for number in range(num_own):
+        assert store.put(*name_of(number), bytearray(SIZE), b"d" * 32)
+    copied(store, range(num_own, num_own + num_copies))
+    return store, [name_of(number) for number in range(num_own + num_copies)]
+
+
+def copied(store: BlockStore, numbers: range, *, is_kept: bool = True) -> None:
+    """Receive and put leased copies, all at once."""
+    buffers = {number: store.receive_buffer(SIZE) for number in numbers}
+    for number, data in buffers.items():
+        assert data is not None
+        data[:1] = bytes([number])
+        kept = store.put(*name_of(number), data, b"d" * 32, lease_until_ns=10**18, is_copy=True)
+        assert kept == is_kept
+
+
+def test_a_copy_evicts_copies_and_no_block_of_this_host() -> None:
+    """It is received outside the memory; the copies before it are read, or waited for, or idle."""
+    for state in ("pinned", "leased", "idle"):
+        store, names = full_of_own_and_copies(50, 14)
+        for name in names[50:]:
+            if state != "leased":
+                _pin(store, name, 1)  # Ends the lease.
+            if state == "idle":
+                _pin(store, name, -1)
+        copied(store, range(100, 110))
+        assert all(name in store for name in names[:50])
+        assert all(name_of(number) in store for number in range(100, 110))
+        assert (sum(name in store for name in names[50:]) < 14) == (state == "idle")
+        assert (store.outside_bytes > 0) == (state != "idle")
+        assert store.loose_bytes == 0
+        assert store.arena.used_bytes <= 64 * MIB
+        block = store.get(*name_of(105))
+        assert block is not None
+        assert block.data[0] == 105
+
+
+def test_copies_outside_the_memory_leave_it_once_they_are_read() -> None:
+    store, names = full_of_own_and_copies(50, 14)
+    copied(store, range(100, 110))
+    assert store.outside_bytes == 10 * SIZE
+    store.expire(1)
+    assert store.outside_bytes == 10 * SIZE  # Leases last.
+    for number in range(100, 110):
+        _pin(store, name_of(number), 1)
+    store.expire(2)
+    assert store.outside_bytes == 10 * SIZE  # They are read.
+    for number in range(100, 110):
+        _pin(store, name_of(number), -1)
+    store.expire(3)
+    assert (store.outside_bytes, store.loose_bytes) == (0, 0)
+    assert not any(name_of(number) in store for number in range(100, 110))
+    assert all(name in store for name in names)
+    assert store.receive_buffer(SIZE) is not None
+
+
+def test_copies_outside_the_memory_have_a_limit() -> None:
+    """A pull that is larger goes on: were it refused, an engine would compute its blocks and evict
+    as many."""
+    store, names = full_of_own_and_copies(50, 14)
+    for first in range(100, 124, 8):
+        copied(store, range(first, first + 8))
+    assert store.outside_bytes <= 16 * MIB
+    assert all(name_of(number) in store for number in range(100, 124))
+    assert sum(name not in store for name in names) == 24 - store.outside_bytes // SIZE
+
+
+def test_blocks_of_this_host_are_received_as_before() -> None:
+    """What is no copy evicts the least recently used block."""
+    store, names = full_of_own_and_copies(64, 0)
+    data = store.receive_buffer(SIZE)
+    assert data is not None
+    assert store.put(*name_of(200), data, b"d" * 32)
+    assert store.outside_bytes == 0
+    assert names[0] not in store
+
+
 def _pin(store: BlockStore, name: tuple[bytes, BlockKey], by: int) -> None:
     block = store.get(*name)
     assert block is not None

@@ -37,7 +37,11 @@ def alter(site: Site) -> None:
     keep = store.keep
 
     def altered(
-        layout_id: bytes, key: BlockKey, buffer: memoryview, digest: bytes, origin: Origin = LOCAL
+        layout_id: bytes,
+        key: BlockKey,
+        buffer: bytearray | memoryview,
+        digest: bytes,
+        origin: Origin = LOCAL,
     ) -> StoredBlock | None:
         buffer[0] ^= 1
         return keep(layout_id, key, buffer, block_digest(layout_id, key, buffer), origin)

@@ -24,6 +24,8 @@ RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
 LOOSE_BYTES_MAX = 32 << 20
 """Limit of blocks that are received outside the memory of a full store."""
+OUTSIDE_RATIO = 0.5
+"""Share of that limit for copies that stay outside; the rest is for blocks that are received."""
 CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
 """Share of memory that is free or on disk as well: what may come before the disk has caught up. It
 ends where looking through it would keep the event loop busy."""
@@ -35,7 +37,7 @@ class BlockStore:
     Args:
         capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
             into, together. What is being received when all of it is taken lies outside until it is
-            put, `loose_bytes_max` at most (`receive_buffer`).
+            put, `loose_bytes_max` at most (`receive_buffer`). Copies without room stay outside.
         observer: Called for every added or removed block, in order.
         policy: Order of eviction of blocks without lease and outside reserves.
         on_lost: Called for every block dropped before the disk had written it.
@@ -66,6 +68,9 @@ class BlockStore:
         self._is_refused = False
         """True if the disk took no more, and has written nothing since."""
         self._loose = LooseMemory(loose_bytes_max)
+        self._outside: dict[BlockName, int] = {}
+        """Copies that stay in loose memory until they are read, and their bytes."""
+        self._outside_max = int(loose_bytes_max * OUTSIDE_RATIO)
         self._short_bytes = 0
         """The largest block that was received without free memory."""
         self._clean_bytes = 0
@@ -113,8 +118,13 @@ class BlockStore:
     @property
     def loose_bytes(self) -> int:
         """Memory in use beside stored blocks: blocks being received or still being read."""
-        stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
-        return self.arena.used_bytes - stored + self._loose.used_bytes
+        stored = sum(self._arena_bytes(name) for name in self._blocks) + self.outside_bytes
+        return self.arena.used_bytes + self._loose.used_bytes - stored
+
+    @property
+    def outside_bytes(self) -> int:
+        """Bytes of the copies that are kept in loose memory."""
+        return sum(self._outside.values())
 
     @property
     def capacity_bytes(self) -> int:
@@ -220,8 +230,9 @@ class BlockStore:
             self._policy.release(name, block.origin.tenant)
 
     def expire(self, now_ns: int) -> None:
-        """End expired leases."""
+        """End expired leases, and drop copies outside the memory that were read."""
         self._policy.expire(now_ns)
+        self._drop_outside()
 
     def discard(self, layout_id: bytes, key: BlockKey) -> None:
         """Drop a block from memory unless it is pinned; unknown ones are ignored."""
@@ -277,7 +288,9 @@ class BlockStore:
             origin: Where it came from.
             lease_until_ns: When a lease on it ends; None for no lease. A block that was leased
                 afterwards could be gone by then: room is kept at the expense of what is not leased.
-            is_copy: Another host of the site has it: once its lease ends it is evicted first.
+            is_copy: Another host of the site has it: once its lease ends it is evicted first. It
+                evicts other copies only, and stays outside the memory if they do not suffice. As
+                many as lie outside then, the next one is stored like a block of this host.
 
         Returns:
             False if no room can be made because everything else is pinned, the block alone is
@@ -289,9 +302,11 @@ class BlockStore:
                 self.lease(name, lease_until_ns)
             return True
         if isinstance(data, memoryview) and self.arena.owns(data):
-            buffer: memoryview | None = data
+            buffer: bytearray | memoryview | None = data
         else:
-            buffer = self.allocate(len(data), tenant=origin.tenant)
+            buffer = self._room_for_copy(data, origin.tenant) if is_copy else None
+            if buffer is None:
+                buffer = self.allocate(len(data), tenant=origin.tenant)
         if buffer is None:
             return False
         if buffer is not data:
@@ -319,7 +334,12 @@ class BlockStore:
         return self._loose.allocate(num_bytes)
 
     def allocate(
-        self, num_bytes: int, *, tenant: str = "", spare_leased: bool = False
+        self,
+        num_bytes: int,
+        *,
+        tenant: str = "",
+        spare_leased: bool = False,
+        spare_own: bool = False,
     ) -> memoryview | None:
         """A buffer for a block, from the memory of this store; others are evicted for it.
 
@@ -327,15 +347,17 @@ class BlockStore:
             num_bytes: Its size.
             tenant: Tag of the tenant that the block belongs to.
             spare_leased: Evict no leased block.
+            spare_own: Evict copies without lease only, except for the limit of the tenant.
 
         Returns:
             None if not enough memory can be freed.
         """
         is_within = self._make_way(tenant, charged_bytes(num_bytes), spare_leased=spare_leased)
-        if not is_within or self._victims(num_bytes, tenant, spare_leased=spare_leased) is None:
+        spared = {"spare_leased": spare_leased, "spare_own": spare_own}
+        if not is_within or self._victims(num_bytes, tenant, **spared) is None:
             return None
         while (buffer := self.arena.allocate(num_bytes)) is None:
-            victim = next(self._evictable(tenant, spare_leased=spare_leased), None)
+            victim = next(self._evictable(tenant, **spared), None)
             if victim is None:
                 return None
             self._evict(victim)
@@ -346,11 +368,11 @@ class BlockStore:
         self,
         layout_id: bytes,
         key: BlockKey,
-        buffer: memoryview,
+        buffer: bytearray | memoryview,
         digest: bytes,
         origin: Origin = LOCAL,
     ) -> StoredBlock | None:
-        """Store a block with its bytes in a buffer of this store's memory.
+        """Store a block with its bytes in a buffer of this store's memory, or of its loose memory.
 
         Returns:
             The block; what is there already under this name is kept as it is. None if blocks of
@@ -365,6 +387,8 @@ class BlockStore:
         is_new = name not in self
         block = self._blocks[name] = StoredBlock(buffer, digest, origin)
         self.used_bytes += len(buffer)
+        if LooseMemory.owns(buffer):
+            self._outside[name] = len(buffer)
         self._policy.added(name, *_owned(block))
         self._clean_bytes -= charged_bytes(len(buffer))
         if is_new:
@@ -402,7 +426,7 @@ class BlockStore:
                     return
                 block.pins += 1
                 self._writing.add(name)
-            clean += charged_bytes(len(block.data))
+            clean += self._arena_bytes(name)
         self._clean_bytes = clean
 
     # --- callbacks of the tiers below ---
@@ -453,8 +477,41 @@ class BlockStore:
         self._policy.used(name, *_owned(block))
         self._clean_bytes -= charged_bytes(len(block.data))
 
-    def _evictable(self, tenant: str = "", *, spare_leased: bool = False) -> Iterator[BlockName]:
+    def _room_for_copy(
+        self, data: bytes | bytearray | memoryview, tenant: str
+    ) -> bytearray | memoryview | None:
+        """A buffer for a copy that costs no block of this host; None if there is none.
+
+        A copy that replaced such a block would lose content of the site.
+        """
+        buffer = self.allocate(len(data), tenant=tenant, spare_own=True)
+        if buffer is not None:
+            return buffer
+        is_within = self.outside_bytes + len(data) <= self._outside_max
+        if not is_within or isinstance(data, bytes) or not LooseMemory.owns(data):
+            return None
+        return data
+
+    def _drop_outside(self) -> None:
+        """Drop the copies outside the memory that no request waits for."""
+        if self._outside:
+            for name in [name for name in self._policy.copies() if name in self._outside]:
+                self.discard(*name)
+
+    def _leased_outside_bytes(self) -> int:
+        """Bytes of leased copies outside the memory."""
+        unleased = set(self._policy.copies()) if self._outside else ()
+        return sum(size for name, size in self._outside.items() if name not in unleased)
+
+    def _arena_bytes(self, name: BlockName) -> int:
+        """Memory of the arena that a stored block takes."""
+        return 0 if name in self._outside else charged_bytes(len(self._blocks[name].data))
+
+    def _evictable(
+        self, tenant: str = "", *, spare_leased: bool = False, spare_own: bool = False
+    ) -> Iterator[BlockName]:
         names = self._policy.order(tenant, spare_leased=spare_leased)
+        names = self._policy.copies() if spare_own else names
         return (name for name in names if not self._blocks[name].pins)
 
     def _make_way(self, tenant: str, num_bytes: int = 0, *, spare_leased: bool = False) -> bool:
@@ -477,14 +534,15 @@ class BlockStore:
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
-        room -= min(room, self._policy.copy_bytes)
+        self._drop_outside()
+        room -= min(room, self._policy.copy_bytes - self._leased_outside_bytes())
         while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
             if not self._policy.is_copy(victim):
                 # Copies that are left without a lease are read at present.
-                read = sum(charged_bytes(len(self._blocks[n].data)) for n in self._policy.copies())
+                read = sum(map(self._arena_bytes, self._policy.copies()))
                 if self.arena.used_bytes - read <= self.capacity_bytes - room:
                     return
             if self._disk is not None and victim not in self._disk:
@@ -495,7 +553,12 @@ class BlockStore:
             self._evict(victim)
 
     def _victims(
-        self, num_bytes: int, tenant: str, *, spare_leased: bool = False
+        self,
+        num_bytes: int,
+        tenant: str,
+        *,
+        spare_leased: bool = False,
+        spare_own: bool = False,
     ) -> list[BlockName] | None:
         """Blocks to evict for a buffer of that size; None if not enough can be evicted."""
         wanted = charged_bytes(num_bytes)
@@ -503,13 +566,13 @@ class BlockStore:
             return None
         free = self.capacity_bytes - self.arena.used_bytes
         victims: list[BlockName] = []
-        candidates = self._evictable(tenant, spare_leased=spare_leased)
+        candidates = self._evictable(tenant, spare_leased=spare_leased, spare_own=spare_own)
         while free < wanted:
             victim = next(candidates, None)
             if victim is None:
                 return None
             victims.append(victim)
-            free += charged_bytes(len(self._blocks[victim].data))
+            free += self._arena_bytes(victim)
         return victims
 
     def _would_lose(self, num_bytes: int, tenant: str) -> bool:
@@ -520,6 +583,7 @@ class BlockStore:
     def _remove(self, name: BlockName) -> None:
         block = self._blocks.pop(name)
         self.used_bytes -= len(block.data)
+        self._outside.pop(name, None)
         self._policy.removed(name, *_owned(block))
 
     def _evict(self, name: BlockName) -> None:

@@ -35,6 +35,11 @@ class LooseMemory:
             self._take_back()
             return self._used
 
+    @staticmethod
+    def owns(data: bytearray | memoryview) -> bool:
+        """Return True if these bytes lie in a buffer that such a memory has handed out."""
+        return isinstance(data.obj if isinstance(data, memoryview) else data, _Buffer)
+
     def allocate(self, num_bytes: int) -> bytearray | None:
         """A buffer; None if memory is full."""
         with self._lock:
