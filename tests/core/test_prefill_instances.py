@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -26,6 +27,7 @@ from prfaas.core.dispatch.types import (
     HomeCluster,
     Member,
 )
+from prfaas.core.kv.source_sets import PrefixHits
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
@@ -119,10 +121,11 @@ PREFIXES = st.dictionaries(
 )
 
 
-def after(events: list[tuple[str, int, int]], weights: Weights) -> PrefillInstances:
+def after(events: list[tuple[str, int, int]], weights: Weights, tried_max: int) -> PrefillInstances:
     """24 instances in pools of four after some history."""
     pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(24)}
-    stage = PrefillInstances([Member(*each) for each in pools.items()], 2 * NS_PER_S, weights)
+    members = [Member(*each) for each in pools.items()]
+    stage = PrefillInstances(members, 2 * NS_PER_S, weights, tried_max=tried_max)
     num_open = dict.fromkeys(pools, 0)
     for job, (event, number, value) in enumerate(events):
         name, now_ns = f"i{number:02}", NOW - NS_PER_S + job * NS_PER_S // 200
@@ -179,6 +182,8 @@ def fetched(
     bits_per_s=st.sampled_from([1e7, 1e6, 1e5]),
     spread=st.booleans(),
     weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
+    tried_max=st.integers(0, 4),
+    together=st.booleans(),
 )
 def test_a_search_of_many_instances_chooses_as_a_scan_does(
     events: list[tuple[str, int, int]],
@@ -189,8 +194,10 @@ def test_a_search_of_many_instances_chooses_as_a_scan_does(
     bits_per_s: float,
     spread: bool,
     weights: Weights,
+    tried_max: int,
+    together: bool,
 ) -> None:
-    stage = after(events, weights)
+    stage = after(events, weights, tried_max)
     arrival = Arrival(1, 1000, 1000, hits, hints=hints, avoid="i03", shippable_tokens=999)
     fetch = None
     if pulls != "no":
@@ -198,8 +205,20 @@ def test_a_search_of_many_instances_chooses_as_a_scan_does(
         fetch = fetched(arrival, plan=plan, cut=cut, bits_per_s=bits_per_s, spread=spread)
     reach = None if fetch else (lambda i: (i.layout_id != b"b", i.pool not in cut, True))
     wanted = stage.pick(arrival, NOW, reach, fetch)
-    found = stage.search(arrival, NOW, reach, fetch)
+    if together:
+        arrival = arrival._replace(hits=grouped(hits))
+    found = stage.search(arrival, NOW, reach, fetch, lambda: cut.issuperset(stage.pools))
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)
+
+
+def grouped(hits: Mapping[str, int]) -> PrefixHits:
+    """Prefixes as the index of prefixes has them: their holders together."""
+    numbers = {name: number for number, name in enumerate(hits)}
+    by_length: dict[int, int] = {}
+    for name, num_tokens in hits.items():
+        by_length[num_tokens] = by_length.get(num_tokens, 0) | 1 << numbers[name]
+    by_length.pop(0, None)
+    return PrefixHits(sorted(by_length.items(), reverse=True), numbers)
 
 
 @pytest.mark.parametrize("plan", [True, False])

@@ -23,6 +23,7 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.kv.source_sets import PrefixHits, Sources, longest_first, without
+from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 from tests.instructions import counted
@@ -85,10 +86,15 @@ def test_an_answer_outlives_the_sources_of_the_index() -> None:
 
 
 def site(
-    num_hosts: int, *, num_holders: int | None = None, decoders: bool = False, links: bool = True
+    num_hosts: int,
+    *,
+    num_holders: int | None = None,
+    decoders: bool = False,
+    links: bool = True,
+    is_longer: bool = True,
 ) -> tuple[Dispatcher, PrefixIndex]:
     """Two clusters of so many hosts. Some or all of them hold the first blocks of every prompt, in
-    their pools and engines, and one of each a whole prompt."""
+    their pools and engines, and unless told otherwise one of each a whole prompt."""
     index = PrefixIndex()
     clusters: list[list[Member]] = []
     for cluster in ("pd", "prfaas"):
@@ -102,7 +108,8 @@ def site(
         for name in holders:
             tier = Tier.HOST if name in pools else Tier.DEVICE
             index.add(name, LAYOUT.layout_id, keys(NUM_SHARED), tier)
-        index.add(pools[-1], LAYOUT.layout_id, keys(NUM_SHARED + NUM_OWN))
+        if is_longer:
+            index.add(pools[-1], LAYOUT.layout_id, keys(NUM_SHARED + NUM_OWN))
     home, away = clusters
     decode = tuple(home[1::2]) if decoders else None
     made = Dispatcher(
@@ -156,11 +163,27 @@ def test_a_decision_takes_no_more_steps_the_more_engines_hold_the_prefix(
     assert many < 1.1 * few, steps
 
 
-def test_instances_without_a_link_to_decode_are_looked_at_once_a_pool() -> None:
-    made, index = site(125, links=False)
-    made.consider(arrival(index), NOW)
+@pytest.mark.parametrize("num_holders", [1, 9, 40, 80, 125])
+def test_a_decision_finds_the_few_hosts_that_hold_a_prefix_behind_all_others(
+    num_holders: int,
+) -> None:
+    """None holds a longer one, and all holders come last among instances with equal wait."""
+    made, index = site(125, num_holders=num_holders, is_longer=False)
+    found = made.foresee(arrival(index), NOW)
+    assert sent(found).prefill_pool >= f"pd-{125 - num_holders:03}"
     _, num_steps = counted(partial(decide, made, index, 0))
-    assert num_steps < 200 * 1000, f"{num_steps} for 1,000 engines: a look at each takes 470,000"
+    assert num_steps < 60 * 1000, f"{num_steps} for 1,000 engines: a look at each takes 670,000"
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_instances_without_a_link_to_decode_are_not_all_considered(is_longer: bool) -> None:
+    made, index = site(125, num_holders=9, links=False, is_longer=is_longer)
+    [option] = made.consider(arrival(index), NOW).options
+    assert option.away is None
+    if not is_longer:  # That one is not worth a prefill elsewhere.
+        assert option.facts.obstacle is Reason.LINK_DOWN
+    _, num_steps = counted(partial(decide, made, index, 0))
+    assert num_steps < 90 * 1000, f"{num_steps} for 1,000 engines: a look at each takes 470,000"
 
 
 def test_the_choice_is_that_of_named_holders() -> None:

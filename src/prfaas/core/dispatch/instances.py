@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import islice, zip_longest
+from itertools import compress, islice, zip_longest
+from operator import itemgetter
 
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
@@ -24,7 +25,7 @@ from prfaas.core.dispatch.scoring import (
     pick,
 )
 from prfaas.core.dispatch.types import Arrival, Member
-from prfaas.core.kv.source_sets import Sources, longest_first
+from prfaas.core.kv.source_sets import Sources, by_length, longest_first
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ SCANNED_MAX = 32
 """Up to so many instances, a look at each is faster than a search."""
 HOLDERS_MAX = 4
 """Pools and instances with the longest prefixes that a search begins with."""
+TRIED_MAX = 16
+"""As of `PrefillInstances`."""
 BY_POOL = (1, 2)
 """Obstacles, as of `stopped_at`, that all instances of a pool with the same layout have."""
 _Kind = tuple[str, bytes | None, int, int, frozenset[str]]
@@ -78,6 +81,8 @@ class PrefillInstances:
         stale_after_ns: Age beyond which a report counts as unknown.
         weights: Of the scores of its instances.
         scanned_max: Up to so many instances, `pick` looks at each; beyond, it searches.
+        tried_max: Instances without the longest prefix that a search tries before it turns to those
+            that have it.
     """
 
     def __init__(
@@ -86,24 +91,29 @@ class PrefillInstances:
         stale_after_ns: int,
         weights: Weights = PREFILL_WEIGHTS,
         scanned_max: int = SCANNED_MAX,
+        tried_max: int = TRIED_MAX,
     ) -> None:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
         self.by_pool: dict[str, list[str]] = {}
         """Names of the instances of each pool."""
+        self.pool_of: dict[str, str] = {}
+        """Pools of the instances and of themselves."""
         for member in members:
             self.by_pool.setdefault(member.pool, []).append(member.name)
+            self.pool_of[member.name] = self.pool_of[member.pool] = member.pool
         self.sources = Sources([*self.by_pool, *self.instances])
         """Its pools and instances, as holders of prefixes."""
-        self.weights, self._scanned_max = weights, scanned_max
-        self._num_open = dict.fromkeys(self.instances, 0)
+        self.weights, self._scanned_max, self.tried_max = weights, scanned_max, tried_max
+        self.num_open = dict.fromkeys(self.instances, 0)
 
     def add(self, member: Member) -> None:
         """Add an instance, which is not ready and has no known layout."""
         self.book.add(member.name)
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
-        self._num_open[member.name] = 0
+        self.num_open[member.name] = 0
         self.by_pool.setdefault(member.pool, []).append(member.name)
+        self.pool_of[member.name] = self.pool_of[member.pool] = member.pool
         self.sources.add(member.name)
         self.sources.add(member.pool)
 
@@ -111,11 +121,13 @@ class PrefillInstances:
         """Forget an instance that has no requests."""
         self.book.remove(name, now_ns)
         pool = self.instances.pop(name).pool
-        del self._num_open[name]
+        del self.pool_of[name]
+        del self.num_open[name]
         self.by_pool[pool].remove(name)
         self.sources.discard(name)
         if not self.by_pool[pool]:
             del self.by_pool[pool]
+            self.pool_of.pop(pool, None)
             self.sources.discard(pool)
 
     @property
@@ -135,11 +147,11 @@ class PrefillInstances:
 
     def enter(self, name: str) -> None:
         """An instance has one more request to decode."""
-        self._num_open[name] += 1
+        self.num_open[name] += 1
 
     def leave(self, name: str) -> None:
         """An instance has one request less to decode."""
-        self._num_open[name] -= 1
+        self.num_open[name] -= 1
 
     def pick(
         self,
@@ -147,6 +159,7 @@ class PrefillInstances:
         now_ns: int,
         reach: Reach | None = None,
         fetch: FetchTo | None = None,
+        is_cut: Callable[[], bool] | None = None,
     ) -> Pick:
         """Candidates for a prompt.
 
@@ -155,9 +168,11 @@ class PrefillInstances:
             now_ns: Time.
             reach: From an instance to where its blocks are wanted; None when they stay.
             fetch: What an instance's host can fetch from another one; None if nothing.
+            is_cut: Returns True if no link is up from any instance to where the blocks are wanted;
+                called if many are, so that not all are considered.
         """
         if len(self.book.order) > self._scanned_max:
-            return self.search(arrival, now_ns, reach, fetch)
+            return self.search(arrival, now_ns, reach, fetch, is_cut)
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for source in hits:
             if source in self.instances and hits[source] > most_device:
@@ -170,7 +185,7 @@ class PrefillInstances:
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
-            candidate = self._candidate(arrival, *first, reach, fetch)
+            candidate = self.candidate(arrival, *first, reach, fetch)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
         return pick(
@@ -187,75 +202,14 @@ class PrefillInstances:
         now_ns: int,
         reach: Reach | None = None,
         fetch: FetchTo | None = None,
+        is_cut: Callable[[], bool] | None = None,
     ) -> Pick:
         """The choice of a scan, where most instances are never looked at.
 
         Those with the longest prefixes come first. How good another one could be follows from its
         wait and its open requests.
         """
-        num_tokens, weights, num_open = arrival.num_tokens_to_fit, self.weights, self._num_open
-        best, least_open = Best(num_tokens, weights), dict[_Kind, int]()
-        closed = set[tuple[str, bytes | None]]()
-
-        def look(place: tuple[int, str], wait_ns: int | None) -> None:
-            name, decodes = place[1], num_open[place[1]]
-            kind = self._kind(name, arrival)
-            if decodes < least_open.get(kind, OPEN_MAX):
-                stopped = best.look(self._candidate(arrival, name, wait_ns, reach, fetch), place)
-                if stopped in BY_POOL:
-                    closed.add(kind[:2])
-                if name != arrival.avoid and wait_ns is not None:
-                    least_open[kind] = decodes
-
-        pools, rest = self._holders(arrival)
-        for place in self.book.places(name for pool in pools for name in self.by_pool[pool]):
-            look(place, self.book.wait_ns(place[1], now_ns))
-        bound, fetches = Bound(num_tokens, weights, rest), dict[str, Fetched]()
-        fewest = min(num_open.values()) if weights.few_open else 0
-        most = None if fetch is None else fetch.beyond(rest)
-        if fetch and most and self.book.order and best.score <= bound(0, fewest, most):
-            # Pools with the best links come first.
-            fetches = fetch.to(pool for pool in self.by_pool if pool not in pools)
-            least_ns = max(self.book.order[0][0] - now_ns, 0)
-            for pool in _first(fetches, lambda each: bound(least_ns, fewest, each)):
-                if bound(least_ns, fewest, fetches[pool]) <= best.score:
-                    break
-                pools.add(pool)
-                del fetches[pool]
-                for place in self.book.places(self.by_pool[pool]):
-                    look(place, self.book.wait_ns(place[1], now_ns))
-            most = any_of(fetches.values())
-        until_ns, most_open, score = -1, 0, 0.0
-        for place in self.book.order:
-            free_at_ns, name = place
-            if free_at_ns > until_ns or score != best.score:
-                until_ns, score = max(free_at_ns, now_ns), best.score
-                least_ns = until_ns - now_ns
-                # Those behind wait longer.
-                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest, most), place):
-                    break
-                most_open = bound.num_open_max(least_ns, score, most)
-                most_open -= best.beats(bound(least_ns, most_open, most), place)
-            if num_open[name] <= most_open and (pool := self.instances[name].pool) not in pools:
-                if closed and (pool, self.instances[name].layout_id) in closed:
-                    continue
-                wait_ns = self.book.wait_ns(name, now_ns)
-                if not best.beats(bound(wait_ns, num_open[name], fetches.get(pool)), place):
-                    look(place, wait_ns)
-        return best.picked
-
-    def _holders(self, arrival: Arrival) -> tuple[set[str], int]:
-        """Pools with the longest prefixes, in them or in one of their instances, and the longest
-        prefix of all others, tokens."""
-        held = dict[str, int]()
-        for hits in (arrival.hits, arrival.hints):
-            for num_tokens, name in islice(longest_first(hits, self.sources), HOLDERS_MAX + 1):
-                held[name] = max(num_tokens, held.get(name, 0))
-        found = sorted(held, key=held.__getitem__, reverse=True)
-        rest = held[found[HOLDERS_MAX]] if len(found) > HOLDERS_MAX else 0
-        longest = [source for source in found[:HOLDERS_MAX] if held[source] > rest]
-        pools = {self.instances[name].pool for name in longest if name in self.instances}
-        return pools | (self.by_pool.keys() & longest), rest
+        return _Search(self, arrival, now_ns, reach, fetch, is_cut).run()
 
     def last_like(
         self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
@@ -283,13 +237,13 @@ class PrefillInstances:
             hit = max(hit, chosen.hit_tokens)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
-    def _kind(self, name: str, arrival: Arrival) -> _Kind:
+    def kind(self, name: str, arrival: Arrival) -> _Kind:
         """Facts that instances share which differ by wait and open requests alone."""
         instance, device = self.instances[name], arrival.hits.get(name, 0)
         longest = instance.num_tokens_max
         return instance.pool, instance.layout_id, longest, device, instance.within
 
-    def _candidate(
+    def candidate(
         self,
         arrival: Arrival,
         name: str,
@@ -297,6 +251,7 @@ class PrefillInstances:
         reach: Reach | None,
         fetch: FetchTo | None,
     ) -> Candidate:
+        """An instance as a candidate for a prompt."""
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
@@ -312,7 +267,7 @@ class PrefillInstances:
             wait_ns,
             hit,
             hints.get(pool, 0) if hints else 0,
-            self._num_open[name],
+            self.num_open[name],
             instance.num_tokens_max,
             agree,
             link_up,
@@ -326,7 +281,7 @@ class PrefillInstances:
     ) -> Iterator[Candidate]:
         hits, least_open = arrival.hits, dict[_Kind, int]()
         for name, wait_ns in self.book.in_order(now_ns):
-            instance, decodes = self.instances[name], self._num_open[name]
+            instance, decodes = self.instances[name], self.num_open[name]
             kind = (
                 instance.pool,
                 instance.layout_id,
@@ -337,6 +292,177 @@ class PrefillInstances:
             # Behind one of its kind that decodes no more, an instance is never the better one.
             if least_open and decodes >= least_open.get(kind, OPEN_MAX):
                 continue
-            yield self._candidate(arrival, name, wait_ns, reach, fetch)
+            yield self.candidate(arrival, name, wait_ns, reach, fetch)
             if name != arrival.avoid and wait_ns is not None:
                 least_open[kind] = decodes
+
+
+class _Search:
+    """The choice of a scan, where most instances are never looked at.
+
+    Those with the longest prefixes come first, then the others in the order of their wait. How good
+    another one could be follows from its wait and its open requests.
+
+    Args:
+        stage: The instances.
+        arrival: The request.
+        now_ns: Time.
+        reach: As of `PrefillInstances.pick`.
+        fetch: As of `PrefillInstances.pick`.
+        is_cut: As of `PrefillInstances.pick`.
+    """
+
+    def __init__(
+        self,
+        stage: PrefillInstances,
+        arrival: Arrival,
+        now_ns: int,
+        reach: Reach | None,
+        fetch: FetchTo | None,
+        is_cut: Callable[[], bool] | None,
+    ) -> None:
+        self._stage, self._book, self._arrival, self._now_ns = stage, stage.book, arrival, now_ns
+        self._reach, self._fetch = reach, fetch
+        self._best = Best(arrival.num_tokens_to_fit, stage.weights)
+        self._least_open = dict[_Kind, int]()
+        self._closed = set[tuple[str, bytes | None]]()
+        self._pools = set[str]()
+        """Pools all of whose instances were looked at."""
+        self._fewest = min(stage.num_open.values()) if stage.weights.few_open else 0
+        self._rest = 0
+        """Longest prefix of the instances of all other pools, tokens."""
+        self._fetches = dict[str, Fetched]()
+        """What pools of them can fetch."""
+        self._most: Fetched | None = None
+        """Upper bound of that."""
+        self._start = 0
+        """Place of the scan in the order of the instances."""
+        self._is_cut = is_cut
+        """None once it was called."""
+        self._is_over = False
+        """True if no further candidate changes the result."""
+
+    def run(self) -> Pick:
+        """The result."""
+        longest, self._rest = self._longest()
+        self._look_at(longest)
+        bound, levels = self._bound(), None
+        while not self._scan(bound):
+            levels = levels or self._levels()
+            holders, self._rest = next(levels)
+            self._look_among(holders - self._pools, bound)
+            bound = self._bound()
+        return self._best.picked
+
+    def _look(self, place: tuple[int, str], wait_ns: int | None) -> None:
+        name = place[1]
+        stage, arrival, decodes = self._stage, self._arrival, self._stage.num_open[name]
+        kind = stage.kind(name, arrival)
+        if decodes >= self._least_open.get(kind, OPEN_MAX) or kind[:2] in self._closed:
+            return
+        candidate = stage.candidate(arrival, name, wait_ns, self._reach, self._fetch)
+        if self._best.look(candidate, place) in BY_POOL:
+            self._closed.add(kind[:2])
+            if self._best.shows_link_down and self._is_cut is not None:
+                self._is_over, self._is_cut = self._is_cut(), None
+        if name != arrival.avoid and wait_ns is not None:
+            self._least_open[kind] = decodes
+
+    def _look_at(self, pools: Collection[str]) -> None:
+        """Look at the instances of a few pools."""
+        by_pool, book = self._stage.by_pool, self._book
+        for place in book.places(name for pool in pools for name in by_pool[pool]):
+            self._look(place, book.wait_ns(place[1], self._now_ns))
+        self._pools.update(pools)
+
+    def _look_among(self, pools: Collection[str], bound: Bound) -> None:
+        """Look at the instances of many pools in order, while they may be the best."""
+        book, now_ns, pool_of = self._book, self._now_ns, self._stage.pool_of
+        pool_at = map(pool_of.__getitem__, map(itemgetter(1), book.order))
+        for place in compress(book.order, map(pools.__contains__, pool_at)):
+            least = bound(max(place[0] - now_ns, 0), self._fewest, self._most)
+            if self._is_over or self._best.beats(least, place):
+                break
+            self._look(place, book.wait_ns(place[1], now_ns))
+        self._pools.update(pools)
+
+    def _bound(self) -> Bound:
+        """Highest scores of all that were not looked at; looks at what fetches the longest prefix
+        over the best links."""
+        stage, best, fetch, fewest = self._stage, self._best, self._fetch, self._fewest
+        bound = Bound(self._arrival.num_tokens_to_fit, stage.weights, self._rest)
+        self._fetches = {}
+        most = self._most = None if fetch is None else fetch.beyond(self._rest)
+        if fetch and most and self._book.order and best.score <= bound(0, fewest, most):
+            others = (pool for pool in stage.by_pool if pool not in self._pools)
+            fetches = self._fetches = fetch.to(others)
+            least_ns = max(self._book.order[0][0] - self._now_ns, 0)
+            for pool in _first(fetches, lambda each: bound(least_ns, fewest, each)):
+                if bound(least_ns, fewest, fetches[pool]) <= best.score:
+                    break
+                del fetches[pool]
+                self._look_at([pool])
+            self._most = any_of(fetches.values())
+        return bound
+
+    def _scan(self, bound: Bound) -> bool:
+        """Look at the others in the order of their wait; False if the first `tried_max` of them do
+        not have the longest prefix that is left, and others do."""
+        best, book, now_ns, most, fewest = (
+            self._best, self._book, self._now_ns, self._most, self._fewest
+        )  # fmt: skip
+        num_open, instances, closed = self._stage.num_open, self._stage.instances, self._closed
+        until_ns, most_open, score, num_tried = -1, 0, 0.0, 0
+        for at, place in enumerate(islice(book.order, self._start, None), self._start):
+            free_at_ns, name = place
+            if free_at_ns > until_ns or score != best.score:
+                until_ns, score = max(free_at_ns, now_ns), best.score
+                least_ns = until_ns - now_ns
+                # Those behind wait longer.
+                if best.num_looks >= LOOKS_MAX or best.beats(bound(least_ns, fewest, most), place):
+                    return True
+                most_open = bound.num_open_max(least_ns, score, most)
+                most_open -= best.beats(bound(least_ns, most_open, most), place)
+            if num_open[name] <= most_open and (pool := instances[name].pool) not in self._pools:
+                if closed and (pool, instances[name].layout_id) in closed:
+                    continue
+                if self._rest and num_tried >= self._stage.tried_max:
+                    self._start = at
+                    return False
+                if self._is_over:
+                    return True
+                num_tried += 1
+                wait_ns = book.wait_ns(name, now_ns)
+                if not best.beats(bound(wait_ns, num_open[name], self._fetches.get(pool)), place):
+                    self._look(place, wait_ns)
+        return True
+
+    def _longest(self) -> tuple[Collection[str], int]:
+        """Pools with the longest prefixes, in them or in one of their instances, and the longest
+        prefix of all others, tokens."""
+        held, stage, arrival = dict[str, int](), self._stage, self._arrival
+        for hits in (arrival.hits, arrival.hints):
+            for num_tokens, name in islice(longest_first(hits, stage.sources), HOLDERS_MAX + 1):
+                held[name] = max(num_tokens, held.get(name, 0))
+        found = sorted(held, key=held.__getitem__, reverse=True)
+        rest = held[found[HOLDERS_MAX]] if len(found) > HOLDERS_MAX else 0
+        longest = [source for source in found[:HOLDERS_MAX] if held[source] > rest]
+        instances, by_pool = stage.instances, stage.by_pool
+        pools = {instances[name].pool for name in longest if name in instances}
+        return pools | (by_pool.keys() & longest), rest
+
+    def _levels(self) -> Iterator[tuple[set[str], int]]:
+        """Pools with each prefix that is left, the longest first, and the one after it; 0 after the
+        last."""
+        stage, arrival, rest = self._stage, self._arrival, self._rest
+        held = list(by_length(arrival.hits, stage.sources))
+        if arrival.hints:
+            held += by_length(arrival.hints, stage.sources)
+            held.sort(key=itemgetter(0), reverse=True)
+        pools = set[str]()
+        for num_tokens, names in held:
+            if num_tokens < rest:
+                yield pools, num_tokens
+                pools, rest = set(), num_tokens
+            pools.update(map(stage.pool_of.__getitem__, names))
+        yield pools, 0

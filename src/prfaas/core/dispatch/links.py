@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import nlargest
+from itertools import repeat
 from types import MappingProxyType
 
 from prfaas.core.control.threshold_evidence import Balance
@@ -138,6 +139,11 @@ class Links:
     def find(self, source: str, destination: str) -> Link | None:
         """The link; None if it was never named, so it is down."""
         return self._links.get((source, destination))
+
+    def is_any_up(self, sources: Iterable[str], destination: str) -> bool:
+        """Return True if a link to a pool is up."""
+        ends = map(self._links.get, zip(sources, repeat(destination)))
+        return any(link.up for link in ends if link is not None)
 
     def cluster_of(self, pool: str) -> str | None:
         """Name of the PrfaaS cluster that a pool belongs to; None if it is of none."""

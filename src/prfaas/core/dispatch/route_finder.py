@@ -284,7 +284,13 @@ class RouteFinder:
 
         hosts = self.away_hosts[remote.name]
         fetch = hosts.fetch(arrival, now_ns)
-        picked = stage.pick(arrival, now_ns, reach, fetch)
+        picked = stage.pick(
+            arrival,
+            now_ns,
+            reach,
+            fetch,
+            lambda: not self.links.is_any_up(stage.pools, destination),
+        )
         away = picked.candidate
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)

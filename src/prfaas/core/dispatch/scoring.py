@@ -262,6 +262,13 @@ class Best:
         return score_max < self.score or (score_max == self.score and self.place < place)
 
     @property
+    def shows_link_down(self) -> bool:
+        """Return True if the result is a missing link, with as many candidates as it shows, unless
+        one passes every filter."""
+        is_link_down = OBSTACLES[self._furthest] is Reason.LINK_DOWN
+        return is_link_down and self._candidate is None and len(self._looked_at) == SHOWN_MAX
+
+    @property
     def picked(self) -> Pick:
         """The result."""
         found = self._candidate

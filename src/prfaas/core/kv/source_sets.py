@@ -185,6 +185,15 @@ class PrefixHits(Hits):
                         if bits >> number & 1:
                             yield num_tokens, name
 
+    def by_length(self, sources: Sources) -> Iterator[tuple[int, list[str]]]:
+        """Prefixes of some sources, as `by_length` orders them."""
+        parts = sources.parts(self.numbers)
+        for num_tokens, bits in self._by_length:
+            held = (numbered for part, numbered in parts if bits & part)
+            names = [name for numbered in held for name, number in numbered if bits >> number & 1]
+            if names:
+                yield num_tokens, names
+
     def without(self, sources: Sources) -> PrefixHits:
         """Blocks of other sources."""
         theirs = 0
@@ -248,6 +257,16 @@ def longest_first(hits: Hits, sources: Sources) -> Iterator[tuple[int, str]]:
         return hits.longest_first(sources)
     known = hits.keys() & sources.names
     return iter(sorted(((hits[name], name) for name in known), reverse=True))
+
+
+def by_length(hits: Hits, sources: Sources) -> Iterator[tuple[int, list[str]]]:
+    """Prefixes of some sources, tokens, the longest first, each with the names that have it."""
+    if isinstance(hits, PrefixHits):
+        return hits.by_length(sources)
+    found: dict[int, list[str]] = {}
+    for num_tokens, name in longest_first(hits, sources):
+        found.setdefault(num_tokens, []).append(name)
+    return iter(found.items())
 
 
 def without(hits: Hits, sources: Sources) -> Hits:
