@@ -111,9 +111,11 @@ def site(role: str, certificates: str, mode: str) -> Object:
 
 
 S3: Object = {"bucket": "kv-blocks", "limit": "2TiB", "keysSecret": "site-keys"}
+MOONCAKE: Object = {"master": "mooncake.store.svc:50051", "keysSecret": "site-keys"}
+DISK: Object = {"limit": "1TiB", "hostPath": "/nvme/prfaas", "keysSecret": "disk-keys"}
 WHOLE: Object = {
     "pool": {
-        "disk": {"limit": "1TiB", "hostPath": "/nvme/prfaas"},
+        "disk": DISK,
         "hostPort": True,
         "s3": S3 | {"credentialsSecret": "s3-user", "endpoint": "https://s3.example.net:9000"},
     },
@@ -168,6 +170,13 @@ def site_of(role: str, certificates: str, mode: str) -> list[Object]:
     values = site(role, certificates, mode)
     values["pool"] |= WHOLE["pool"]
     return rendered(role, values)
+
+
+def in_regions(role: str, own: str, other: str) -> Object:
+    """Values of a site with a region, whose peer has another."""
+    example = yaml.safe_load((EXAMPLES / f"{role}-values.yaml").read_text())
+    (peer,) = example["site"]["peers"]
+    return {"site": {"region": own, "peers": [peer | {"region": other}]}}
 
 
 def config(objects: list[Object], part: str) -> dict[str, str]:

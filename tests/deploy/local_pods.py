@@ -93,7 +93,8 @@ class Cluster:
         """Return the Secret of a Certificate as cert-manager's CA issuer would fill it."""
         assert spec["usages"] == ["digital signature", "server auth", "client auth"]
         name, *further = spec["dnsNames"]
-        names = [x509.DNSName(each) for each in further]
+        names: list[x509.GeneralName] = [x509.DNSName(each) for each in further]
+        names += [x509.UniformResourceIdentifier(each) for each in spec.get("uris", [])]
         certificate, key = issue(self.authority, name, names)
         authority = (self.authority / "ca.pem").read_bytes()
         return {"tls.crt": certificate, "tls.key": key, "ca.crt": authority}
@@ -262,11 +263,12 @@ class Cluster:
 
     def _content(self, volume: Object) -> dict[str, tuple[bytes, int]]:
         if "configMap" in volume:
-            return {n: (c, 0o600) for n, c in self._config(volume["configMap"]["name"]).items()}
+            files = _chosen(self._config(volume["configMap"]["name"]), volume["configMap"])
+            return {name: (content, 0o600) for name, content in files.items()}
         if "secret" in volume:
             secret = volume["secret"]
-            files = self.secrets[secret["secretName"]]
-            return {n: (c, secret["defaultMode"]) for n, c in files.items()}
+            files = _chosen(self.secrets[secret["secretName"]], secret)
+            return {name: (content, secret["defaultMode"]) for name, content in files.items()}
         found: dict[str, tuple[bytes, int]] = {}
         for source in volume.get("projected", {}).get("sources", []):
             ((kind, told),) = source.items()
@@ -294,6 +296,13 @@ class Cluster:
 
 def _containers(spec: Object) -> list[Object]:
     return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def _chosen(files: dict[str, bytes], volume: Object) -> dict[str, bytes]:
+    """The files that a volume has of a ConfigMap or Secret: its `items`, or all."""
+    if "items" not in volume:
+        return files
+    return {item["path"]: files[item["key"]] for item in volume["items"]}
 
 
 def _mount_file(paths: dict[str, str], mount: dict[str, Any], source: Path) -> None:

@@ -2,14 +2,16 @@
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
-from prfaas.config.membership import PeersFile
+from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Kind, Member
 from prfaas.membership.endpoint_slices import members_in, read_slice
 from prfaas.membership.folder import MemberFile
+from prfaas.membership.peer_entries import peer_clusters
 from tests.membership.fake_api import endpoint, endpoint_slice
 
 from .charts import (
@@ -89,7 +91,8 @@ def test_members_without_endpoint_slices_are_reached_by_their_services() -> None
     hosts = {re.sub(r"\w+://", "", place).partition(".")[0] for place in places}
     assert hosts == services - {"pd-prfaas-gateway"}
     assert not of_kind(objects, "Role", "RoleBinding")
-    assert "kubernetes" not in tomllib.loads(config(objects, "peers")["peers.toml"])
+    for text in config(objects, "pools").values():
+        assert "kubernetes" not in tomllib.loads(text)["membership"]
 
 
 @of_every_cell
@@ -116,16 +119,18 @@ def test_a_token_is_mounted_only_by_those_who_list_members(
 
 @of_every_cell
 def test_pool_nodes_read_the_clusters_of_their_peers(
-    role: str, certificates: str, mode: str
+    role: str, certificates: str, mode: str, tmp_path: Path
 ) -> None:
-    found = tomllib.loads(
-        config(rendered(role, site(role, certificates, mode)), "peers")["peers.toml"]
-    )
-    table = PeersFile.model_validate(found)
     both = {"pd", "prefill"}
-    assert set(table.targets) == ({"pd"} if role == "pd" else both)
-    assert set(table.sources) == (both if role == "pd" else {"prefill"})
-    assert (table.kubernetes is not None) == (role == "pd")
+    files = config(rendered(role, site(role, certificates, mode)), "pools")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        deployment = load_deployment(tmp_path / name)
+        assert list(deployment.pools) == [name.removesuffix(".toml")], "others come and go"
+        clusters = peer_clusters(deployment, name.removesuffix(".toml"))
+        assert clusters.targets == ({"pd"} if role == "pd" else both)
+        assert clusters.sources == (both if role == "pd" else {"prefill"})
+        assert (deployment.membership.kubernetes is not None) == (role == "pd")
 
 
 def test_an_upgrade_of_one_host_changes_nothing_else() -> None:
@@ -206,7 +211,3 @@ def test_pool_nodes_of_a_pd_site_exchange_blocks_with_each_other() -> None:
     assert not tomllib.loads(config(rendered("pd"), "gateway")["deployment.toml"])["clusters"][
         "pd"
     ].get("has_roles")
-    for _, template in pod_templates(objects):
-        for container in template["spec"]["containers"]:
-            if container["name"] == "pool":
-                assert "--peers-from=/etc/prfaas/peers/peers.toml" in container["args"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .charts import S3, Object, host, hosts, template
+from .charts import DISK, MOONCAKE, S3, Object, host, hosts, in_regions, template
 
 POOL: Object = {"name": "other-a", "address": "a.other.example.net:7100"}
 ENGINE: Object = {"name": "other-a-0", "pool": "other-a", "url": "https://a.other.example.net:8100"}
@@ -32,6 +32,19 @@ FORMS: list[tuple[Object, str]] = [
     ({"pool": {"port": 70000}}, "pool.port"),
     ({"pool": {"s3": S3 | {"endpoint": "http://s3.example.net"}}}, "pool.s3.endpoint"),
     ({"pool": {"s3": S3 | {"bucket": "KV"}}}, "pool.s3.bucket"),
+    ({"pool": {"s3": S3 | {"deadline": "1 second"}}}, "pool.s3.deadline"),
+    ({"pool": {"s3": S3 | {"objectSize": "16MB"}}}, "pool.s3.objectSize"),
+    ({"pool": {"s3": S3 | {"dataRegion": "EU"}}}, "pool.s3.dataRegion"),
+    ({"pool": {"mooncake": MOONCAKE | {"master": "mooncake"}}}, "pool.mooncake.master"),
+    ({"pool": {"mooncake": MOONCAKE | {"replicas": 9}}}, "pool.mooncake.replicas"),
+    ({"pool": {"mooncake": MOONCAKE | {"protocol": "nvlink"}}}, "pool.mooncake.protocol"),
+    ({"pool": {"mooncake": MOONCAKE | {"metadata": "none"}}}, "pool.mooncake.metadata"),
+    ({"pool": {"mooncake": MOONCAKE | {"devices": "a b"}}}, "pool.mooncake.devices"),
+    ({"pool": {"mooncake": MOONCAKE | {"key": "k"}}}, "key"),
+    ({"pool": {"disk": DISK | {"keysSecret": "Disk_Keys"}}}, "pool.disk.keysSecret"),
+    ({"pool": {"disk": DISK | {"sealed": "no"}}}, "pool.disk.sealed"),
+    ({"site": {"region": "EU West"}}, "site.region"),
+    ({"gateway": {"regions": "eu"}}, "gateway.regions"),
     ({"engines": {"kind": "Pod"}}, "engines.kind"),
     ({"gateway": {"replicas": 0}}, "gateway.replicas"),
     ({"gateway": {"operatorKey": {"hashes": ["sk-prfaas-mine"]}}}, "gateway.operatorKey.hashes.0"),
@@ -39,6 +52,7 @@ FORMS: list[tuple[Object, str]] = [
     ({"certificates": {"source": "vault"}}, "certificates.source"),
     ({"podSecurity": {"user": 0}}, "podSecurity.user"),
     ({"image": {"digest": "latest"}}, "image.digest"),
+    (peer(region="U.S."), "site.peers.0.region"),
     (peer(pools=[]), "site.peers.0.pools"),
     (peer(pools=[POOL | {"budget": "fast"}]), "site.peers.0.pools.0.budget"),
     (peer(cidrs=["everywhere"]), "site.peers.0.cidrs.0"),
@@ -91,6 +105,36 @@ SENSE: list[tuple[Object, str]] = [
     ({"pool": {"s3": S3 | {"limit": ""}}}, "pool.s3.limit: missing"),
     ({"pool": {"s3": S3 | {"keysSecret": ""}}}, "pool.s3.keysSecret: missing"),
     ({"pool": {"s3": S3 | {"bucket": ""}}}, "pool.s3.bucket: missing"),
+    ({"pool": {"s3": {"credentialsSecret": "s3-user"}}}, "pool.s3.bucket: missing"),
+    ({"pool": {"s3": S3 | {"objectSize": "128MiB"}}}, "pool.s3.objectSize: 128MiB; the limits"),
+    ({"pool": {"s3": S3 | {"limit": "20MiB"}}}, "pool.s3.limit: 20MiB holds fewer than two"),
+    ({"pool": {"disk": DISK | {"keysSecret": ""}}}, "pool.disk.keysSecret: missing; kubectl"),
+    ({"pool": {"disk": DISK | {"sealed": False}}}, "pool.disk.sealed: false beside keysSecret"),
+    ({"pool": {"disk": {"keysSecret": "disk-keys"}}}, "pool.disk.limit: missing beside"),
+    ({"pool": {"mooncake": {"keysSecret": "k"}}}, "pool.mooncake.master: missing"),
+    ({"pool": {"mooncake": MOONCAKE | {"keysSecret": ""}}}, "pool.mooncake.keysSecret: missing"),
+    ({"pool": {"s3": S3, "mooncake": MOONCAKE}}, "a site has one shared tier"),
+    ({"pool": {"mooncake": MOONCAKE | {"devices": "mlx5_0"}}}, "pool.mooncake.devices: devices of"),
+    ({"pool": {"mooncake": MOONCAKE | {"buffer": "1MiB"}}}, "pool.mooncake.buffer: 1MiB; the limi"),
+    (
+        {"pool": {"mooncake": MOONCAKE | {"dataRegion": "eu"}}},
+        'pool.mooncake.dataRegion: "eu", and',
+    ),
+    ({"site": {"region": "eu"}}, "site.peers[0].region: missing"),
+    (peer(region="us"), "site.region: missing; site.peers[0].region"),
+    (
+        {**in_regions("pd", "eu", "us"), "pool": {"s3": S3}},
+        "pool.s3.dataRegion: missing",
+    ),
+    (
+        {**in_regions("pd", "eu", "us"), "pool": {"s3": S3 | {"dataRegion": "us"}}},
+        'pool.s3.dataRegion: "us", and site.region is "eu"',
+    ),
+    ({"gateway": {"regions": ["eu"]}}, "gateway.regions: site.region is missing"),
+    (
+        {**in_regions("pd", "eu", "us"), "gateway": {"regions": ["us"]}},
+        'gateway.regions: "eu", the site\'s own, is missing',
+    ),
     ({"engines": {"image": ""}}, "engines.image: missing"),
     ({"engines": {"server": "timing"}}, "model.name: "),
 ]
@@ -118,6 +162,8 @@ OF_PRFAAS: list[tuple[Object, str]] = [
     ),
     ({"gateway": {"route": {"kind": "Ingress"}}}, "gateway.route.kind: "),
     (hosts(host("p", "n", A | {"role": "decode"})), 'hosts[0].engines[0].role: "decode"'),
+    ({"pool": {"disk": DISK | {"keysSecret": ""}}}, "pool.disk.keysSecret: missing"),
+    ({"site": {"region": "us"}}, "site.peers[0].region: missing"),
 ]
 
 

@@ -12,13 +12,18 @@ from kubernetes_validate import utils
 
 from .charts import (
     CHART,
+    DISK,
     EXAMPLES,
+    MOONCAKE,
+    S3,
     SCALED_SITE,
     WHOLE,
     WHOLE_GATEWAY,
     Object,
     helm,
+    in_regions,
     of_kind,
+    pod_templates,
     rendered,
     site,
 )
@@ -98,6 +103,31 @@ def test_all_that_can_be_switched_on_is_valid(
     assert {"PodMonitor", "PrometheusRule"} <= kinds
     assert ({"ScaledObject"} <= kinds) == (role == "pd")
     assert kinds & {"HTTPRoute", "Ingress"} or role == "prfaas"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("mode", ["DaemonSet", "Sidecar"])
+@pytest.mark.parametrize("certificates", ["cert-manager", "existingSecret"])
+@pytest.mark.parametrize("tier", ["s3", "mooncake"])
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_tiers_keys_and_regions_are_valid(
+    role: str, tier: str, certificates: str, mode: str, version: str
+) -> None:
+    values = site(role, certificates, mode) | in_regions(role, "eu", "us")
+    tiers = {"s3": S3 | {"dataRegion": "eu"}, "mooncake": MOONCAKE | {"dataRegion": "eu"}}
+    values["pool"] |= {"disk": DISK, tier: tiers[tier]}
+    objects = rendered(role, values, version)
+    check(objects, version)
+    secrets = {
+        volume["secret"]["secretName"]
+        for _, pod in pod_templates(objects)
+        for volume in pod["spec"].get("volumes", [])
+        if "secret" in volume
+    }
+    assert {"disk-keys", "site-keys"} <= secrets
+    assert bool([c for c in of_kind(objects, "Certificate") if "uris" in c["spec"]]) == (
+        certificates == "cert-manager"
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import re
 import secrets
@@ -19,7 +20,7 @@ import pytest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.deployments import started
 
-from .charts import MANAGED, SECRETS, Object, rendered
+from .charts import DISK, MANAGED, SECRETS, Object, rendered
 from .local_pods import Cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -101,6 +102,18 @@ def prefill(mode: str, hosts: list[str], ca: dict[str, str], **more: Object) -> 
         "hosts": here,
         **more,
     }
+
+
+def located(values: Object, own: str, other: str) -> Object:
+    """Give the sites regions, and the pool nodes disks that are sealed with a key of the site."""
+    (peer,) = values["site"]["peers"]
+    site = values["site"] | {"region": own, "peers": [peer | {"region": other}]}
+    return {**values, "site": site, "pool": values["pool"] | {"disk": DISK | {"limit": "64MiB"}}}
+
+
+def regions_on_disks(cluster: Cluster) -> set[str]:
+    """Regions in the folders of the pool nodes' disks."""
+    return {file.read_text().strip() for file in cluster.home.glob("node-*/nvme/prfaas/*/regions")}
 
 
 async def served(url: str, number: int, tokens: int) -> tuple[str, str]:
@@ -185,7 +198,10 @@ async def serve_both(home: Cluster, away: Cluster) -> None:
 async def test_two_sites_with_a_pool_node_a_host_and_an_issuer_each(
     checkpoint: Path, home: Path
 ) -> None:
-    """Certificates as cert-manager makes them, of two authorities that know each other."""
+    """Certificates as cert-manager makes them, of two authorities that know each other.
+
+    The sites are in two regions, which certificates name, and blocks on disk are sealed.
+    """
     authorities = {name: home / f"ca-{name}" for name in ("pd", "prefill")}
     for directory in authorities.values():
         make_authority(directory)
@@ -197,12 +213,15 @@ async def test_two_sites_with_a_pool_node_a_host_and_an_issuer_each(
     more = {"certificates": MANAGED}
     salt = {"prfaas-salt": {"tenant.salt": secrets.token_hex(32).encode()}}
     claims = {"models": checkpoint}
-    pd_site = rendered("pd", pd("DaemonSet", hosts, ca, **more))
-    away = rendered("prfaas", prefill("DaemonSet", ["pd-a", "pd-b"], ca, **more))
-    await run_both(
-        Cluster(pd_site, home / "pd", dict(salt), claims, authorities["pd"]),
-        Cluster(away, home / "prefill", {}, claims, authorities["prefill"]),
+    pd_values = located(pd("DaemonSet", hosts, ca, **more), "eu", "us")
+    far_values = located(prefill("DaemonSet", ["pd-a", "pd-b"], ca, **more), "us", "eu")
+    keys = {"disk-keys": {"site.keys": base64.b64encode(secrets.token_bytes(32))}}
+    here = Cluster(rendered("pd", pd_values), home / "pd", salt | keys, claims, authorities["pd"])
+    away = Cluster(
+        rendered("prfaas", far_values), home / "prefill", dict(keys), claims, authorities["prefill"]
     )
+    await run_both(here, away)
+    assert (regions_on_disks(here), regions_on_disks(away)) == ({"eu"}, {"us"})
 
 
 async def test_two_sites_with_sidecars_and_identities_of_prfaas_identity(

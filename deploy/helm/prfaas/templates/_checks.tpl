@@ -73,11 +73,38 @@
 {{- if and $pd (lt (int64 $values.routing.offloadThreshold) 1) }}{{ fail "routing.offloadThreshold: missing; new tokens above which a prompt is offloaded, as `prfaas plan` prints it" }}{{ end -}}
 {{- if and (eq $values.certificates.source "cert-manager") (not $values.certificates.issuerRef.name) }}{{ fail "certificates.issuerRef.name: missing; the Issuer that signs identities" }}{{ end -}}
 {{- if and (eq $values.certificates.source "existingSecret") (not $values.certificates.existingSecret) }}{{ fail "certificates.existingSecret: missing; a Secret with ca.pem and NAME.pem, NAME.key of every part" }}{{ end -}}
-{{- if ne (empty $values.pool.disk.limit) (empty $values.pool.disk.hostPath) }}{{ fail "pool.disk: give limit and hostPath together, or neither" }}{{ end -}}
+{{- $disk := $values.pool.disk -}}
+{{- if ne (empty $disk.limit) (empty $disk.hostPath) }}{{ fail "pool.disk: give limit and hostPath together, or neither" }}{{ end -}}
+{{- if and $disk.keysSecret (not $disk.limit) }}{{ fail "pool.disk.limit: missing beside keysSecret" }}{{ end -}}
+{{- if and $disk.keysSecret (not $disk.sealed) }}{{ fail "pool.disk.sealed: false beside keysSecret; leave one of them out" }}{{ end -}}
+{{- if and $disk.limit $disk.sealed (not $disk.keysSecret) }}{{ fail "pool.disk.keysSecret: missing; kubectl create secret generic prfaas-disk-keys --from-literal=site.keys=$(openssl rand -base64 32), or set pool.disk.sealed to false for blocks in the clear" }}{{ end -}}
 {{- $s3 := $values.pool.s3 -}}
 {{- if and $s3.bucket (not $s3.limit) }}{{ fail "pool.s3.limit: missing; what each pool node keeps in the bucket at most" }}{{ end -}}
 {{- if and $s3.bucket (not $s3.keysSecret) }}{{ fail "pool.s3.keysSecret: missing; kubectl create secret generic prfaas-site-keys --from-literal=site.keys=$(openssl rand -base64 32)" }}{{ end -}}
-{{- if and (not $s3.bucket) (or $s3.limit $s3.keysSecret $s3.endpoint) }}{{ fail "pool.s3.bucket: missing beside the other keys of pool.s3" }}{{ end -}}
+{{- if and (not $s3.bucket) (or $s3.limit $s3.keysSecret $s3.credentialsSecret $s3.endpoint $s3.region $s3.prefix $s3.dataRegion) }}{{ fail "pool.s3.bucket: missing beside the other keys of pool.s3" }}{{ end -}}
+{{- if $s3.bucket -}}
+  {{- $object := int64 (include "prfaas.bytes" $s3.objectSize) -}}
+  {{- if or (lt $object 4194304) (gt $object 67108864) }}{{ fail (printf "pool.s3.objectSize: %s; the limits are 4MiB and 64MiB" $s3.objectSize) }}{{ end -}}
+  {{- if lt (int64 (include "prfaas.bytes" $s3.limit)) (mul 2 $object) }}{{ fail (printf "pool.s3.limit: %s holds fewer than two objects of %s (pool.s3.objectSize)" $s3.limit $s3.objectSize) }}{{ end -}}
+{{- end -}}
+{{- $store := $values.pool.mooncake -}}
+{{- if and $store.master $s3.bucket }}{{ fail "pool.mooncake.master: there is pool.s3.bucket too; a site has one shared tier" }}{{ end -}}
+{{- if and $store.master (not $store.keysSecret) }}{{ fail "pool.mooncake.keysSecret: missing; kubectl create secret generic prfaas-site-keys --from-literal=site.keys=$(openssl rand -base64 32)" }}{{ end -}}
+{{- if and (not $store.master) (or $store.keysSecret $store.prefix $store.devices $store.dataRegion) }}{{ fail "pool.mooncake.master: missing beside the other keys of pool.mooncake" }}{{ end -}}
+{{- if and $store.devices (ne $store.protocol "rdma") }}{{ fail (printf "pool.mooncake.devices: devices of RDMA, and pool.mooncake.protocol is %q" $store.protocol) }}{{ end -}}
+{{- $buffer := int64 (include "prfaas.bytes" $store.buffer) -}}
+{{- if or (lt $buffer 16777216) (gt $buffer 17179869184) }}{{ fail (printf "pool.mooncake.buffer: %s; the limits are 16MiB and 16GiB" $store.buffer) }}{{ end -}}
+{{- $region := $values.site.region -}}
+{{- range $index, $peer := $values.site.peers -}}
+  {{- if and $region (not $peer.region) }}{{ fail (printf "site.peers[%d].region: missing; site.region is %q, and if one site has a region, all need one" $index $region) }}{{ end -}}
+  {{- if and $peer.region (not $region) }}{{ fail (printf "site.region: missing; site.peers[%d].region is %q, and if one site has a region, all need one" $index $peer.region) }}{{ end -}}
+{{- end -}}
+{{- if and $s3.bucket $region (not $s3.dataRegion) }}{{ fail "pool.s3.dataRegion: missing; the site has a region, and a bucket can be in another one" }}{{ end -}}
+{{- range $key, $found := dict "pool.s3.dataRegion" $s3.dataRegion "pool.mooncake.dataRegion" $store.dataRegion -}}
+  {{- if and $found (ne $found $region) }}{{ fail (printf "%s: %q, and site.region is %q; gateways know one region of a site, so its tier has to be there" $key $found $region) }}{{ end -}}
+{{- end -}}
+{{- if and $values.gateway.regions (not $region) }}{{ fail "gateway.regions: site.region is missing; sites without regions have none in their certificates" }}{{ end -}}
+{{- if and $values.gateway.regions (not (has $region $values.gateway.regions)) }}{{ fail (printf "gateway.regions: %q, the site's own, is missing; its pool nodes would refuse every ticket" $region) }}{{ end -}}
 {{- if and (eq $values.engines.server "vllm") (not $values.engines.image) }}{{ fail "engines.image: missing; an image with vLLM and prfaas, such as the target \"engine\" of Containerfile" }}{{ end -}}
 {{- if and (eq $values.engines.server "timing") (not (contains "timing" (lower $values.model.name))) }}{{ fail (printf "model.name: %q, and timing engines compute nothing; put \"timing\" into the name" $values.model.name) }}{{ end -}}
 {{- $route := $values.gateway.route -}}

@@ -28,6 +28,21 @@ offload_threshold = {{ int64 $values.routing.offloadThreshold }}
 [security]
 identities = "/etc/prfaas/identity"
 
+{{ include "prfaas.membershipTable" . }}
+
+[clusters.{{ $values.site.name }}]
+role = "pd"
+{{- with $values.site.region }}
+region = {{ toJson . }}
+{{- end }}
+{{- if include "prfaas.hasRoles" . }}
+has_roles = true
+{{- end }}
+{{- include "prfaas.peerClusters" . }}
+{{- end }}
+
+{{- /* Sources of members, in the deployment files of gateways and pool nodes. */ -}}
+{{- define "prfaas.membershipTable" -}}
 [membership]
 folder = "/etc/prfaas/members"
 {{- if include "prfaas.endpointSlices" . }}
@@ -35,16 +50,5 @@ folder = "/etc/prfaas/members"
 [membership.kubernetes]
 selector = {{ include "prfaas.followed" . | toJson }}
 service_account = "/etc/prfaas/api"
-{{- end }}
-
-[clusters.{{ $values.site.name }}]
-role = "pd"
-{{- if include "prfaas.hasRoles" . }}
-has_roles = true
-{{- end }}
-{{- range $values.site.peers }}
-
-[clusters.{{ .name }}]
-role = "prfaas"
 {{- end }}
 {{- end }}

@@ -164,7 +164,7 @@ metadata:
     prfaas/job: prfaas-engine
     app.kubernetes.io/component: engine
   {{- if .sidecar }}
-  {{- include "prfaas.pool.annotations" .root | nindent 2 }}
+  {{- include "prfaas.pool.annotations" . | nindent 2 }}
   {{- end }}
 spec:
   {{- include "prfaas.pod" .root | nindent 2 }}

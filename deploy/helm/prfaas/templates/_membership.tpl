@@ -63,24 +63,6 @@ prfaas/kind,app.kubernetes.io/instance={{ .Release.Name }}
 {{- end }}
 {{- end }}
 
-{{- /* The file of `prfaas pool --peers-from`: pool nodes of this site, and of its peers. */ -}}
-{{- define "prfaas.peersFile" -}}
-{{- $pd := eq .Values.site.role "pd" -}}
-{{- $others := list -}}
-{{- range .Values.site.peers }}{{ $others = append $others .name }}{{ end -}}
-{{- $own := list .Values.site.name -}}
-{{- $all := concat $others $own -}}
-targets = {{ ternary $own $all $pd | toJson }}
-sources = {{ ternary $all $own $pd | toJson }}
-folder = "/etc/prfaas/members"
-{{- if include "prfaas.endpointSlices" . }}
-
-[kubernetes]
-selector = {{ include "prfaas.followed" . | toJson }}
-service_account = "/etc/prfaas/api"
-{{- end }}
-{{- end }}
-
 {{- /* Labels by which a Service's EndpointSlices describe a member: (dict "root" $ "kind" KIND "part" NAME, or "" for the names of the pods, "host" HOST "role" ROLE) */ -}}
 {{- define "prfaas.memberLabels" -}}
 {{- if include "prfaas.endpointSlices" .root }}

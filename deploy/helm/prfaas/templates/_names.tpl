@@ -55,3 +55,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- with .Values.site.ca }}{{ . | trim }}{{ "\n" }}{{ end -}}
 {{- range .Values.site.peers }}{{ with .ca }}{{ . | trim }}{{ "\n" }}{{ end }}{{ end -}}
 {{- end }}
+
+{{- /* Regions in the certificate of a part, as JSON: (dict "root" $ "part" NAME) */ -}}
+{{- define "prfaas.regionsOf" -}}
+{{- $values := .root.Values -}}
+{{- $found := list -}}
+{{- if $values.site.region -}}
+  {{- $found = list $values.site.region -}}
+  {{- if and (eq $values.site.role "pd") (eq .part $values.gateway.name) -}}
+    {{- range $values.site.peers }}{{ $found = append $found .region }}{{ end -}}
+    {{- $found = $values.gateway.regions | default (uniq $found) -}}
+  {{- else -}}
+    {{- $engines := list -}}
+    {{- range $values.hosts }}{{ range .engines }}{{ $engines = append $engines .name }}{{ end }}{{ end -}}
+    {{- if has .part $engines }}{{ $found = list }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end }}

@@ -1,39 +1,14 @@
 {{- /* Command line of a pool node: (dict "root" $ "host" HOST) */ -}}
 {{- define "prfaas.pool.args" -}}
 {{- $values := .root.Values -}}
+- /etc/prfaas/pool/deployment.toml
 - --name={{ .host.name }}
-- --listen=0.0.0.0:{{ $values.pool.port }}
-- --admin=0.0.0.0:{{ $values.pool.adminPort }}
-- --memory={{ .host.memory | default $values.pool.memory }}
-{{- if $values.pool.disk.limit }}
-- --disk=/var/lib/prfaas/blocks
-- --disk-limit={{ $values.pool.disk.limit }}
-{{- end }}
-{{- with $values.pool.s3 }}
-{{- if .bucket }}
-- --s3-bucket={{ .bucket }}
-- --s3-keys=/etc/prfaas/site-keys/site.keys
-- --s3-limit={{ .limit }}
-- --s3-prefix={{ .prefix | default $values.site.name }}
-{{- with .endpoint }}
-- --s3-endpoint={{ . }}
-{{- end }}
-{{- with .region }}
-- --s3-region={{ . }}
-{{- end }}
-{{- end }}
-{{- end }}
-- --socket=/run/prfaas/pool.sock
-- --identities=/etc/prfaas/identity
 {{- if eq $values.site.role "pd" }}
 - --gateway={{ $values.gateway.name }}
 {{- end }}
-{{- range $values.site.peers }}
-{{- range .gateways }}
+{{- range include "prfaas.peerGateways" .root | fromJsonArray }}
 - --gateway={{ . }}
 {{- end }}
-{{- end }}
-- --peers-from=/etc/prfaas/peers/peers.toml
 - --log-format={{ $values.logFormat }}
 {{- range $values.pool.args }}
 - {{ . | quote }}
@@ -44,6 +19,12 @@
 {{- define "prfaas.pool.container" -}}
 {{- $values := .root.Values -}}
 {{- $mebibytes := div (int64 (include "prfaas.bytes" (.host.memory | default $values.pool.memory))) 1048576 -}}
+{{- if $values.pool.mooncake.master }}
+  {{- $mebibytes = add $mebibytes (div (int64 (include "prfaas.bytes" $values.pool.mooncake.buffer)) 1048576) -}}
+{{- else if $values.pool.s3.bucket }}
+  {{- /* Objects that are being written. */ -}}
+  {{- $mebibytes = add $mebibytes (mul 4 (div (int64 (include "prfaas.bytes" $values.pool.s3.objectSize)) 1048576)) -}}
+{{- end -}}
 name: pool
 image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) }}
 imagePullPolicy: {{ $values.image.pullPolicy }}
@@ -88,20 +69,23 @@ volumeMounts:
   - {name: socket, mountPath: /run/prfaas}
   {{- include "prfaas.identityMount" "identity" | nindent 2 }}
   - {name: tmp, mountPath: /tmp}
-  - {name: peers, mountPath: /etc/prfaas/peers, readOnly: true}
+  - {name: deployment, mountPath: /etc/prfaas/pool, readOnly: true}
   {{- include "prfaas.memberMounts" .root | nindent 2 }}
   {{- if $values.pool.disk.limit }}
   - {name: blocks, mountPath: /var/lib/prfaas/blocks}
   {{- end }}
-  {{- if $values.pool.s3.bucket }}
+  {{- if and $values.pool.disk.limit $values.pool.disk.keysSecret }}
+  - {name: disk-keys, mountPath: /etc/prfaas/disk-keys, readOnly: true}
+  {{- end }}
+  {{- if include "prfaas.tierKeys" .root }}
   - {name: site-keys, mountPath: /etc/prfaas/site-keys, readOnly: true}
   {{- end }}
 {{- end }}
 
-{{- /* Annotations of a pod with a pool node: it reads peers.toml, the names of the sites, when it starts. */ -}}
+{{- /* Annotations of a pod with a pool node, which reads its settings and the names of the sites when it starts. */ -}}
 {{- define "prfaas.pool.annotations" -}}
 annotations:
-  checksum/peers: {{ include "prfaas.peersFile" . | sha256sum }}
+  checksum/deployment: {{ include "prfaas.poolFile" . | sha256sum }}
 {{- end }}
 
 {{- /* Volumes of a pool node, but for the socket's. */ -}}
@@ -110,18 +94,28 @@ annotations:
 {{ include "prfaas.identity" (dict "root" .root "part" .host.name "volume" "identity") }}
 - name: tmp
   emptyDir: {}
-- name: peers
-  configMap: {name: {{ include "prfaas.fullname" .root }}-peers}
+- name: deployment
+  configMap:
+    name: {{ include "prfaas.fullname" .root }}-pools
+    items: [{key: {{ .host.name }}.toml, path: deployment.toml}]
 {{ include "prfaas.memberVolumes" .root }}
 {{- if $values.pool.disk.limit }}
 - name: blocks
   hostPath: {path: {{ $values.pool.disk.hostPath }}/{{ .host.name }}, type: DirectoryOrCreate}
 {{- end }}
-{{- with $values.pool.s3 }}
-{{- if .bucket }}
-- name: site-keys
-  secret: {secretName: {{ .keysSecret }}, defaultMode: 0400}
+{{- if and $values.pool.disk.limit $values.pool.disk.keysSecret }}
+- name: disk-keys
+  secret:
+    secretName: {{ $values.pool.disk.keysSecret }}
+    defaultMode: 0400
+    items: [{key: site.keys, path: site.keys}]
 {{- end }}
+{{- with include "prfaas.tierKeys" .root }}
+- name: site-keys
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0400
+    items: [{key: site.keys, path: site.keys}]
 {{- end }}
 {{- end }}
 

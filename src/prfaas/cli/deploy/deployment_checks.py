@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,24 +207,35 @@ def check_shared_memory(deployment: Deployment) -> None:
         )
 
 
-def short_lived(deployment: Deployment) -> Iterator[str]:
-    """A line for every identity on this machine that ends soon."""
-    for name in identity_names(deployment):
+def short_lived(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
+    """A line for every identity on this machine that ends soon.
+
+    Args:
+        deployment: Whose identities they are.
+        names: The parts; all that are started here if absent.
+    """
+    for name in identity_names(deployment) if names is None else names:
         identity = identity_in(deployment.security.identities, name)
         yield from ends_soon(identity, datetime.datetime.now(datetime.UTC))
 
 
-def open_secrets(deployment: Deployment) -> Iterator[str]:
-    """A line for every secret on this machine that not only its owner can read."""
+def open_secrets(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
+    """A line for every secret on this machine that not only its owner can read.
+
+    Args:
+        deployment: Whose secrets they are.
+        names: Parts whose keys are meant; all that are started here if absent.
+    """
     directory = deployment.security.identities
-    keys = [identity_in(directory, name).key for name in identity_names(deployment)]
+    found = identity_names(deployment) if names is None else names
+    keys = [identity_in(directory, name).key for name in found]
     for path in [directory / "ca.key", *keys, deployment.state / FILE_NAME]:
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             continue
-        mode = stat.S_IMODE(found.st_mode)
-        if mode & _OTHERS and not _is_of_a_pod(found):
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & _OTHERS and not _is_of_a_pod(status):
             yield f"{path} is a secret, and its mode {mode:o} lets others in: chmod 600 {path}"
 
 

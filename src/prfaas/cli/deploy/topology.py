@@ -9,7 +9,7 @@ import secrets
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,10 +145,15 @@ def prepare_identities(deployment: Deployment) -> None:
         raise ConfigError(problem)
 
 
-def identity_problems(deployment: Deployment) -> Iterator[str]:
-    """Return missing or invalid identities of parts started here that are not created."""
+def identity_problems(deployment: Deployment, names: Sequence[str] | None = None) -> Iterator[str]:
+    """Return missing or invalid identities of parts started here that are not created.
+
+    Args:
+        deployment: Whose parts they are.
+        names: The parts; all that are started here if absent.
+    """
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)
-    for name in identity_names(deployment):
+    for name in identity_names(deployment) if names is None else names:
         identity = identity_in(security.identities, name)
         files = (identity.authority, identity.certificate, identity.key)
         missing = [path for path in files if not path.exists()]

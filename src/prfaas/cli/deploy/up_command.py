@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from prfaas.cli.deploy.deployment_checks import (
     short_lived,
 )
 from prfaas.cli.deploy.deployment_warnings import doubts
-from prfaas.cli.deploy.pod_traps import pod_traps
+from prfaas.cli.deploy.pod_traps import is_in_a_pod, pod_traps
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.quality_lines import check_quality, quality_lines
 from prfaas.cli.deploy.renewals import keep_identities
@@ -47,6 +47,7 @@ from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
+from prfaas.cli.preflight.pool_alone import check_pool
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
@@ -76,7 +77,8 @@ OVERLAY = click.option(
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
-def check(file: Path, overlay: Path | None) -> None:
+@click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
+def check(file: Path, overlay: Path | None, pool: str | None) -> None:
     """Validate the deployment in FILE without starting it; exit code 2 if it is invalid.
 
     If its pool nodes run and the gateway's identity is on this machine, also print which engines
@@ -85,8 +87,14 @@ def check(file: Path, overlay: Path | None) -> None:
     \b
     Examples:
       prfaas check examples/laptop.toml
+      prfaas check examples/two-sites.toml --pool prfaas-pool
     """
     deployment = load_deployment(file, overlay)
+    if pool is not None:
+        problems, warnings = check_pool(deployment, pool)
+        _print_findings(problems, warnings)
+        console.print(f"{file}: ok for {pool}")
+        return
     check_deployment(deployment)
     check_agreement(deployment)
     for cluster_name, cluster in deployment.clusters.items():
@@ -98,13 +106,19 @@ def check(file: Path, overlay: Path | None) -> None:
         )
     for line in (*residency_lines(deployment), *quality_lines(deployment)):
         console.print(line, markup=False, soft_wrap=True)
-    for problem in _not_here_yet(deployment):
-        console.print(f"not on this machine now: {problem}", markup=False)
+    _print_findings(_not_here_yet(deployment), ())
     _warn(deployment)
     refused = _show_compatibility(deployment)
     console.print(f"{file}: ok")
     if refused:
         raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+def _print_findings(problems: Iterable[str], warnings: Iterable[str]) -> None:
+    for problem in problems:
+        console.print(f"not on this machine now: {problem}", markup=False)
+    for warning in warnings:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
 def _show_compatibility(deployment: Deployment) -> bool:
@@ -130,7 +144,8 @@ def _many(count: int, what: str) -> str:
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """Return obstacles to a start on this machine; the file itself can be valid."""
     yield from identity_problems(deployment)
-    for look in (check_ports, check_shared_memory):
+    # Ports of a pod are its own parts', which may run already.
+    for look in (check_shared_memory,) if is_in_a_pod() else (check_ports, check_shared_memory):
         try:
             look(deployment)
         except ConfigError as error:
@@ -347,8 +362,7 @@ def _warn(deployment: Deployment) -> None:
         uncertain(deployment),
         unlisted_args(deployment),
     )
-    for warning in (*doors, *chain.from_iterable(found)):
-        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    _print_findings((), chain(doors, *found))
 
 
 def _announce(topology: Topology, supervisor: Supervisor) -> None:
