@@ -29,7 +29,7 @@ def alone(deployment: Deployment, name: str) -> Deployment:
     for key, table in deployment.clusters.items():
         found = table.pools.get(name)
         if found is None:
-            other = {"pools": {}, "engines": {}, "s3": None, "mooncake": None}
+            other: dict[str, object] = {"pools": {}, "engines": {}, "s3": None, "mooncake": None}
             clusters[key] = table.model_copy(update=other)
             continue
         listen = found.listen
