@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 LOADS = {
+    "deploy/renewing.py": "load before, while and after identities are replaced",
     "drill": "phases of a drill, with load before, during and after a fault",
     "gateway/churn.py": "time that a scripted engine serves a request",
     "live/relay.py": "delay of a link",

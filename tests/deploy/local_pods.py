@@ -233,7 +233,8 @@ class Cluster:
         for volume in pod.spec["volumes"]:
             if "configMap" in volume and volume["name"] in mounted:
                 for file in folders[volume["name"]].iterdir():
-                    file.write_text(self._here(file.read_text(), pod, places, paths))
+                    if file.is_file():
+                        file.write_text(self._here(file.read_text(), pod, places, paths))
 
     def _here(self, text: str, pod: LocalPod, places: dict[str, str], paths: dict[str, str]) -> str:
         for place in sorted(places, key=len, reverse=True):
@@ -256,10 +257,18 @@ class Cluster:
             return self.claims[volume["persistentVolumeClaim"]["claimName"]]
         folder = pod.folder / str(volume["name"])
         folder.mkdir()
-        for name, (content, mode) in self._content(volume).items():
-            (folder / name).write_bytes(content)
-            (folder / name).chmod(mode)
+        publish(folder, self._content(volume))
         return folder
+
+    def renew_identities(self) -> None:
+        """Issue every Certificate anew and replace the files in all pods, as the kubelet does."""
+        for each in of_kind(self.objects, "Certificate"):
+            self.secrets[each["spec"]["secretName"]] = self._issued(each["spec"])
+        for pod in self.pods:
+            for volume in pod.spec.get("volumes", []):
+                sources = volume.get("projected", {}).get("sources", [])
+                if any("secret" in source for source in sources):
+                    publish(pod.folder / str(volume["name"]), self._content(volume))
 
     def _content(self, volume: Object) -> dict[str, tuple[bytes, int]]:
         if "configMap" in volume:
@@ -292,6 +301,25 @@ class Cluster:
             each for each in of_kind(self.objects, "ConfigMap") if each["metadata"]["name"] == name
         ]
         return {file: text.encode() for file, text in found["data"].items()}
+
+
+def publish(folder: Path, files: dict[str, tuple[bytes, int]]) -> None:
+    """Give a folder new content in one step, as the kubelet does: `..data` leads to another folder.
+
+    Args:
+        folder: Of a volume.
+        files: Contents and modes by name.
+    """
+    version = folder / f"..{sum(1 for each in folder.iterdir() if each.is_dir())}"
+    version.mkdir()
+    for name, (content, mode) in files.items():
+        (version / name).write_bytes(content)
+        (version / name).chmod(mode)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path("..data") / name)
+    link = folder / "..data_tmp"
+    link.symlink_to(version.name)
+    link.replace(folder / "..data")
 
 
 def _containers(spec: Object) -> list[Object]:

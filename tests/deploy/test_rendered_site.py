@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import re
 import secrets
 import ssl
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.deployments import started
 
-from .charts import DISK, MANAGED, SECRETS, Object, rendered
+from .charts import MANAGED, SECRETS, rendered
 from .local_pods import Cluster
+from .rendered_sites import (
+    LONG,
+    REQUESTS,
+    SHORT,
+    moved_bytes,
+    pd,
+    prefill,
+    regions_on_disks,
+    served,
+    tokenizer,
+    two_issued_sites,
+    until_known,
+    until_whole,
+)
 
 pytestmark = pytest.mark.timeout(300)
-MODEL = "prfaas-timing"
-REQUESTS = 20
-SHORT, LONG = 300, 3000
-"""Tokens; the threshold is between them."""
-PLAN = "/opt/prfaas/examples/plan/paper-case-study.toml"
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Content of the volume with models: timing engines need a tokenizer only."""
-    folder = tmp_path_factory.mktemp("models") / "timing"
-    make = [sys.executable, "-W", "ignore", "-m", "prfaas.engines.checkpoint", "--tokenizer-only"]
-    subprocess.run([*make, str(folder)], check=True, timeout=120)
-    return folder.parent
+    return tokenizer(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -45,117 +47,6 @@ def home() -> Iterator[Path]:
     """A folder with a short name: sockets of pool nodes lie in it."""
     with tempfile.TemporaryDirectory(prefix="prfaas") as folder:
         yield Path(folder)
-
-
-def values(role: str, mode: str) -> Object:
-    """Values of both sites' examples that differ here: small, and engines that compute nothing."""
-    return {
-        "model": {
-            "name": MODEL,
-            "path": "/models/timing",
-            "volume": {"persistentVolumeClaim": {"claimName": "models"}},
-        },
-        "pool": {"mode": mode, "memory": "64MiB"},
-        "engines": {
-            "server": "timing",
-            "hostMemory": "32MiB",
-            "timing": {
-                "plan": PLAN,
-                "cluster": "prfaas" if role == "prfaas" else "",
-                "timeScale": 0.02,
-                "bytesScale": 0.001,
-                "blockTokens": 256,
-            },
-        },
-    }
-
-
-def pd(mode: str, hosts: list[Object], ca: dict[str, str], **more: Object) -> Object:
-    engines = [
-        # Timing engines have no TLS.
-        {"name": name, "pool": pool, "url": f"http://{name}.prefill.example.net:8100"}
-        for name, pool in (("prefill-a-0", "prefill-a"),)
-    ]
-    peer: Object = {"name": "prefill", "address": "prefill.example.net", "cidrs": ["10.0.0.0/8"]}
-    peer |= {"pools": [{"name": "prefill-a"}], "engines": engines, "ca": ca["prefill"]}
-    site = {"ca": ca["pd"], "peers": [peer]}
-    settings = '[routing]\npolicy = "paper"\ntransfer_timeout = "60s"\n'
-    gateway = {"settings": settings, "replicas": 2, "salt": {"existingSecret": "prfaas-salt"}}
-    threshold = {"offloadThreshold": (SHORT + LONG) // 2}
-    return {
-        **values("pd", mode),
-        "site": site,
-        "hosts": hosts,
-        "gateway": gateway,
-        "routing": threshold,
-        **more,
-    }
-
-
-def prefill(mode: str, hosts: list[str], ca: dict[str, str], **more: Object) -> Object:
-    peer: Object = {"name": "pd", "address": "pd.example.net", "cidrs": ["10.0.0.0/8"]}
-    peer |= {"gateways": ["gateway"], "pools": [{"name": name} for name in hosts], "ca": ca["pd"]}
-    here = [{"name": "prefill-a", "node": "gpu-1", "engines": [{"name": "prefill-a-0"}]}]
-    return {
-        **values("prfaas", mode),
-        "site": {"ca": ca["prefill"], "peers": [peer]},
-        "hosts": here,
-        **more,
-    }
-
-
-def located(values: Object, own: str, other: str) -> Object:
-    """Give the sites regions, and the pool nodes disks that are sealed with a key of the site."""
-    (peer,) = values["site"]["peers"]
-    site = values["site"] | {"region": own, "peers": [peer | {"region": other}]}
-    return {**values, "site": site, "pool": values["pool"] | {"disk": DISK | {"limit": "64MiB"}}}
-
-
-def regions_on_disks(cluster: Cluster) -> set[str]:
-    """Regions in the folders of the pool nodes' disks."""
-    return {file.read_text().strip() for file in cluster.home.glob("node-*/nvme/prfaas/*/regions")}
-
-
-async def served(url: str, number: int, tokens: int) -> tuple[str, str]:
-    """Send a request; return the path it took and its answer's end."""
-    prompt = [(number * 7919 + at) % 300 + 1 for at in range(tokens)]
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0}
-    timeout = aiohttp.ClientTimeout(total=120)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(f"{url}/v1/completions", json=body) as reply,
-    ):
-        assert reply.status == 200, await reply.text()
-        answer = await reply.json()
-        return reply.headers["X-Prfaas-Path"], answer["choices"][0]["finish_reason"]
-
-
-async def moved_bytes(url: str) -> float:
-    """KV cache that arrived for the requests of a gateway."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as reply:
-        page = await reply.text()
-    return sum(map(float, re.findall(r"^prfaas_kv_bytes_total\{.*\} (.+)$", page, re.MULTILINE)))
-
-
-async def until_known(url: str, engines: int) -> None:
-    """Wait until a gateway has found the engines of both sites."""
-    known = re.compile(r'^prfaas_members\{kind="engine",state="ready"\} (\d+)', re.MULTILINE)
-    async with aiohttp.ClientSession() as session:
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/metrics") as reply:
-                    if [str(engines)] == known.findall(await reply.text()):
-                        return
-            await asyncio.sleep(0.1)
-
-
-async def until_whole(url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{url}/health?full=1") as reply:
-                if reply.status == 200:
-                    return
-            await asyncio.sleep(0.1)
 
 
 async def run_both(home: Cluster, away: Cluster) -> None:
@@ -198,28 +89,7 @@ async def serve_both(home: Cluster, away: Cluster) -> None:
 async def test_two_sites_with_a_pool_node_a_host_and_an_issuer_each(
     checkpoint: Path, home: Path
 ) -> None:
-    """Certificates as cert-manager makes them, of two authorities that know each other.
-
-    The sites are in two regions, which certificates name, and blocks on disk are sealed.
-    """
-    authorities = {name: home / f"ca-{name}" for name in ("pd", "prefill")}
-    for directory in authorities.values():
-        make_authority(directory)
-    ca = {name: (path / "ca.pem").read_text() for name, path in authorities.items()}
-    hosts = [
-        {"name": f"pd-{host}", "node": f"gpu-{host}", "engines": [{"name": f"pd-{host}-0"}]}
-        for host in "ab"
-    ]
-    more = {"certificates": MANAGED}
-    salt = {"prfaas-salt": {"tenant.salt": secrets.token_hex(32).encode()}}
-    claims = {"models": checkpoint}
-    pd_values = located(pd("DaemonSet", hosts, ca, **more), "eu", "us")
-    far_values = located(prefill("DaemonSet", ["pd-a", "pd-b"], ca, **more), "us", "eu")
-    keys = {"disk-keys": {"site.keys": base64.b64encode(secrets.token_bytes(32))}}
-    here = Cluster(rendered("pd", pd_values), home / "pd", salt | keys, claims, authorities["pd"])
-    away = Cluster(
-        rendered("prfaas", far_values), home / "prefill", dict(keys), claims, authorities["prefill"]
-    )
+    here, away = two_issued_sites(home, checkpoint)
     await run_both(here, away)
     assert (regions_on_disks(here), regions_on_disks(away)) == ({"eu"}, {"us"})
 
