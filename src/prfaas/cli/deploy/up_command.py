@@ -27,6 +27,7 @@ from prfaas.cli.deploy.deployment_checks import (
 )
 from prfaas.cli.deploy.deployment_warnings import doubts
 from prfaas.cli.deploy.pod_traps import is_in_a_pod, pod_traps
+from prfaas.cli.deploy.pool_alone import check_pool
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.quality_lines import check_quality, quality_lines
 from prfaas.cli.deploy.renewals import keep_identities
@@ -47,7 +48,6 @@ from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
-from prfaas.cli.preflight.pool_alone import check_pool
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
