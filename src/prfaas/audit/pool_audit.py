@@ -48,6 +48,8 @@ class PoolAudit:
         self._log = AuditLog(settings, pool, metrics) if settings is not None else None
         self._pool, self._moved, self._clock_ns = pool, moved, clock_ns
         moved.is_on = settings is not None
+        self.site_of: Callable[[str], str | None] = lambda _: None
+        """Site of a gateway, where several sites share the pool node: the bill is by site."""
         self._tickets: OrderedDict[tuple[str, bytes], Ticket] = OrderedDict()
         self._refusals = RefusalCounts()
         self._swept_at_ns = clock_ns()
@@ -71,7 +73,8 @@ class PoolAudit:
         if len(self._tickets) > TICKETS_MAX:
             self._tickets.popitem(last=False)
         fields = permission(Kind.GRANTED, ticket, gateway=ticket.signer, direction=direction)
-        self._log.write(fields)
+        site = self.site_of(ticket.signer)
+        self._log.write({**fields, "tenant_name": site} if site else fields)
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
         """A ticket does not allow what was asked."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "plan.plan_command",
     "pool": "parts.pool_command",
     "profile": "plan.plan_command",
+    "proxy": "parts.proxy_command",
     "quality": "operate.quality_command",
     "ray": "ray_site.command",
     "simulate": "plan.simulate_command",

@@ -8,7 +8,7 @@ of that site. A part of an entry is a name, or a prefix and `*`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from prfaas.errors import ConfigError
@@ -23,10 +23,17 @@ class AllowList(Set[str]):
 
     Args:
         entries: Names and patterns.
+        prove: Called with a name and the certificate (DER) of each peer that is admitted; raises
+            `PeerError` if the certificate cannot prove the name.
     """
 
-    def __init__(self, entries: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[str] = (),
+        prove: Callable[[str, bytes | None], object] = lambda *_: None,
+    ) -> None:
         self._entries = frozenset(entries)
+        self.prove = prove
 
     def replace(self, entries: Iterable[str]) -> None:
         """Admit these from now on; connections that stand stay."""

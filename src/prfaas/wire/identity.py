@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
-from prfaas.wire.allow_list import admitted, site_uri
+from prfaas.wire.allow_list import AllowList, admitted, site_uri
 from prfaas.wire.regions import region_names
 
 VALID_DAYS = 90
@@ -152,13 +152,15 @@ def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str
     """Name of the peer of an established connection; `allowed` as in `wire/allow_list.py`.
 
     Raises:
-        PeerError: There is no certificate, or its name is not in `allowed`.
+        PeerError: There is no certificate, its name is not in `allowed`, or it cannot prove it.
     """
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     entries = (certificate or {}).get("subjectAltName", ())
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
     uris = [str(entry[1]) for entry in entries if entry[0] == "URI"]
     if (name := admitted(names, uris, allowed)) is not None:
+        if isinstance(allowed, AllowList) and ssl_object is not None:
+            allowed.prove(name, ssl_object.getpeercert(binary_form=True))
         return name
     raise PeerError(
         f"the peer is {', '.join([*names, *uris]) or 'without a name'}, expected "

@@ -10,6 +10,7 @@ need no key of the gateway's beforehand.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +25,9 @@ from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.manifest import DIGEST_BYTES
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
 from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, PeerError
 from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
-from prfaas.wire.allow_list import admitted
+from prfaas.wire.allow_list import AllowList, admitted
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
 from prfaas.wire.regions import regions_in
@@ -140,13 +141,19 @@ class TicketOpener:
     Args:
         authority: PEM file of the deployment's authority.
         gateways: Names of the gateways whose tickets are valid.
+        more: Returns certificates of further authorities.
 
     Raises:
         ConfigError: The authority cannot be read.
     """
 
-    def __init__(self, authority: Path, gateways: frozenset[str]) -> None:
-        self._authority, self._gateways = authority, gateways
+    def __init__(
+        self,
+        authority: Path,
+        gateways: Set[str],
+        more: Callable[[], list[x509.Certificate]] = list,
+    ) -> None:
+        self._authority, self._gateways, self._more = authority, gateways, more
         self.renew()
 
     def renew(self) -> None:
@@ -156,7 +163,8 @@ class TicketOpener:
             ConfigError: It cannot be read; nothing is changed.
         """
         try:
-            self._store = Store(x509.load_pem_x509_certificates(self._authority.read_bytes()))
+            own = x509.load_pem_x509_certificates(self._authority.read_bytes())
+            self._store = Store([*own, *self._more()])
         except (OSError, ValueError) as error:
             raise ConfigError(f"authority {self._authority} cannot be read: {error}") from None
 
@@ -223,12 +231,14 @@ class TicketOpener:
             signer = admitted(names, uris, self._gateways)
             if signer is None:
                 raise VerificationError(f"{sorted(names)} are not on {sorted(self._gateways)}")
+            if isinstance(self._gateways, AllowList):
+                self._gateways.prove(signer, sealed.certificates[0])
             key = chain[0].public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise VerificationError("its key is no elliptic-curve key")
             key.verify(sealed.signature, _DOMAIN + sealed.ticket, _ALGORITHM)
         except InvalidSignature:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, "its signature is wrong") from None
-        except (VerificationError, ValueError, UnsupportedAlgorithm) as error:
+        except (VerificationError, PeerError, ValueError, UnsupportedAlgorithm) as error:
             raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, str(error)) from None
         return signer, regions_in(uris)

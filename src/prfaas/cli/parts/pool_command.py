@@ -109,6 +109,11 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="TOML file with the sources of peers that join and leave while the pool node runs.",
 )
 @click.option(
+    "--contracts",
+    type=click.Path(path_type=Path),
+    help="Contracts file of the sites that share this pool node; followed while it runs.",
+)
+@click.option(
     "--audit",
     type=click.Path(path_type=Path),
     help="Folder of the audit log, with the defaults of [audit]; none if absent.",
@@ -141,6 +146,7 @@ def pool(
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
     peers_file: Path | None,
+    contracts: Path | None,
     audit: Path | None,
     tracing: str | None,
     **s3: str | None,
@@ -195,6 +201,7 @@ def pool(
         "gateways": frozenset(gateways) or None,
         "audit": AuditSettings(audit, audit) if audit is not None else None,
         "tracing": tracing,
+        "contracts": contracts,
         "link_codec": LinkCodec(link_codec) if link_codec is not None else None,
         "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,
     }

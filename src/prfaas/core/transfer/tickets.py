@@ -38,6 +38,8 @@ class Refusal(StrEnum):
     """It is for a layout that no local engine has."""
     REGION = "region"
     """It does not allow the region of an end, or its signer may not allow one that it names."""
+    SITE = "site"
+    """It is for a part, a tenant or a block of another site than its signer's."""
     NO_REGION = "no_region"
     """It, or a certificate, names no region, and this pool has one."""
     REPLAYED = "replayed"

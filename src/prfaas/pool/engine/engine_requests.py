@@ -63,6 +63,7 @@ class EngineRequests:
         sending: Sends blocks of a push that engines did not store for it.
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
         needs_grant: Keep only blocks of open pushes.
+        is_shared: Sites share the pool node: keep blocks only of the tenant that a ticket names.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class EngineRequests:
         read_limit_s: float | None = None,
         *,
         needs_grant: bool = False,
+        is_shared: bool = False,
     ) -> None:
         self._name = name
         self._store = store
@@ -90,8 +92,11 @@ class EngineRequests:
         self._on_refused = on_refused
         self._on_pull = on_pull
         self._sending = sending
-        self._metrics, self._needs_grant = metrics, needs_grant
+        self._metrics, self._needs_grant = metrics, needs_grant or is_shared
+        self._is_shared = is_shared
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._granted: dict[bytes, str] = {}
+        """Tags in the tickets of open pushes."""
         self._handed_over: dict[bytes, EngineSession] = {}
         """Incomplete transfers between engines of this host, and their sources."""
         self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
@@ -133,7 +138,7 @@ class EngineRequests:
         """An engine is gone: nothing more of its transfers will come."""
         for transfer_id, (owner, link) in list(self._pushes.items()):
             if owner is engine:
-                del self._pushes[transfer_id]
+                del self._pushes[transfer_id], self._granted[transfer_id]
                 link.abort(transfer_id, TransferEnd.ENGINE_LOST, tell_peer=True)
         self._queues.pop(engine, None)
         for engines in self._awaited.values():
@@ -206,10 +211,12 @@ class EngineRequests:
             return
         link.open(grant)
         self._pushes[message.transfer_id] = engine, link
+        self._granted[message.transfer_id] = grant.ticket.tenant
 
     async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
         self._hand_over_ended(message.transfer_id)
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
+        self._granted.pop(message.transfer_id, None)
         if link is None:
             return
         self._sending.start(
@@ -239,8 +246,11 @@ class EngineRequests:
         named: list[tuple[BlockKey, int]],
         wanted: set[BlockKey],
     ) -> None:
-        if self._needs_grant and message.transfer_id not in self._pushes:
-            # The ticket of its request was refused, or it has none: nothing of it rests here.
+        granted = self._granted.get(message.transfer_id or b"")
+        is_other = self._is_shared and granted != message.tenant
+        if self._needs_grant and (granted is None or is_other):
+            # The ticket of its request was refused, is for another tenant than the prompt, or there
+            # is none: nothing of it rests here.
             self._metrics.blocks_dropped.labels(reason="no_ticket").inc(len(named))
             _answer(engine, StoreDone(job=message.job, stored=False))
             return

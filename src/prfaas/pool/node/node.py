@@ -16,7 +16,7 @@ from prfaas.audit.pool_audit import PoolAudit
 from prfaas.billing.storage_meter import StorageMeter, Tier
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
@@ -43,9 +43,10 @@ from prfaas.pool.receive.pulls import Pulls
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.shared.opening import open_shared
+from prfaas.pool.sites.sites import Sites
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.event_feed import EventFeed
+from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
 from prfaas.wire.allow_list import AllowList
@@ -86,9 +87,15 @@ class PoolNode:
         self._audit = PoolAudit(
             settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
         )
-        self.feed = EventFeed(settings.feed)
+        self.sites = Sites(settings, self._origin_of, lambda: self.store.held_bytes)
+        self.feed = self.sites.feed
         not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
-        self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
+        self.store = BlockStore(
+            settings.memory_bytes,
+            self.feed,
+            on_lost=not_spilled.inc,
+            owner_of=self.sites.owner_of,
+        )
         self.disk = self._disk(settings.disk) if settings.disk else None
         self._shares = AnnouncedShares(self._share)
         self._clock_ns = clock_ns
@@ -99,14 +106,22 @@ class PoolNode:
         """Tiers and leases as last reported to gateways."""
         self._dialling = settings.identity.dialling()
         self._accepting = settings.identity.accepting()
-        self._opener = TicketOpener(settings.identity.authority, settings.gateways)
+        self.sites.trust(self._dialling, self._accepting)
+        self._opener = TicketOpener(
+            settings.identity.authority, self.sites.gateways, self.sites.certificates
+        )
         settings.check_certificate()
         tiers: dict[str, Tier] = {HOST: self.store}
         if self.disk is not None:
             tiers[DISK] = self.disk
         self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
         self._tickets = TicketChecks(
-            settings.name, self._opener, self.metrics, audit=self._audit, regions=settings.regions
+            settings.name,
+            self._opener,
+            self.metrics,
+            audit=self._audit,
+            regions=settings.regions,
+            rule=self.sites.check_ticket,
         )
         sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
         self.shared: SharedTier | None = None
@@ -135,7 +150,7 @@ class PoolNode:
         self._known_layouts = KnownLayouts(self._load_codecs)
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
-        self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
+        self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
         self._comparing = Comparing(self.store, self._known_layouts)
         self._purging = Purging(
             settings.name,
@@ -155,7 +170,7 @@ class PoolNode:
             pool=settings.name,
             epoch=self.feed.epoch,
             sources=sources,
-            gateways=settings.gateways,
+            gateways=self.sites.gateways,
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
@@ -172,6 +187,7 @@ class PoolNode:
             channels=settings.channels,
             probes=settings.probes,
             on_met=self._tickets.met,
+            allows=self.sites.allows,
         )
         self.peers = Peers(
             settings,
@@ -197,6 +213,7 @@ class PoolNode:
             self.metrics,
             read_limit_s,
             needs_grant=settings.needs_grant,
+            is_shared=self.sites.is_shared,
         )
         self._engine_port = EnginePort(
             settings.socket_path,
@@ -219,6 +236,8 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket cannot be made.
         """
+        self.store.share(self.sites.shares)
+        self._audit.site_of = self.sites.site_of_gateway
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
             # First, so that probes get "starting" while the other ports open.
@@ -298,6 +317,7 @@ class PoolNode:
         self.settings.check_certificate()
         identity, ends = self.settings.identity, (self._dialling, self._accepting)
         identity.refresh(*(tls.messages for tls in ends))
+        self.sites.trust(*ends, self._io.call)
         self._opener.renew()
         self._io.call(self._renew_data)
 
@@ -366,6 +386,7 @@ class PoolNode:
             encryption=settings.link_encryption,
             limits=settings.send,
             on_met=self._tickets.met,
+            prove=self.sites.prove,
         )
 
     def _layouts(self) -> set[bytes]:
@@ -416,7 +437,8 @@ class PoolNode:
         if isinstance(message, Survey):
             channel.send(self._surveyed())
             return
-        self._shares.announced(channel.peer, message)
+        if not self.sites.is_shared:
+            self._shares.announced(channel.peer, message)
         self.feed.subscribe(channel, self.store, self._state)
 
     def _surveyed(self) -> Surveyed:
@@ -481,6 +503,7 @@ class PoolNode:
             self._requests.transfer_over(transfer.transfer_id)
         now = self._clock_ns()
         self._spans.ended(direction, transfer, now)
+        self.sites.ended(transfer.transfer_id)
         self._audit.ended(direction, transfer)
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
         log_event(
@@ -521,8 +544,28 @@ class PoolNode:
             self._audit.sweep(self._is_moving)
             self._storage.read(self._clock_ns())
             self.peers.expire()
+            self._follow_sites()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _follow_sites(self) -> None:
+        """Put changed contracts in force: links and connections of sites without one end."""
+        if (changed := self.sites.look()) is None:
+            return
+        self.sites.trust(self._dialling, self._accepting, self._io.call)
+        self._opener.renew()
+        self.store.share(self.sites.shares)
+        for peer in changed.gone:
+            if peer in self.links:
+                self.links[peer].end()
+                self.peers.remove(peer)
+            self.link_port.dismiss(peer)
+        for peer, (address, budget) in changed.came.items():
+            self.peers.add(peer, address, budget)
+        self._state_changed()
+
+    def _origin_of(self, name: BlockName) -> Origin | None:
+        return self.store.origin_of(name)
 
     def _is_moving(self, direction: str, transfer_id: bytes) -> bool:
         if direction == RECEIVED:

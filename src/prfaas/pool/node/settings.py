@@ -63,6 +63,7 @@ class PoolSettings:
         regions: Regions where its blocks rest. With some, it demands regions of tickets and peers.
         needs_grant: Keep blocks of engines only with an accepted ticket: every request of a PrfaaS
             engine has one.
+        contracts: Contracts file of the sites that share this pool node; None without.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
         send: Limits of data connections to peers.
@@ -98,6 +99,7 @@ class PoolSettings:
     audit: AuditSettings | None = None
     regions: Regions = frozenset()
     needs_grant: bool = False
+    contracts: Path | None = None
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
     receive: ReceiveLimits = receive_limits.DEFAULTS

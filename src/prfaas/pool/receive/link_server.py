@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Set
 
@@ -75,6 +74,7 @@ class LinkPort:
         channels: Limits on unsent bytes of connections for messages.
         probes: Limits of link tests.
         on_met: Called with a source and the regions in its certificate; True if they have changed.
+        allows: Returns False for a message that a gateway may not send, once it is answered.
     """
 
     def __init__(
@@ -102,8 +102,9 @@ class LinkPort:
         probes: ProbeLimits = PROBE_LIMITS,
         on_met: Callable[[str, Regions], bool] = lambda *_: False,
         on_compare: Callable[[Compare, Callable[[Message], None]], None] = lambda *_: None,
+        allows: Callable[[str, Message, Callable[[Message], None]], bool] = lambda *_: True,
     ) -> None:
-        self._pool = pool
+        self._pool, self._allows = pool, allows
         self._encryption = encryption
         self._decoding = decoding
         self._busy = BusyMeter(lambda: io.thread_id)
@@ -183,10 +184,15 @@ class LinkPort:
 
     def _greet(self, channel: Channel) -> None:
         channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
+        refusal: PeerError | None = None
         for admits, channels in self._roles():
-            with contextlib.suppress(PeerError):
+            try:
                 peer_name(channel.ssl_object, admits)
                 channels.add(channel)
+            except PeerError as error:
+                refusal = error
+        if refusal and channel not in self._from_sources | self._from_gateways:
+            raise refusal
         regions = peer_regions(channel.ssl_object)
         if channel in self._from_sources and self._on_met(channel.peer, regions):
             self._inbound.peer_lost(channel.peer)
@@ -253,6 +259,8 @@ class LinkPort:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
     def _of_gateway(self, channel: Channel, message: _OfGateway) -> None:
+        if not self._allows(channel.peer, message, channel.send):
+            return
         match message:
             case Subscribe() | Survey():
                 self._on_subscribe(channel, message)

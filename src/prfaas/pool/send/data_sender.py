@@ -19,6 +19,7 @@ from prfaas.pool.send.send_connection import DataConnection
 from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.units import NS_PER_S
+from prfaas.wire.allow_list import AllowList
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
@@ -94,6 +95,7 @@ class DataSenders:
         io: Where they live.
         on_change: Called on the loop when a connection opens or closes.
         limits: Of the connections.
+        expected: The peer, as its certificates have to name it.
     """
 
     def __init__(
@@ -113,8 +115,9 @@ class DataSenders:
         io: IoThread,
         on_change: Callable[[], None],
         limits: SendLimits,
+        expected: AllowList | None = None,
     ) -> None:
-        self._limits = limits
+        self._limits, self._expected = limits, expected or AllowList({peer})
         self._address = address
         self._tls = tls
         self._peer = peer
@@ -295,7 +298,7 @@ class DataSenders:
                 raise
             try:
                 await shake_hands(secured)
-                peer_name(secured, frozenset({self._peer}))
+                peer_name(secured, self._expected)
             except BaseException:
                 secured.close()
                 raise

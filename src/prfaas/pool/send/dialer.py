@@ -29,6 +29,7 @@ from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
+from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
@@ -93,6 +94,7 @@ class Dialer:
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
         limits: Of the data connections.
+        expected: The peer, as its certificates have to name it.
     """
 
     def __init__(
@@ -111,8 +113,9 @@ class Dialer:
         budget_bits_per_s: int,
         connections: int,
         limits: SendLimits,
+        expected: AllowList,
     ) -> None:
-        self._limits = limits
+        self._limits, self._expected = limits, expected
         self.peer = peer
         self._user = user
         self._pool = pool
@@ -255,7 +258,7 @@ class Dialer:
     def _greet(self, channel: Channel) -> None:
         if channel.socket is not None:
             prepare_messages(channel.socket)
-        channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
+        channel.peer = peer_name(channel.ssl_object, self._expected)
         self._user.met(channel)
         self._link = secrets.token_hex(16)
         channel.send(self._user.hello(self._link))
@@ -309,6 +312,7 @@ class Dialer:
             io=self._io,
             on_change=self._update,
             limits=self._limits,
+            expected=self._expected,
         )
 
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:

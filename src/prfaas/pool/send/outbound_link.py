@@ -30,6 +30,7 @@ from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant, oversized, unnamed
+from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
@@ -104,6 +105,7 @@ class OutboundLink:
         encryption: Protection of the data connections.
         limits: Of the data connections.
         on_met: Called with the regions in the peer's certificate; True if they have changed.
+        prove: Called with the name and the certificate of the peer; see `AllowList`.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class OutboundLink:
         encryption: LinkEncryption = LinkEncryption.TLS,
         limits: SendLimits = DEFAULTS,
         on_met: Callable[[str, Regions], bool] = lambda *_: False,
+        prove: Callable[[str, bytes | None], object] = lambda *_: None,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -162,6 +165,7 @@ class OutboundLink:
             budget_bits_per_s=budget_bits_per_s,
             connections=connections,
             limits=limits,
+            expected=AllowList({peer}, prove),
         )
 
     # --- requests of the node ---
@@ -326,6 +330,10 @@ class OutboundLink:
     def on_report(self) -> None:
         """Handle a new measurement of a busy link."""
         self._on_change()
+
+    def end(self) -> None:
+        """End all transfers: the peer may not have more."""
+        self._give_up(TransferEnd.LINK_LOST)
 
     def _is_given_up(self) -> bool:
         since_ns = self._down_since_ns

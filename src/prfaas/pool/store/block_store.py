@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.cache.owned_shares import OwnedShares
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
@@ -42,6 +43,7 @@ class BlockStore:
         policy: Order of eviction of blocks without lease and outside reserves.
         on_lost: Called for every block dropped before the disk had written it.
         loose_bytes_max: Memory limit of blocks that are received beside the store, bytes.
+        owner_of: Owner of a tenant's tag, where shares are those of owners and not of tenants.
     """
 
     def __init__(
@@ -51,11 +53,17 @@ class BlockStore:
         policy: EvictionPolicy[BlockName] | None = None,
         on_lost: Callable[[], None] = lambda: None,
         loose_bytes_max: int = LOOSE_BYTES_MAX,
+        owner_of: Callable[[str], str | None] | None = None,
     ) -> None:
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
-        self._policy = TenantShares(policy or LeastRecentlyUsed(), capacity_bytes)
+        rest = policy or LeastRecentlyUsed[BlockName]()
+        self._policy: TenantShares[BlockName] = (
+            TenantShares(rest, capacity_bytes)
+            if owner_of is None
+            else OwnedShares(rest, capacity_bytes, owner_of)
+        )
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
@@ -239,6 +247,14 @@ class BlockStore:
         block = self._blocks.get((layout_id, key))
         if block is not None and not block.pins:
             self._evict((layout_id, key))
+
+    def origin_of(self, name: BlockName) -> Origin | None:
+        """Origin of a block in any tier; None if it is not here."""
+        block = self._blocks.get(name)
+        if block is not None:
+            return block.origin
+        tier = self._below(name)
+        return None if tier is None else tier.origin(name)
 
     def in_memory(self) -> list[BlockName]:
         """Names of all blocks in memory."""

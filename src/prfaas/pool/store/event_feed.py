@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
+from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import (
@@ -27,6 +27,13 @@ from prfaas.wire.messages.gateway import (
 )
 
 Event = Stored | Evicted | TransferEnded | PoolState
+
+
+class Names(Protocol):
+    """A store whose blocks are in the snapshot."""
+
+    def names(self) -> Iterator[BlockName]:
+        """Names of all its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,7 @@ class EventFeed:
         """Added (True) or removed blocks that are not reported yet."""
         self._telling: asyncio.Handle | None = None
 
-    def subscribe(
-        self, channel: Channel, store: BlockStore, state: Callable[[], PoolState]
-    ) -> None:
+    def subscribe(self, channel: Channel, store: Names, state: Callable[[], PoolState]) -> None:
         """Send a snapshot, as fast as it is read, then every later change.
 
         Asking again over the same channel changes nothing.

@@ -60,6 +60,8 @@ class TicketChecks:
         unix_ns: Unix time.
         audit: Records tickets; None without an audit log.
         regions: Our footprint; without any, tickets need no region.
+        rule: Called with each ticket, the pool at its other end and its blocks, where several sites
+            share this pool; raises `TicketRefusedError`.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class TicketChecks:
         unix_ns: Callable[[], int] = time.time_ns,
         audit: PoolAudit | None = None,
         regions: Regions = frozenset(),
+        rule: Callable[[Ticket, str, Manifest], None] = lambda *_: None,
     ) -> None:
-        self._audit, self.regions = audit, regions
+        self._audit, self.regions, self._rule = audit, regions, rule
         self._peers: dict[str, Regions] = {}
         """Regions in the certificate of each pool, as of its last connection."""
         self._pool = pool
@@ -193,6 +196,7 @@ class TicketChecks:
                     Refusal.NO_ROOM,
                     f"it allows {ticket.bytes_max} bytes, and {free_bytes} are free",
                 )
+            self._rule(ticket, peer, blocks)
             self._used.use(ticket, now_ns)
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)

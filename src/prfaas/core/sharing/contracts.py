@@ -1,0 +1,62 @@
+"""Contracts of the PD sites that share a PrfaaS cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prfaas.core.cache.tenant_shares import Share
+
+SITES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What one PD site may use of a PrfaaS cluster.
+
+    Attributes:
+        site: Name of the site.
+        share: Its part of the engines while all sites want more than there is, relative to the
+            shares of the others; above 0.
+        gateways: Names of its gateways, in their certificates.
+        pools: Host and port of its pool nodes, by their names.
+        tokens_per_s: Prompt tokens that are computed for it, a second; None is no limit.
+        queued_max: Requests that wait at the proxy; more are refused.
+        memory: Its reserve and limit in the memory of each pool node.
+        link_bits_per_s: Rate of all links of one pool node to it, bits per second; 0 is no limit.
+    """
+
+    site: str
+    share: float
+    gateways: frozenset[str]
+    pools: Mapping[str, tuple[str, int]]
+    tokens_per_s: int | None = None
+    queued_max: int = 256
+    memory: Share = field(default_factory=Share)
+    link_bits_per_s: int = 0
+
+    @property
+    def link_budget(self) -> int:
+        """Rate of the link to one of its pool nodes, bits per second; 0 is no limit."""
+        return self.link_bits_per_s // max(1, len(self.pools))
+
+
+class Contracts:
+    """All contracts in force, by site, gateway and pool node.
+
+    Args:
+        contracts: Names of sites, gateways and pool nodes are unique.
+    """
+
+    def __init__(self, contracts: Iterable[Contract] = ()) -> None:
+        self.by_site = {each.site: each for each in contracts}
+        self.site_of_gateway = {
+            name: site for site, each in self.by_site.items() for name in each.gateways
+        }
+        self.site_of_pool = {
+            name: site for site, each in self.by_site.items() for name in each.pools
+        }
+
+    def site_of(self, name: str) -> str | None:
+        """Site of a gateway or a pool node; None for a part of no site."""
+        return self.site_of_gateway.get(name) or self.site_of_pool.get(name)

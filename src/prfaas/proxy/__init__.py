@@ -1,0 +1,1 @@
+"""The proxy in front of the engines that sites share: it decides whose prompt is next."""

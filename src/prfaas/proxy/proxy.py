@@ -1,0 +1,209 @@
+"""The proxy of a PrfaaS site: one HTTPS port for each shared engine, and one for its operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from prfaas.audit.settings import AuditSettings
+from prfaas.audit.writer import AuditLog
+from prfaas.config.addresses import split_address
+from prfaas.config.governance.contracts import SharedEngineTable, load_contracts
+from prfaas.core.billing.usage import Amounts, Meter, Phase, UsageKey, usage_record
+from prfaas.errors import ConfigError
+from prfaas.membership.agreements import Agreements
+from prfaas.proxy.engine_port import EnginePort
+from prfaas.proxy.metrics import ProxyMetrics
+from prfaas.proxy.turns import Turns
+from prfaas.wire.identity import Identity
+from prfaas.wire.plain_http import name_server
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Time between two looks at the contracts file."""
+RECORD_LOOKS = 5
+PREFILL_S = 600.0
+"""Longest time of a prompt at an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """Settings of a proxy.
+
+    Attributes:
+        name: In its certificate.
+        contracts: The contracts file.
+        identity: Certificate, key, authority of this site.
+        admin: Host and port of `/health` and `/metrics`, plain HTTP.
+        audit: Log of usage, for the bill; None without.
+        look_s: Time between two looks at the contracts file, seconds.
+    """
+
+    name: str
+    contracts: Path
+    identity: Identity
+    admin: tuple[str, int]
+    audit: AuditSettings | None = None
+    look_s: float = LOOK_S
+
+
+class Proxy:
+    """Serves the engines of a contracts file.
+
+    Args:
+        settings: Its settings.
+
+    Raises:
+        ConfigError: The contracts file or the identity cannot be used.
+    """
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._settings = settings
+        self.metrics = ProxyMetrics()
+        self._agreements = Agreements(settings.contracts)
+        self._engines = load_contracts(settings.contracts).engines
+        if not self._engines:
+            raise ConfigError(f"{settings.contracts} has no [engines.ENGINE]: nothing to serve")
+        self._turns = Turns({name: table.slots for name, table in self._engines.items()})
+        self._context = settings.identity.server_context()
+        self._agreements.authorities.trust(self._context)
+        self._audit = (
+            AuditLog(settings.audit, settings.name, self.metrics.audit)
+            if settings.audit is not None
+            else None
+        )
+        self._meter = Meter()
+        self._runners: list[web.AppRunner] = []
+        self.ports: dict[str, int] = {}
+        """Port of each engine, and of `admin`, once they are open."""
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            ConfigError: A port is taken.
+        """
+        timeout = aiohttp.ClientTimeout(total=PREFILL_S, sock_connect=2.0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=False
+        ) as http:
+            self._turns.agree(self._agreements.contracts.by_site.values())
+            try:
+                for name, table in self._engines.items():
+                    await self._open(name, table, http)
+                await self._serve("admin", self._admin(), self._settings.admin, None)
+                log.info("proxy %s: %s", self._settings.name, self.ports)
+                ready()
+                await self._follow()
+            finally:
+                for runner in self._runners:
+                    await runner.cleanup()
+                self._record()
+                if self._audit is not None:
+                    await asyncio.to_thread(self._audit.close)
+
+    def renew_identity(self) -> None:
+        """Load the files of the identity.
+
+        Raises:
+            ConfigError: They cannot be used; nothing is changed.
+        """
+        self._settings.identity.refresh(self._context)
+        self._agreements.authorities.trust(self._context)
+
+    async def _open(self, name: str, table: SharedEngineTable, http: aiohttp.ClientSession) -> None:
+        port = EnginePort(
+            name, table.url, self._agreements, self._turns, self.metrics, http, self._used
+        )
+        await self._serve(name, port.app(), split_address(table.listen), self._context)
+
+    async def _serve(
+        self,
+        name: str,
+        app: web.Application,
+        address: tuple[str, int],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        # A gateway that leaves ends its request: the place at the engine is for others.
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        host, port = address
+        site = web.TCPSite(runner, host, port, ssl_context=context)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        self.ports[name] = int(runner.addresses[0][1])
+
+    async def _follow(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(self._settings.look_s)
+            if self._agreements.look():
+                self._agreements.authorities.trust(self._context)
+                self._turns.agree(self._agreements.contracts.by_site.values())
+            looks += 1
+            if looks % RECORD_LOOKS == 0:
+                self._record()
+
+    def _used(self, site: str, tokens: int, held_ns: int) -> None:
+        key = UsageKey(site, Phase.PREFILL_REMOTE, "", "")
+        self._meter.add(key, Amounts(1, tokens, held_ns))
+
+    def _record(self) -> None:
+        for key, amounts in self._meter.take().items():
+            if self._audit is not None:
+                self._audit.write(usage_record(key, amounts))
+
+    def _admin(self) -> web.Application:
+        app = web.Application()
+        app.on_response_prepare.append(name_server)
+
+        async def health(_: web.Request) -> web.Response:
+            return web.json_response({"status": "ready"})
+
+        async def metrics(_: web.Request) -> web.Response:
+            body = generate_latest(self.metrics.registry)
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        app.router.add_get("/health", health)
+        app.router.add_get("/metrics", metrics)
+        return app
+
+
+async def serve(settings: ProxySettings, stop: asyncio.Event) -> None:
+    """Run a proxy until `stop`.
+
+    Raises:
+        ConfigError: It cannot be started.
+    """
+    from prfaas.wire.renewal import Renewal
+
+    proxy = Proxy(settings)
+    renewal = Renewal(
+        settings.identity, settings.name, proxy.renew_identity, proxy.metrics.identity_ends
+    )
+    renewal.watch()
+    running = asyncio.create_task(proxy.run())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if running.done():
+        running.result()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
