@@ -33,6 +33,7 @@ CROWDS = {"a": 60, "b": 6}
 """Requests that clients of each site keep open."""
 RAW = 150
 WARM_S = 3.0
+WAITING = re.compile(r"^prfaas_proxy_waiting.* [1-9]", re.MULTILINE)
 
 
 @dataclass
@@ -176,7 +177,7 @@ async def hits_and_names(
         await service.ask("a", 0, text + prompt())
     result.own_hits = round(sum((await cached(service)).values()) - sum(between.values()))
     async with asyncio.timeout(20):
-        while not all(each.names and each.transfers for each in observers.values()):
+        while not all(each.names and each.transfers for each in observers.values()):  # noqa: ASYNC110 - processes signal nothing
             await asyncio.sleep(0.1)
     await asyncio.sleep(0.5)
     a, b = observers["a"], observers["b"]
@@ -234,7 +235,7 @@ async def drill(home: Path, seconds: float, slower: float) -> Result:
         await asyncio.gather(cheat, return_exceptions=True)
         await loads["b"].stop()
         async with asyncio.timeout(60):
-            while re.search(r"^prfaas_proxy_waiting.* [1-9]", await service.page(), re.MULTILINE):
+            while WAITING.search(await service.page()):  # noqa: ASYNC110 - processes signal nothing
                 await asyncio.sleep(0.1)
         await hits_and_names(service, prompt, result)
         await revoke(service, prompt, result)

@@ -316,7 +316,7 @@ async def sharing(home: Path, slower: float = 1.0) -> AsyncIterator[SharedServic
         address = ("127.0.0.1", ports[f"second {site}"])
         second = second_gateway(gateway, topology.gateway_url, address)
         second.name = f"gateway-{site}2"
-        second.command.args += ["--name", second.name]
+        second.command.args.extend(["--name", second.name])
         own[1].append(second)
         urls[site] = [topology.gateway_url, f"http://127.0.0.1:{address[1]}"]
         stages = [
@@ -329,7 +329,7 @@ async def sharing(home: Path, slower: float = 1.0) -> AsyncIterator[SharedServic
     ):
         service = SharedService(home, urls, ports, http)
         async with asyncio.timeout(60):
-            while not await is_whole(service):
+            while not await is_whole(service):  # noqa: ASYNC110 - processes signal nothing
                 await asyncio.sleep(0.1)
         yield service
 

@@ -4,11 +4,13 @@ An engine serves requests first come first served: a site that sends ten times a
 times as much. Here requests wait by site, and an engine gets only as many at a time as keep it
 busy. This is start-time fair queueing: a request starts at the virtual time at which its site's
 previous one ends, its length is the tokens that are computed divided by the site's share, and the
-least start is next. Virtual time is that of all engines together, so that a site which wants a
-single engine gets its share of all of them there.
+least start is next. Times are those of all engines together, so that a site which wants a single
+engine gets its share of all of them there, as far as that engine has it.
 
-A site that is alone gets everything, and one that was idle has no credit from that time. A request
-is charged with its whole prompt when it starts; what was cached is given back when it has ended.
+A site that is alone gets everything. One that was idle starts with the site that is least ahead:
+it has no credit from that time. One that wants less than its share of all engines, since it wants
+only some of them, falls behind by LAG_MAX at most. A request is charged with its whole prompt when
+it starts; what was cached is given back when it has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from prfaas.units import NS_PER_S
 
 RATE_WINDOW_NS = 10 * NS_PER_S
 """A site with a limited rate may use so much of it at once."""
+
+
+LAG_MAX = 2_000_000.0
+"""Tokens of all sites together that a site may be behind."""
 
 
 class Why(StrEnum):
@@ -52,6 +58,11 @@ class _Site:
     num_waiting: int = 0
     num_running: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def is_active(self) -> bool:
+        """Return True if it has requests."""
+        return bool(self.num_waiting) or any(self.num_running.values())
+
 
 class EngineQueue:
     """Requests of sites that wait for engines, and those that run.
@@ -65,8 +76,10 @@ class EngineQueue:
         self._free = dict(slots)
         self._sites: dict[str, _Site] = {}
         self._jobs: dict[int, _Job] = {}
-        self._now = 0.0
-        """Virtual time: the start of the request that was started last."""
+        self._latest = 0.0
+        """The latest start of a request."""
+        self._shares = 1.0
+        """Sum of the shares of all sites."""
 
     def agree(self, contracts: Iterable[Contract]) -> list[int]:
         """Set the contracts from now on.
@@ -75,10 +88,11 @@ class EngineQueue:
             Jobs of sites without a contract, waiting or running: the caller ends them.
         """
         new = {each.site: each for each in contracts}
+        self._shares = sum(each.share for each in new.values()) or 1.0
         for name, contract in new.items():
             known = self._sites.get(name)
             if known is None:
-                self._sites[name] = _Site(contract, _bucket(contract), self._now)
+                self._sites[name] = _Site(contract, _bucket(contract), self._latest)
             elif known.contract != contract:
                 if known.contract.tokens_per_s != contract.tokens_per_s:
                     known.bucket = _bucket(contract)
@@ -101,6 +115,8 @@ class EngineQueue:
             return Why.NO_CONTRACT
         if known.num_waiting >= known.contract.queued_max:
             return Why.QUEUE_FULL
+        if not known.is_active:
+            known.start = max(known.start, self._least())
         self._jobs[job] = _Job(site, engine, tokens)
         known.waiting.setdefault(engine, deque()).append(job)
         known.num_waiting += 1
@@ -145,7 +161,7 @@ class EngineQueue:
             return
         site.num_running[gone.engine] = max(0, site.num_running.get(gone.engine, 0) - 1)
         if computed is not None and computed != gone.tokens:
-            site.start += (computed - gone.tokens) / site.contract.share
+            site.start += self._length(site, computed - gone.tokens)
             if site.bucket is not None:
                 site.bucket.take(computed - gone.tokens, now_ns)
 
@@ -171,7 +187,15 @@ class EngineQueue:
             for site in self._sites.values()
             if site.waiting.get(engine) and (site.bucket is None or not site.bucket.wait_ns(now_ns))
         ]
-        return min(ready, key=lambda site: max(site.start, self._now), default=None)
+        return min(ready, key=lambda site: site.start, default=None)
+
+    def _least(self) -> float:
+        """Start of the active site that is least ahead."""
+        starts = [site.start for site in self._sites.values() if site.is_active]
+        return min(starts, default=self._latest)
+
+    def _length(self, site: _Site, tokens: int) -> float:
+        return tokens * self._shares / site.contract.share
 
     def _begin(self, site: _Site, engine: str, now_ns: int) -> int:
         number = site.waiting[engine].popleft()
@@ -180,8 +204,8 @@ class EngineQueue:
         site.num_waiting -= 1
         site.num_running[engine] = site.num_running.get(engine, 0) + 1
         self._free[engine] -= 1
-        self._now = max(site.start, self._now)
-        site.start = self._now + job.tokens / site.contract.share
+        self._latest = max(site.start, self._latest)
+        site.start = max(site.start, self._latest - LAG_MAX) + self._length(site, job.tokens)
         if site.bucket is not None:
             site.bucket.take(job.tokens, now_ns)
         return number
