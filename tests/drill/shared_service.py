@@ -21,18 +21,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 import aiohttp
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 
-from .shared_site import PROMPT_TOKENS, SITES, SharedService, sharing
+from .shared_site import ENGINES, PROMPT_TOKENS, SITES, SharedService, sharing
 from .site import MODEL
 
-CROWDS = {"a": 60, "b": 6}
+CROWDS = {"a": 160, "b": 16}
 """Requests that clients of each site keep open."""
-RAW = 150
+RAW = 400
 WARM_S = 3.0
+WAITING_B = re.compile(r'^prfaas_proxy_waiting\{site="b"\} (.*)$', re.MULTILINE)
 WAITING = re.compile(r"^prfaas_proxy_waiting.* [1-9]", re.MULTILINE)
 
 
@@ -42,6 +44,7 @@ class Result:
 
     Attributes:
         shares: Part of the computed tokens of site a while both have requests waiting.
+        waiting: Requests of b that waited meanwhile, on average: with none it wants no more.
         cheated: The same while a gateway of site a sends past its own rules.
         statuses: Answers that this gateway got, by status.
         cross_hits: Cached tokens that a site got of prompts that only the other had sent.
@@ -55,6 +58,7 @@ class Result:
     """
 
     shares: float = 0.0
+    waiting: float = 0.0
     cheated: float = 0.0
     statuses: dict[int, int] = field(default_factory=dict)
     cross_hits: int = 0
@@ -72,6 +76,7 @@ class Result:
             "| what | measured | contract |",
             "|---|---|---|",
             f"| share of a, 10 times as many requests as b | {self.shares:.3f} | {SITES['a']} |",
+            f"| requests of b that wait meanwhile | {self.waiting:.1f} | |",
             f"| share of a, its gateway sends straight to the proxy | {self.cheated:.3f} | "
             f"{SITES['a']} |",
             f"| answers to that gateway by status | {self.statuses} | |",
@@ -118,14 +123,17 @@ class Load:
             self.num_local += path != "remote"
 
 
-async def share_of(service: SharedService, seconds: float) -> float:
-    """Part of the tokens that engines compute for site a, from now on."""
+async def share_of(service: SharedService, seconds: float) -> tuple[float, float]:
+    """Part of the tokens that engines compute for site a, from now on, and b's queue meanwhile."""
     await asyncio.sleep(WARM_S)
-    before = await service.tokens()
-    await asyncio.sleep(seconds)
+    before, waiting = await service.tokens(), list[float]()
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        await asyncio.sleep(0.5)
+        waiting += map(float, WAITING_B.findall(await service.page()))
     after = await service.tokens()
     done = {site: after[site] - before.get(site, 0.0) for site in SITES}
-    return done["a"] / sum(done.values())
+    return done["a"] / sum(done.values()), fmean(waiting)
 
 
 async def flood(
@@ -134,11 +142,11 @@ async def flood(
     """Send prompts with the identity of a gateway of site a, past the gateway."""
     async with service.session("a", "gateway-a1") as http:
 
-        async def one() -> None:
+        async def one(engine: str) -> None:
             while True:
                 body = {"model": MODEL, "prompt": prompt(), "max_tokens": 1, "temperature": 0}
                 body |= {"stream": False, "cache_salt": "a-salt-of-the-flood"}
-                url = f"{service.engine_url()}/v1/completions"
+                url = f"{service.engine_url(engine)}/v1/completions"
                 try:
                     async with http.post(url, json=body) as reply:
                         await reply.read()
@@ -149,8 +157,8 @@ async def flood(
                     statuses[0] = statuses.get(0, 0) + 1
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(RAW):
-                group.create_task(one())
+            for number in range(RAW):
+                group.create_task(one(ENGINES[number % len(ENGINES)]))
 
 
 async def cached(service: SharedService) -> dict[str, float]:
@@ -227,10 +235,10 @@ async def drill(home: Path, seconds: float, slower: float) -> Result:
         loads = {site: Load(service, site, prompt) for site in SITES}
         for site, load in loads.items():
             load.start(CROWDS[site])
-        result.shares = await share_of(service, seconds)
+        result.shares, result.waiting = await share_of(service, seconds)
         await loads["a"].stop()
         cheat = asyncio.create_task(flood(service, prompt, result.statuses))
-        result.cheated = await share_of(service, seconds)
+        result.cheated, _ = await share_of(service, seconds)
         cheat.cancel()
         await asyncio.gather(cheat, return_exceptions=True)
         await loads["b"].stop()

@@ -45,7 +45,7 @@ ENGINES = ("prfaas-0", "prfaas-1")
 POOL = "prfaas-pool"
 BLOCK_TOKENS = 64
 RESERVE = 0.3
-PROMPT_TOKENS = 4000
+PROMPT_TOKENS = 2500
 
 CONTRACT = """
 [contracts.{site}]
@@ -53,7 +53,7 @@ authority = "{home}/{site}/ca-own.pem"
 gateways = ["gateway-{site}1", "gateway-{site}2"]
 pools = {{ pd-{site}-pool = "127.0.0.1:{port}" }}
 share = {share}
-queued_max = 64
+queued_max = 256
 cache_reserve = {reserve}
 """
 SHARED_ENGINE = """

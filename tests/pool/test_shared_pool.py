@@ -1,0 +1,195 @@
+"""A pool node that two sites share: nothing of one is for the other, whatever a gateway sends."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.wire.identity import make_identity
+from prfaas.wire.messages.base import Goodbye
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.gateway import (
+    PoolState,
+    Purge,
+    Purged,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    Subscribe,
+    TransferEnded,
+)
+from prfaas.wire.messages.link import Abort
+
+from .shared_pool import TAGS, Shared, shared
+from .sites import Peer, dial, until
+
+
+def blocks(first: int, count: int = 4) -> list[BlockKey]:
+    return [BlockKey(0, n.to_bytes(32, "big")) for n in range(first, first + count)]
+
+
+A, B = blocks(1000), blocks(2000)
+
+
+def seen(peer: Peer) -> set[BlockKey]:
+    """Names that a gateway was told of."""
+    found = set[BlockKey]()
+    for message in peer.messages:
+        if isinstance(message, Snapshot | Stored):
+            found |= set(keys_of(message.keys))
+    return found
+
+
+def has_seen(peer: Peer, keys: list[BlockKey]) -> bool:
+    return seen(peer) == set(keys)
+
+
+async def both_stored(world: Shared) -> None:
+    assert await world.prefill("a", A)
+    assert await world.prefill("b", B)
+    await until(lambda: world.pds["a"].held() == set(A) and world.pds["b"].held() == set(B))
+
+
+async def test_gateways_learn_of_their_own_site_alone(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        early = {site: await world.gateway(site) for site in "ab"}
+        await both_stored(world)
+        late = {site: await world.gateway(site) for site in "ab"}
+        for gateways in (early, late):
+            for site, keys in (("a", A), ("b", B)):
+                peer = gateways[site]
+                await until(partial(has_seen, peer, keys))
+        for site, peer in early.items():
+            await until(partial(peer.of, TransferEnded))
+            states = [each for each in peer.messages if isinstance(each, PoolState)]
+            assert {name for state in states for name in state.links} == {f"pd-{site}-pool"}
+            assert {n for state in states for n in state.telemetry} == {f"pd-{site}-pool"}
+            assert all(not state.tenants and not state.num_leased for state in states)
+            held = world.node.node.store.held_bytes[site]
+            assert {state.tiers["host"].used_bytes for state in states} <= {0, held}
+            ended = [each for each in peer.messages if isinstance(each, TransferEnded)]
+            assert [each.peer for each in ended] == [f"pd-{site}-pool"]
+            # A gap in the numbers would tell how much the other does.
+            events = [e.seq for e in peer.messages if isinstance(e, Stored | TransferEnded)]
+            assert max(events) < len(peer.messages)
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        {"signer": "gateway-b"},
+        {"signer": "gateway-b", "tenant": TAGS["b"]},
+    ],
+    ids=["of b for a", "of b for its own tag"],
+)
+async def test_a_ticket_for_another_site_is_refused(
+    tmp_path: Path, ticket: dict[str, object]
+) -> None:
+    async with shared(tmp_path) as world:
+        world.push("a", A, **ticket)
+        await until(lambda: world.refusals("site") == 1)
+        assert world.node.node.links["pd-a-pool"].num_open == 0
+
+
+async def test_a_site_cannot_use_the_tag_or_the_blocks_of_another(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        await both_stored(world)
+        world.push("b", B, tenant=TAGS["a"])
+        await until(lambda: world.refusals("site") == 1)
+        world.push("b", [*B, A[0]])
+        await until(lambda: world.refusals("site") == 2)
+        assert world.pds["b"].held() == set(B)
+
+
+async def test_blocks_of_a_prompt_under_another_tag_are_not_kept(tmp_path: Path) -> None:
+    """A gateway signs for its own tenant, and sends the prompt with another salt."""
+    async with shared(tmp_path) as world:
+        transfer = world.push("b", B)
+        assert not await world.engine.store(B, transfer, TAGS["a"])
+        assert not await world.engine.store(B, transfer)
+        assert not await world.engine.store(B)
+        assert world.node.held() == set()
+        assert await world.engine.store(B, transfer, TAGS["b"])
+
+
+async def test_an_authority_cannot_sign_names_of_another_site(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        (tmp_path / "b" / "ca.pem").write_bytes((tmp_path / "b" / "own.pem").read_bytes())
+        make_identity(tmp_path / "b", "gateway-a")
+        trusted = (tmp_path / "prfaas" / "ca.pem").read_text()
+        with (tmp_path / "b" / "ca.pem").open("a") as file:
+            file.write(trusted)
+        forger = await dial(world.node, tmp_path / "b", "gateway-a")
+        world.peers.append(forger)
+        forger.channel.send(Subscribe(gateway="gateway-a"))
+        await until(lambda: forger.closed or forger.of(Goodbye))
+        assert not forger.of(SnapshotEnd)
+        honest = await world.gateway("a")
+        await until(lambda: honest.of(SnapshotEnd))
+
+
+async def test_a_gateway_purges_its_own_tenants_alone(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        await both_stored(world)
+        b = await world.gateway("b")
+        b.channel.send(Purge(job=0, tenant=TAGS["a"]))
+        b.channel.send(Purge(job=1, source="prfaas-pool"))
+        await until(lambda: len(b.of(Purged)) == 2)
+        answers = [each.problem for each in b.messages if isinstance(each, Purged)]
+        assert all("its own tenants" in problem for problem in answers)
+        assert world.node.held() == {*A, *B}
+        b.channel.send(Purge(job=9, tenant=TAGS["b"]))
+        await until(lambda: len(b.of(Purged)) == 3)
+        assert world.node.held() == set(A)
+
+
+async def test_a_gateway_cannot_end_transfers_of_another_site(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        transfer = world.push("a", A)
+        link = world.node.node.links["pd-a-pool"]
+        await until(lambda: link.has(transfer))
+        b, a = await world.gateway("b"), await world.gateway("a")
+        b.channel.send(Abort(transfer_id=transfer, reason="why not"))
+        b.channel.send(Purge(job=1, source="x"))
+        await until(lambda: b.of(Purged))
+        assert link.has(transfer)
+        a.channel.send(Abort(transfer_id=transfer, reason="mine"))
+        await until(lambda: not link.has(transfer))
+
+
+async def test_a_revoked_site_ends_and_the_other_goes_on(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        await both_stored(world)
+        a, b = await world.gateway("a"), await world.gateway("b")
+        open_transfer = world.push("a", blocks(3000))
+        await until(lambda: world.node.node.links["pd-a-pool"].has(open_transfer))
+        world.contracts("b")
+        await until(lambda: a.closed and "pd-a-pool" not in world.node.node.links)
+        again = await dial(world.node, tmp_path / "a", "gateway-a")
+        world.peers.append(again)
+        await until(lambda: again.closed)
+        world.push("a", blocks(4000))
+        await until(lambda: world.node.metric("pool_blocks_dropped_total", reason="unknown_peer"))
+        assert await world.prefill("b", blocks(5000))
+        await until(lambda: set(blocks(5000)) <= world.pds["b"].held())
+        assert not b.closed
+        # A file that is wrong changes nothing.
+        (tmp_path / "contracts.toml").write_text("[contracts.b]\nshare = -1\n")
+        assert await world.prefill("b", blocks(6000))
+        world.contracts("a", "b")
+        await until(lambda: "pd-a-pool" in world.node.node.links)
+        await until(lambda: world.node.node.links["pd-a-pool"].is_up)
+        assert await world.prefill("a", blocks(7000))
+
+
+@pytest.mark.parametrize("reserve", [0.3, 0.0])
+async def test_a_flood_of_a_site_takes_no_block_of_the_reserve_of_another(
+    tmp_path: Path, reserve: float
+) -> None:
+    async with shared(tmp_path, 1 << 16, cache_reserve=reserve) as world:
+        assert await world.prefill("a", A)
+        for first in range(10_000, 11_600, 16):
+            await world.prefill("b", blocks(first, 16))
+        kept = set(A) & world.node.held()
+        assert kept == (set(A) if reserve else set())
