@@ -4,7 +4,7 @@
 
 Prints a table. Site a has 0.7 of the engines, site b 0.3.
 
-1. Both sites keep more requests waiting than the engines take; site a ten times as many as b.
+1. Both sites keep more requests waiting than the engines take; site a four times as many as b.
 2. A gateway of a sends past its own rules, straight to the proxy, as fast as it is answered.
 3. The same prompts at both sites: hits, and names that the gateways of each site can see.
 4. The authority of a is revoked: the time until nothing of it is served, and b meanwhile.
@@ -30,10 +30,10 @@ from prfaas.engines.timing.api.vocabulary import Vocabulary
 from .shared_site import ENGINES, PROMPT_TOKENS, SITES, SharedService, sharing
 from .site import MODEL
 
-CROWDS = {"a": 160, "b": 16}
+CROWDS = {"a": 160, "b": 40}
 """Requests that clients of each site keep open."""
-RAW = 400
-WARM_S = 3.0
+RAW = 300
+WARM_S = 8.0
 WAITING_B = re.compile(r'^prfaas_proxy_waiting\{site="b"\} (.*)$', re.MULTILINE)
 WAITING = re.compile(r"^prfaas_proxy_waiting.* [1-9]", re.MULTILINE)
 
@@ -75,7 +75,7 @@ class Result:
         return [
             "| what | measured | contract |",
             "|---|---|---|",
-            f"| share of a, 10 times as many requests as b | {self.shares:.3f} | {SITES['a']} |",
+            f"| share of a, 4 times as many requests as b | {self.shares:.3f} | {SITES['a']} |",
             f"| requests of b that wait meanwhile | {self.waiting:.1f} | |",
             f"| share of a, its gateway sends straight to the proxy | {self.cheated:.3f} | "
             f"{SITES['a']} |",

@@ -48,8 +48,8 @@ def proxy(
     engines need a restart.
 
     \b
-    Example:
-      prfaas proxy examples/shared/contracts.toml --name proxy --identities /etc/prfaas
+    Examples:
+      prfaas proxy examples/shared-service/contracts.toml --name proxy --identities /etc/prfaas
     """
     from prfaas.audit.settings import AuditSettings
     from prfaas.proxy.proxy import ProxySettings, serve

@@ -1,0 +1,218 @@
+"""The proxy's port for gateways, over TLS, in front of a timing engine: who gets what, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from prfaas.audit.settings import AuditSettings
+from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.proxy.proxy import Proxy, ProxySettings
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+from tests.engines.timing.worlds import MODEL, started, write_plan
+from tests.engines.timing.worlds import settings as engine_settings
+from tests.pool.sites import until
+from tests.ports import free_port
+
+PROMPT = list(range(200))
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": PROMPT,
+    "max_tokens": 1,
+    "temperature": 0,
+    "stream": False,
+    "cache_salt": "salt of a",
+    "kv_transfer_params": {"prfaas": {}},
+}
+
+
+@dataclass
+class World:
+    """A proxy with two sites, and its engine."""
+
+    home: Path
+    proxy: Proxy
+    sessions: dict[str, aiohttp.ClientSession]
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.proxy.ports['engine']}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        registry = self.proxy.metrics.registry
+        return registry.get_sample_value(f"prfaas_proxy_{name}", labels) or 0.0
+
+    async def post(self, site: str, **changes: Any) -> int:
+        body = BODY | {"cache_salt": f"salt of {site}"} | changes
+        async with self.sessions[site].post(f"{self.url}/v1/completions", json=body) as reply:
+            await reply.read()
+            return reply.status
+
+    async def get(self, site: str, path: str) -> tuple[int, str]:
+        async with self.sessions[site].get(self.url + path) as reply:
+            return reply.status, await reply.text()
+
+
+def write_contracts(home: Path, port: int, behind: str, *sites: str, more: str = "") -> None:
+    text = f'[engines.engine]\nlisten = "127.0.0.1:{port}"\nurl = "{behind}"\nslots = 1\n'
+    for site in sites:
+        text += (
+            f'[contracts.{site}]\nauthority = "{home}/{site}/ca.pem"\nshare = 1\n'
+            f'gateways = ["gateway-{site}"]\npools = {{ {site}-pool = "127.0.0.1:1" }}\n{more}\n'
+        )
+    (home / "contracts.toml").write_text(text)
+
+
+@asynccontextmanager
+async def running(home: Path, checkpoint: Path, more: str = "") -> AsyncIterator[World]:
+    for folder, name in (("prfaas", "proxy"), ("a", "gateway-a"), ("b", "gateway-b")):
+        make_authority(home / folder)
+        make_identity(home / folder, name, ["127.0.0.1"])
+    make_identity(home / "b", "gateway-x")
+    (home / "c").mkdir()
+    for name in ("ca.pem", "ca.key"):
+        (home / "c" / name).write_bytes((home / "b" / name).read_bytes())
+    make_identity(home / "c", "gateway-a")
+    own = (home / "prfaas" / "ca.pem").read_text()
+    plan = write_plan(home)
+    made = engine_settings(plan, checkpoint, "engine", cluster="prfaas", time_scale=0.3)
+    host, urls = await started(made)
+    port = free_port()
+    write_contracts(home, port, urls["engine"], "a", "b", more=more)
+    audit = AuditSettings(home / "audit", home / "audit")
+    proxy = Proxy(
+        ProxySettings(
+            "proxy",
+            home / "contracts.toml",
+            identity_in(home / "prfaas", "proxy"),
+            ("127.0.0.1", 0),
+            audit,
+            look_s=0.05,
+        )
+    )
+    ready = asyncio.Event()
+    task = asyncio.create_task(proxy.run(ready.set))
+    await ready.wait()
+    sessions = {}
+    for label, folder, name in (
+        ("a", "a", "gateway-a"),
+        ("b", "b", "gateway-b"),
+        ("stranger", "b", "gateway-x"),
+        ("forger", "c", "gateway-a"),
+    ):
+        ca = home / folder / "trusted.pem"
+        ca.write_text((home / folder / "ca.pem").read_text() + own)
+        identity = identity_in(home / folder, name)
+        context = type(identity)(ca, identity.certificate, identity.key).client_context()
+        sessions[label] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
+    world = World(home, proxy, sessions)
+    try:
+        yield world
+    finally:
+        for session in sessions.values():
+            await session.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await host.close()
+
+
+async def test_a_gateway_prefills_and_reads_what_is_its_own(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        assert await world.post("a") == 200
+        assert await world.post("a") == 200
+        assert world.metric("tokens_total", site="a", kind="asked") == 400
+        assert 200 < world.metric("tokens_total", site="a", kind="computed") < 400
+        assert await world.post("b") == 200
+        assert world.metric("tokens_total", site="b", kind="computed") == 200
+        assert (await world.get("a", "/health"))[0] == 200
+        assert MODEL in (await world.get("b", "/v1/models"))[1]
+
+
+async def test_the_load_is_that_of_the_site_alone(tmp_path: Path, checkpoint: Path) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        posts = [asyncio.create_task(world.post("a", prompt=[n] * 900)) for n in range(5)]
+        await until(lambda: world.proxy._turns.queue.waiting_of("a", "engine") == 4)
+        a, b = [(await world.get(site, "/metrics"))[1] for site in "ab"]
+        assert "vllm:num_requests_waiting 4.0" in a
+        assert "vllm:num_requests_running 1.0" in a
+        assert "vllm:num_requests_waiting 0.0" in b
+        assert "vllm:num_requests_running 0.0" in b
+        for post in posts:
+            post.cancel()
+        await until(lambda: world.proxy._turns.queue.num_waiting("a") == 0)
+        # Those that left cost no place.
+        assert await world.post("b") == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"cache_salt": "salt of b.of a user"}, 403),
+        ({"cache_salt": ""}, 400),
+        ({"max_tokens": 2}, 400),
+        ({"stream": True}, 400),
+        ({"priority": -1}, 400),
+        ({"prompt": "text"}, 400),
+        ({"prompt": []}, 400),
+        ({"kv_transfer_params": {"prfaas": {}, "do_remote_prefill": True}}, 400),
+    ],
+)
+async def test_nothing_but_a_prefill_of_the_site_is_passed_on(
+    tmp_path: Path, checkpoint: Path, changes: dict[str, Any], status: int
+) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        assert await world.post("b") == 200
+        assert await world.post("a", **changes) == status
+        assert world.metric("tokens_total", site="a", kind="asked") == 0
+        assert await world.post("a") == 200
+
+
+async def test_strangers_and_other_paths_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        for who in ("stranger", "forger"):
+            assert await world.post(who, cache_salt="x") == 403
+            assert (await world.get(who, "/health"))[0] == 403
+        for path in ("/reset_prefix_cache", "/v1/chat/completions", "/version"):
+            async with world.sessions["a"].post(world.url + path, json=BODY) as reply:
+                assert reply.status == 404
+        assert world.metric("refused_total", reason="unknown") == 4
+
+
+async def test_a_full_queue_is_refused_at_once(tmp_path: Path, checkpoint: Path) -> None:
+    async with running(tmp_path, checkpoint, "queued_max = 2") as world:
+        posts = [asyncio.create_task(world.post("a", prompt=[n] * 900)) for n in range(6)]
+        statuses = sorted(await asyncio.gather(*posts))
+        assert statuses.count(429) == 3
+        assert statuses.count(200) == 3
+
+
+async def test_a_revoked_site_is_refused_and_its_requests_end(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        port = world.proxy.ports["engine"]
+        behind = world.proxy._engines["engine"].url
+        posts = [asyncio.create_task(world.post("a", prompt=[n] * 900)) for n in range(4)]
+        await until(lambda: world.proxy._turns.queue.waiting_of("a", "engine") == 3)
+        write_contracts(tmp_path, port, behind, "b")
+        answers = await asyncio.gather(*posts, return_exceptions=True)
+        assert answers.count(403) == 3
+        assert await world.post("b") == 200
+        assert await world.post("a") == 403
+
+
+async def test_the_bill_is_by_site(tmp_path: Path, checkpoint: Path) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        for site in "aab":
+            assert await world.post(site, prompt=list(range(100))) == 200
+        computed = {s: world.metric("tokens_total", site=s, kind="computed") for s in "ab"}
+    bill = make_bill(logs_in_folders([tmp_path / "audit"]), Period())
+    billed = {key.tenant: row.amounts.tokens for key, row in bill.rows.items()}
+    assert billed == computed
