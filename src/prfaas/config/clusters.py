@@ -32,6 +32,7 @@ from prfaas.config.table import Table
 from prfaas.config.tenants import is_loopback
 from prfaas.config.tiers.mooncake import MooncakeTable
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 
@@ -247,6 +248,10 @@ class TimingTable(Table):
     """Tokens per chunk of a stream, after the first."""
     one_process: bool = False
     """Run all engines of a pool in one process."""
+    hash_scheme: Annotated[HashScheme, Field(strict=False)] = HashScheme.SHA256_CBOR
+    """Names of blocks, and with it the kind of engine: "sha256_cbor" is vLLM's. With
+    "sglang_pages" the engines behave as SGLang's: they take no orders of the gateway, store pages
+    behind their prefill, and need a model with full attention only."""
 
 
 OBJECT_BYTES_MIN, OBJECT_BYTES_MAX = 4 << 20, 64 << 20

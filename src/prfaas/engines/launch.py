@@ -119,6 +119,7 @@ def timing_command(
     args += ["--cache-tokens", str(timing.cache_tokens)]
     args += ["--max-model-len", str(timing.max_model_len)]
     args += ["--stream-interval", str(timing.stream_interval)]
+    args += ["--hash-scheme", timing.hash_scheme]
     for name, engine in zip(names, engines, strict=True):
         if engine.kv_events is not None:
             places = [place for place in (engine.kv_events, engine.kv_events_replay) if place]

@@ -10,6 +10,7 @@ from prfaas.core.request.actions import (
     Abort,
     Action,
     AnyAction,
+    AwaitBlocks,
     ContinueOn,
     Fail,
     FellBack,
@@ -23,7 +24,8 @@ from prfaas.core.request.actions import (
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Again, Fleet, Limits
-from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.held import OF_LEG, life_of
+from prfaas.core.request.machine import Route
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
@@ -175,17 +177,29 @@ class Driver:
         decode: str = "d",
         books: ScriptedBooks | None = None,
         limits: Limits = LIMITS,
+        holds: bool = False,
     ) -> None:
         self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
         self.fleet = Fleet(self.books, self.breakers, limits)
         is_remote = found.decision.path is Path.REMOTE
         pools = found.prefill_pool, found.destination
-        self.life = RequestLife(
-            Route(NUMBER, found, decode, "p" if apart or is_remote else "", pools, 7680), self.fleet
+        self.life = life_of(
+            Route(
+                NUMBER,
+                found,
+                decode,
+                "p" if apart or is_remote else "",
+                pools,
+                7680,
+                holds=holds,
+            ),
+            self.fleet,
         )
         self.now_ns = 0
         self.leg = ""
         """Engine whose leg runs; empty without one."""
+        self.is_held = False
+        """True if a leg is held for blocks."""
         self.num_decode_legs = 0
         self.wakes_at_ns: int | None = None
         self.open: set[Blocks] = set()
@@ -199,9 +213,10 @@ class Driver:
     def step(self, event: AnyEvent, after_ns: int = 0) -> list[AnyAction]:
         self.now_ns += after_ns
         before, told = self.life.stage, self.books.told.total()
+        is_late = self.is_held and isinstance(event, OF_LEG)
         actions = self.life.step(event, self.now_ns)
         after = TRANSITIONS.get((before, type(event)))
-        if after is None:
+        if after is None or is_late:
             assert not actions
             assert (self.life.stage, self.books.told.total()) == (before, told)
         else:
@@ -218,17 +233,21 @@ class Driver:
 
     def _do(self, action: AnyAction) -> None:
         self.seen[type(action)] += 1
+        if isinstance(
+            action, StartPrefill | StartDecode | ContinueOn | StopPrefill | HoldBack | Fail
+        ):
+            self.is_held = False
         match action:
             case StartPull():
                 self.open.add(Blocks.PULL)
                 self.closed = [blocks for blocks in self.closed if blocks is not Blocks.PULL]
             case StartPrefill(engine):
                 self.leg = engine
-                # Another prefill than before hands other blocks over.
-                self.closed = [blocks for blocks in self.closed if blocks is not Blocks.HAND_OFF]
-                hand_off = self.life.blocks.get(Blocks.HAND_OFF)
-                if hand_off is not None and hand_off.crosses_link:
-                    self.open.add(Blocks.HAND_OFF)
+                self._begin_hand_off()
+            case AwaitBlocks():
+                self.leg, self.is_held = "", True
+                if self.life.stage is Stage.PREFILLING:
+                    self._begin_hand_off()
             case StopPrefill():
                 self.leg = ""
             case StartDecode(engine) | ContinueOn(engine):
@@ -242,6 +261,13 @@ class Driver:
             case HoldBack() | Fail():
                 self.leg = ""
 
+    def _begin_hand_off(self) -> None:
+        """Another prefill than before hands other blocks over."""
+        self.closed = [blocks for blocks in self.closed if blocks is not Blocks.HAND_OFF]
+        hand_off = self.life.blocks.get(Blocks.HAND_OFF)
+        if hand_off is not None and hand_off.crosses_link:
+            self.open.add(Blocks.HAND_OFF)
+
     def _check(self) -> None:
         is_over = self.life.stage is Stage.ENDED
         assert self.books.told["end"] == is_over
@@ -252,7 +278,12 @@ class Driver:
             assert not self.open
             assert self.wakes_at_ns is None
         if self.life.stage in (Stage.PREFILLING, Stage.DECODING):
-            assert self.leg
+            assert bool(self.leg) is not self.is_held
+        if self.is_held and not is_over:
+            assert self.life.route.holds
+            assert self.wakes_at_ns is not None, "or it waits for ever"
+        if self.life.route.holds:
+            assert self.life.awaited is None
 
 
 def kinds(actions: list[AnyAction]) -> list[type[Action]]:

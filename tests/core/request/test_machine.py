@@ -14,6 +14,7 @@ from prfaas.core.request.actions import (
     Abort,
     Action,
     AnyAction,
+    AwaitBlocks,
     ContinueOn,
     Fail,
     FellBack,
@@ -110,6 +111,75 @@ def test_a_pull_is_waited_for_by_the_leg_that_starts_at_once() -> None:
     driver.step(FirstToken())
     assert driver.step(Finished(5000, 5000)) == [Release(PULL)]
     assert driver.life.blocks.pull_outcome == "whole"
+
+
+# --- engines that cannot wait for blocks ---
+
+
+def held(**more: object) -> Driver:
+    """A remote request whose prefill leg has answered."""
+    driver = remote(holds=True, **more)
+    assert kinds(driver.begin()) == [StartPrefill]
+    assert driver.step(PrefillDone(), NS_PER_S)[0] == AwaitBlocks(HAND_OFF)
+    assert driver.is_held
+    return driver
+
+
+def test_decode_is_held_until_the_blocks_are_there() -> None:
+    driver = held()
+    assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED, at_destination=False)) == []
+    found = driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))
+    assert kinds(found) == [StartDecode]
+    assert driver.step(Finished(7680, 7680)) == [Release(HAND_OFF)]
+    assert driver.books.told["fall_back"] == 0
+
+
+def test_blocks_that_came_before_the_answer_are_not_waited_for() -> None:
+    driver = remote(holds=True)
+    driver.begin()
+    driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED))
+    assert kinds(driver.step(PrefillDone())) == [StartDecode]
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        (TransferEnded(HAND_OFF, TransferEnd.LINK_LOST), "link_lost"),
+        (PoolLost(HAND_OFF), "pool_down"),
+    ],
+)
+def test_decode_computes_what_is_lost(lost: AnyEvent, why: str) -> None:
+    driver = held()
+    assert kinds(driver.step(lost)) == [StartDecode]
+    assert fallbacks(driver.step(Finished(1000, 1000))) == [("transfer", why)]
+
+
+def test_decode_is_held_no_longer_than_the_transfer_may_take() -> None:
+    driver = held()
+    assert driver.wakes_at_ns == NS_PER_S + LIMITS.transfer_timeout_ns
+    assert driver.step(Woke(), LIMITS.transfer_timeout_ns - 1) == [
+        WakeAt(NS_PER_S + LIMITS.transfer_timeout_ns)
+    ]
+    found = driver.step(Woke(), 1)
+    assert kinds(found) == [Abort, FellBack, StartDecode]
+    assert fallbacks(found) == [("transfer", "timeout")]
+    assert driver.step(Finished(7000, 7000)) == []
+
+
+def test_a_hand_over_within_a_pool_is_not_held_for() -> None:
+    driver = Driver(routed(Path.LOCAL), holds=True)
+    driver.begin()
+    assert kinds(driver.step(PrefillDone())) == [StartDecode]
+
+
+def test_a_leg_is_held_for_the_prefix_that_is_pulled_for_it() -> None:
+    alone = Driver(routed(Path.LOCAL, pulls=True), apart=False, holds=True)
+    assert kinds(alone.begin()) == [StartPull, AwaitBlocks]
+    assert kinds(alone.step(TransferEnded(PULL, TransferEnd.COMMITTED))) == [StartDecode]
+    apart = Driver(routed(Path.LOCAL, pulls=True), holds=True)
+    apart.begin()
+    found = apart.step(PullNotAsked())
+    assert kinds(found) == [Abort, FellBack, StartPrefill]
 
 
 def test_an_engine_that_is_chosen_late_may_be_missing() -> None:
@@ -371,6 +441,22 @@ WAYS = {
     ),
     "pull apart": lambda books: Driver(routed(Path.LOCAL, pulls=True), books=books),
     "pull away": lambda books: Driver(routed(Path.REMOTE, pulls=True), books=books),
+    "held": lambda books: Driver(routed(Path.REMOTE), books=books, holds=True),
+    "held, planned": lambda books: Driver(
+        routed(Path.REMOTE, predicted_ns=NS_PER_S), books=books, holds=True
+    ),
+    "held, late choice": lambda books: Driver(
+        routed(Path.REMOTE), decode="", books=books, holds=True
+    ),
+    "held pull": lambda books: Driver(
+        routed(Path.LOCAL, pulls=True), apart=False, books=books, holds=True
+    ),
+    "held pull, late choice": lambda books: Driver(
+        routed(Path.LOCAL, pulls=True), apart=False, decode="", books=books, holds=True
+    ),
+    "held pull apart": lambda books: Driver(
+        routed(Path.LOCAL, pulls=True), books=books, holds=True
+    ),
 }
 ANY_EVENT = st.builds(
     lambda kind, draw: MAKERS[kind](draw),

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.engines.timing.host import Host
 from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
@@ -104,12 +105,13 @@ async def running(
     has_ranks: bool = False,
     plan_text: str = PLAN,
     pd_memory_bytes: int = MEMORY_BYTES,
+    schemes: Mapping[str, HashScheme] = MappingProxyType({}),
     poll_s: float = 0.02,
     **tables: Any,
 ) -> AsyncIterator[World]:
     """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
     linked through its `wire`, `has_ranks` that the PD engines are data-parallel ranks behind one
-    URL, and `plan_text` what engines are like."""
+    URL, `plan_text` what engines are like, and `schemes` which of them are SGLang's."""
     async with AsyncExitStack() as stack:
         parts = PartsOnStack(stack, directory, identities)
         tracing = tables.get("tracing", {}).get("endpoint")
@@ -124,7 +126,7 @@ async def running(
         plan = write_plan(directory, plan_text)
         for pool, cluster, names in (
             ("prfaas-pool", "prfaas", ("prfaas-0",)),
-            ("pd-pool", None, PD_ENGINES),
+            *(("pd-pool", None, names) for names in _hosts(schemes)),
         ):
             made = settings(
                 plan,
@@ -133,6 +135,7 @@ async def running(
                 cluster=cluster,
                 pool=parts.socket(pool),
                 time_scale=time_scale,
+                hash_scheme=schemes.get(names[0], HashScheme.SHA256_CBOR),
                 kv_events={name: kv_events[name] for name in names if name in kv_events},
             )
             if has_ranks:
@@ -153,6 +156,12 @@ async def running(
         await until(lambda: is_well(world))
         yield world
         await until(world.is_quiet)
+
+
+def _hosts(schemes: Mapping[str, HashScheme]) -> list[tuple[str, ...]]:
+    """PD engines by process: one has engines of one kind."""
+    same = len({schemes.get(name) for name in PD_ENGINES}) == 1
+    return [PD_ENGINES] if same else [(name,) for name in PD_ENGINES]
 
 
 def is_well(world: World) -> bool:
@@ -200,9 +209,9 @@ def deployment_of(
     )
 
 
-async def alone(checkpoint: Path, directory: Path, prompt: list[int]) -> str:
+async def alone(checkpoint: Path, directory: Path, prompt: list[int], plan_text: str = PLAN) -> str:
     """Return the answer of an engine without a pool."""
-    host, urls = await started(settings(write_plan(directory), checkpoint, "alone"))
+    host, urls = await started(settings(write_plan(directory, plan_text), checkpoint, "alone"))
     async with aiohttp.ClientSession() as http:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
         async with http.post(f"{urls['alone']}/v1/completions", json=body) as reply:

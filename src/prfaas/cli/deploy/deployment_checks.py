@@ -60,6 +60,7 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
             model,
             block_tokens=timing.block_tokens,
             bytes_scale=timing.bytes_scale,
+            hash_scheme=timing.hash_scheme,
         )
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None

@@ -11,6 +11,7 @@ import click
 
 from prfaas.cli.common.options import PeerType, logs
 from prfaas.cli.common.signals import run_until_stopped
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
 
@@ -83,6 +84,12 @@ def engine() -> None:
 @_preset("--cache-tokens", _COUNT, 1_000_000, "Size of each instance's prefix cache, tokens.")
 @_preset("--max-model-len", _COUNT, 139_264, "Longest sequence, tokens.")
 @_preset("--stream-interval", _COUNT, 1, "Tokens per chunk of a stream, after the first.")
+@_preset(
+    "--hash-scheme",
+    click.Choice([scheme.value for scheme in HashScheme]),
+    HashScheme.SHA256_CBOR.value,
+    "Names of blocks, and with it the kind of engine: vLLM's, or SGLang's.",
+)
 @click.option(
     "--kv-events",
     type=EventsType(),
@@ -105,9 +112,10 @@ def timing(
     cache_tokens: int,
     max_model_len: int,
     stream_interval: int,
+    hash_scheme: HashScheme,
     kv_events: tuple[tuple[str, tuple[str, str | None]], ...],
 ) -> None:
-    """Serve vLLM's HTTP surface over engines that COMPUTE NOTHING.
+    """Serve vLLM's or SGLang's HTTP surface over engines that COMPUTE NOTHING.
 
     Engines wait for the times of the plan's profiles; answers are derived from the prompt, without
     meaning. Prefix cache, KV blocks and their transfers are real: for load tests, failure tests and
@@ -138,6 +146,7 @@ def timing(
         cache_tokens=cache_tokens,
         max_model_len=max_model_len,
         stream_interval=stream_interval,
+        hash_scheme=HashScheme(hash_scheme),
     )
 
     async def serve(stop: asyncio.Event) -> None:

@@ -92,6 +92,14 @@ class Layout:
     hash_scheme: HashScheme = HashScheme.SHA256_CBOR
 
     @property
+    def takes_orders(self) -> bool:
+        """Return True if engines with such blocks push them and wait for them, as requests order.
+
+        SGLang passes nothing of a request to its storage.
+        """
+        return self.hash_scheme is not HashScheme.SGLANG_PAGES
+
+    @property
     def boundary_tokens(self) -> int:
         """Smallest length, tokens, at which every group ends a block."""
         return lcm(*(group.tokens_per_block for group in self.groups))

@@ -26,6 +26,15 @@ class StartPrefill(Action, frozen=True):
     engine: str
 
 
+class AwaitBlocks(Action, frozen=True):
+    """Begin no leg before the machine names one: it waits for these blocks.
+
+    Of a hand-off, the engine that prefills has answered: report that to the pool it stores to.
+    """
+
+    blocks: Blocks
+
+
 class StopPrefill(Action, frozen=True):
     """End the prefill leg: no request waits for it."""
 
@@ -100,6 +109,7 @@ class WakeAt(Action, frozen=True):
 AnyAction = (
     StartPull
     | StartPrefill
+    | AwaitBlocks
     | StopPrefill
     | StartDecode
     | HoldBack

@@ -15,6 +15,7 @@ from prfaas.core.request.actions import (
     ACTIONS,
     Abort,
     Action,
+    AwaitBlocks,
     ContinueOn,
     Fail,
     FellBack,
@@ -49,6 +50,9 @@ class Executor(ABC):
 
     @abstractmethod
     def _start_prefill(self, action: StartPrefill) -> None: ...
+
+    @abstractmethod
+    def _await_blocks(self, action: AwaitBlocks) -> None: ...
 
     @abstractmethod
     def _stop_prefill(self, action: StopPrefill) -> None: ...

@@ -93,6 +93,7 @@ class Route:
         pools: Pool of the engine that prefills, and of the one that decodes.
         final_tokens: Prefix that decode should find once the hand-off is complete.
         deadline_ns: Instant at which the request's time is over; None without one.
+        holds: True if its engines cannot wait for blocks (`held.py`).
     """
 
     number: int
@@ -102,6 +103,7 @@ class Route:
     pools: tuple[str, str] = ("", "")
     final_tokens: int = 0
     deadline_ns: int | None = None
+    holds: bool = False
 
 
 class RequestLife:

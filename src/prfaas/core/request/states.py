@@ -30,6 +30,10 @@ A prompt whose prefill is given up goes to the engine that decodes, which comput
 decode steps, or to another one that prefills, whichever is sooner; the first has but a share of its
 time for that (`core/resilience/spare_time.py`). Then the request has a new route.
 
+vLLM is told of blocks in transit, and waits for them beside its other work. SGLang computes what it
+does not find, so its legs are held until their blocks are there; the stages are the same
+(`held.py`).
+
 An engine that decodes may be chosen as late as it is needed; then there may be none, and the
 request ends.
 

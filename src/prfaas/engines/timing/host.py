@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.config.deployment import TIMING_MARK
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.engines.timing.api.server import Server
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.instance import Instance
 from prfaas.engines.timing.kv_events import Events, ZmqEvents
+from prfaas.engines.timing.page_tier import PageTier
 from prfaas.engines.timing.profile import load_profile
 from prfaas.engines.timing.tier import Tier
 from prfaas.errors import ConfigError
@@ -38,6 +40,7 @@ class HostSettings:
         cache_tokens: Size of each prefix cache, tokens.
         max_model_len: Longest sequence, tokens.
         stream_interval: Tokens per chunk of a stream, after the first.
+        hash_scheme: Names of blocks, and with it the kind of engine: vLLM or SGLang.
     """
 
     model: str
@@ -54,6 +57,7 @@ class HostSettings:
     cache_tokens: int
     max_model_len: int
     stream_interval: int
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR
 
 
 class Host:
@@ -79,6 +83,7 @@ class Host:
             settings.model,
             block_tokens=settings.block_tokens,
             bytes_scale=settings.bytes_scale,
+            hash_scheme=settings.hash_scheme,
         )
         self._vocabulary = Vocabulary(settings.model_path)
         self.servers: dict[str, Server] = {}
@@ -113,8 +118,9 @@ class Host:
         settings, profile = self._settings, self._profile
         where = settings.kv_events.get(name)
         events = ZmqEvents(*where) if where else Events()
+        kind = Tier if profile.layout.takes_orders else PageTier
         tier = (
-            Tier(name, profile.layout, settings.pool, settings.host_memory, profile.facts)
+            kind(name, profile.layout, settings.pool, settings.host_memory, profile.facts)
             if settings.pool is not None
             else None
         )

@@ -13,6 +13,7 @@ from prfaas.engines.orders import Order, PushOrder
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import Events
+from prfaas.engines.timing.page_tier import PageTier
 from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.profile import InstanceProfile
 from prfaas.engines.timing.pushes import NewBlock
@@ -100,7 +101,7 @@ class Instance:
         self,
         name: str,
         profile: InstanceProfile,
-        tier: Tier | None,
+        tier: Tier | PageTier | None,
         events: Events,
         cache_tokens: int,
         time_scale: float,

@@ -11,6 +11,7 @@ from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.engines.identity.values import text_of
 from prfaas.engines.launch import HASH_SEED
+from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.hardware.cost_tables import make_costs
 from prfaas.planner.hardware.profiles import PrefillProfile
@@ -40,7 +41,13 @@ class InstanceProfile:
 
 
 def load_profile(
-    plan: Path, cluster: str | None, model: str, *, block_tokens: int, bytes_scale: float
+    plan: Path,
+    cluster: str | None,
+    model: str,
+    *,
+    block_tokens: int,
+    bytes_scale: float,
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR,
 ) -> InstanceProfile:
     """The profile of one instance of a plan.
 
@@ -50,20 +57,25 @@ def load_profile(
         model: Name of the served model.
         block_tokens: Tokens of a block.
         bytes_scale: Size of blocks, as a share of the real one.
+        hash_scheme: Names of blocks: vLLM's or SGLang's.
 
     Raises:
-        ConfigError: The plan cannot be read, or knows no such cluster.
+        ConfigError: The plan cannot be read, knows no such cluster, or has a model that the backend
+            for SGLang refuses.
     """
     question = load_question(plan)
     problem, pd = question.problem, question.problem.pd
     prefill = pd.prefill if cluster is None else question.prfaas_cluster(cluster, plan).prefill
-    facts = layout_facts(problem.geometry, model, block_tokens, bytes_scale)
+    facts = layout_facts(problem.geometry, model, block_tokens, bytes_scale, hash_scheme)
+    layout = make_layout(problem.geometry, facts_id(facts), block_tokens, bytes_scale, hash_scheme)
+    if hash_scheme is HashScheme.SGLANG_PAGES:
+        check_pages(layout)
     return InstanceProfile(
         costs=_costs(question, prefill, block_tokens),
         step_ns=step_time(pd.decode),
         batch_max=problem.decode_slots,
         kv_capacity_bytes=None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes),
-        layout=make_layout(problem.geometry, facts_id(facts), block_tokens, bytes_scale),
+        layout=layout,
         facts=facts,
     )
 
@@ -80,7 +92,11 @@ def _costs(question: Question, prefill: PrefillProfile, block_tokens: int) -> Co
 
 
 def layout_facts(
-    geometry: KvGeometry, model: str, block_tokens: int, bytes_scale: float
+    geometry: KvGeometry,
+    model: str,
+    block_tokens: int,
+    bytes_scale: float,
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR,
 ) -> dict[str, str]:
     """Return the facts that have to agree between timing engines."""
     facts = {
@@ -88,9 +104,10 @@ def layout_facts(
         "model.name": text_of(model),
         "block_tokens": text_of(block_tokens),
         "bytes_scale": text_of(bytes_scale),
-        "hash_scheme": HashScheme.SHA256_CBOR.value,
-        "hash_seed": HASH_SEED,
+        "hash_scheme": hash_scheme.value,
     }
+    if seed := _seed(hash_scheme):
+        facts["hash_seed"] = seed
     groups = ((f"group.{i}", group) for i, group in enumerate(geometry.groups))
     return facts | {
         f"{name}.{field.name}": text_of(getattr(group, field.name))
@@ -99,8 +116,31 @@ def layout_facts(
     }
 
 
+def _seed(scheme: HashScheme) -> str:
+    """SGLang's chain has no seed."""
+    return "" if scheme is HashScheme.SGLANG_PAGES else HASH_SEED
+
+
+def check_pages(layout: Layout) -> None:
+    """Refuse a model that the backend for SGLang refuses.
+
+    Raises:
+        ConfigError: It has more than full attention.
+    """
+    others = sorted({g.kind for g in layout.groups} - {GroupKind.FULL_ATTENTION})
+    if others:
+        raise ConfigError(
+            f"the plan's model has {', '.join(others)}: SGLang's pages are shared for models with "
+            "full attention only; name a plan of such a model, or leave `hash_scheme` out"
+        )
+
+
 def make_layout(
-    geometry: KvGeometry, layout_id: bytes, block_tokens: int, bytes_scale: float
+    geometry: KvGeometry,
+    layout_id: bytes,
+    block_tokens: int,
+    bytes_scale: float,
+    hash_scheme: HashScheme = HashScheme.SHA256_CBOR,
 ) -> Layout:
     """The layout of a model's blocks: all layers of one kind are one cache group."""
     sizes: dict[tuple[GroupKind, int], float] = {}
@@ -118,4 +158,4 @@ def make_layout(
         CacheGroup(index, kind, block_tokens, max(round(size * bytes_scale), 1), window)
         for index, ((kind, window), size) in enumerate(sorted(sizes.items()))
     )
-    return Layout(layout_id, block_tokens, HASH_SEED, groups)
+    return Layout(layout_id, block_tokens, _seed(hash_scheme), groups, hash_scheme)

@@ -1,4 +1,4 @@
-"""Load of an engine, from vLLM's Prometheus metrics."""
+"""Load of an engine, from the Prometheus metrics of vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(
-    rb"^vllm:(num_requests_waiting|num_requests_running|kv_cache_usage_perc)(\{[^}\n]*\})? "
+    rb"^(?:vllm|sglang):(num_requests_waiting|num_requests_running|kv_cache_usage_perc|"
+    rb"num_queue_reqs|num_running_reqs|token_usage)(\{[^}\n]*\})? "
     rb"([0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,4})?)$",
     re.MULTILINE,
 )
 _WAITING, _RUNNING, _USE = b"num_requests_waiting", b"num_requests_running", b"kv_cache_usage_perc"
+_OF_SGLANG = {b"num_queue_reqs": _WAITING, b"num_running_reqs": _RUNNING, b"token_usage": _USE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def load_in(metrics: bytes, rank: int | None = None) -> EngineLoad:
     found: dict[bytes, list[float]] = {_WAITING: [], _RUNNING: [], _USE: []}
     for name, labels, value in _SAMPLE.findall(metrics):
         if label in labels:
-            found[name].append(float(value))
+            found[_OF_SGLANG.get(name, name)].append(float(value))
     use = [value for value in found[_USE] if 0 <= value <= 1]
     return EngineLoad(_sum(found[_WAITING]), _sum(found[_RUNNING]), max(use, default=None))
 

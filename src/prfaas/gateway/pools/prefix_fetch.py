@@ -20,7 +20,7 @@ from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
-from prfaas.wire.messages.link import Pull
+from prfaas.wire.messages.link import Ahead, Pull
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,16 @@ class Fetcher:
     tickets: TicketOffice
     send: Callable[[str, Pull], bool]
 
-    def fetch(self, transfer: TransferView, prefix: Prefix, have_tokens: int) -> bool:
+    def fetch(
+        self, transfer: TransferView, prefix: Prefix, have_tokens: int, ahead: Ahead = Ahead.NO
+    ) -> bool:
         """Have the destination of a transfer fetch the missing blocks of a prefix.
 
         Args:
             transfer: Between which pools, and its id.
             prefix: Blocks to fetch.
             have_tokens: Usable part of it that the destination holds already.
+            ahead: COMPUTING if an engine has yet to store them.
 
         Returns:
             True if it was asked: it is connected, and the blocks fit into one pull.
@@ -111,5 +114,6 @@ class Fetcher:
             keys=wire_keys(keys),
             ticket=base64.b64decode(ticket),
             blocks=blocks,
+            ahead=ahead,
         )
         return self.send(transfer.destination, pull)

@@ -22,16 +22,16 @@ def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None
     return {"transfer": transfer_id, "source": transfer.source, "wait_ms": wait_ms}
 
 
-def prefill_body(model: str, prompt: Prompt, transfer: JsonObject) -> JsonObject:
+def prefill_body(model: str, prompt: Prompt, transfer: JsonObject | None) -> JsonObject:
     """The prefill leg: compute the prompt and one token that nobody reads."""
-    return {
+    order: JsonObject = {} if transfer is None else {"kv_transfer_params": {"prfaas": transfer}}
+    return order | {
         "model": model,
         "prompt": prompt.token_ids,
         "max_tokens": 1,
         "temperature": 0,
         "stream": False,
         "cache_salt": prompt.cache_salt,
-        "kv_transfer_params": {"prfaas": transfer},
     }
 
 

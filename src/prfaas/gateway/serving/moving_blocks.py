@@ -17,6 +17,7 @@ from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
 from prfaas.wire.frames import TRANSFER_ID_BYTES
+from prfaas.wire.messages.link import Ahead, all_computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,22 @@ class MovingBlocks:
         if not is_asked:
             del self._views[Blocks.PULL]
         return is_asked
+
+    def follow(self, plan: Plan, view: TransferView) -> bool:
+        """Have the blocks of a hand-off fetched as an engine without orders stores them."""
+        layout = plan.layout
+        assert layout is not None  # noqa: S101 (it is what takes no orders)
+        if view.stays:
+            return True
+        hashes = plan.arrival.hashes[: plan.route.final_tokens // layout.tokens_per_hash]
+        prefix = Prefix(layout, hashes, plan.arrival.tenant, plan.arrival.quality)
+        have_tokens = plan.routed.present_tokens
+        return self._movers.fetcher.fetch(view, prefix, have_tokens, Ahead.COMPUTING)
+
+    def computed(self, blocks: Blocks) -> None:
+        """Report that the engine has answered whose blocks are followed."""
+        if (view := self._views.get(blocks)) is not None and blocks is Blocks.HAND_OFF:
+            self._movers.pools.send(view.destination, all_computed(view.transfer_id, view.source))
 
     def abort(self, blocks: Blocks, why: str) -> None:
         """End a transfer at both pools; nothing happens if it has not begun."""

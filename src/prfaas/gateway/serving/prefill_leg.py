@@ -75,13 +75,13 @@ class PrefillLeg:
         Raises:
             PrefillGivenUpError: Any failure.
         """
-        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer, awaited))
+        order = None if plan.route.holds else self._order(plan, transfer, awaited)
+        body = prefill_body(self.model, plan.prompt, order)
         return await self._post(engine, body, headers)
 
     async def compute(self, engine: str, token_ids: Sequence[int], cache_salt: str) -> bool:
         """Compute a prompt without a transfer; False if the engine does not."""
-        body = prefill_body(self.model, Prompt([token_ids], [], cache_salt), {})
-        del body["kv_transfer_params"]
+        body = prefill_body(self.model, Prompt([token_ids], [], cache_salt), None)
         try:
             await self._post(self.engines.by_name[engine], body, {})
         except (KeyError, PrefillGivenUpError):

@@ -124,6 +124,9 @@ class Legs:
         if self._life.stage is not Stage.PREFILLING:
             return
         transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
+        if plan.route.holds and not self._moving.follow(plan, transfer):
+            self._report(PrefillFailed(PrefillFailure.TOO_MANY_BLOCKS, why="no pull has so many"))
+            return
         exchange.record.prefill_on(engine.name)
         headers = exchange.leg_headers("p")
         run = self._parts.prefill_leg.run(

@@ -28,7 +28,7 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.executor import Executor
-from prfaas.core.request.machine import RequestLife
+from prfaas.core.request.held import life_of
 from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import Engine
@@ -66,13 +66,14 @@ class RequestRun(Executor):
         self._parts, self._exchange, self._plan = parts, exchange, plan
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
-        self.life = RequestLife(plan.route, parts.fleet)
+        self.life = life_of(plan.route, parts.fleet)
         self._events: deque[AnyEvent] = deque()
         """Events that are being reported; the first one's actions are being done."""
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
         self._legs = Legs(parts, exchange, plan, self.life, self._moving)
         self._next: Callable[[], Awaitable[web.StreamResponse | None]] = self._legs.give_up
         """The leg, or what comes instead of one, that the machine asked for last."""
+        self._stepped = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._suspicion: bytes | None = None
         """Digest of the prompt while it runs as one after which an engine died."""
@@ -153,11 +154,22 @@ class RequestRun(Executor):
                 self._events.popleft()
         finally:
             self._events.clear()
+            self._stepped.set()
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         if self._plan.routed.decision.path is Path.REMOTE:
             self._moving.charge(self._plan, self._plan.route.final_tokens)
         self._next = partial(self._legs.prefill, self._engine(action))
+
+    def _await_blocks(self, action: actions.AwaitBlocks) -> None:
+        self._moving.computed(action.blocks)
+        self._next = self._await_leg
+
+    async def _await_leg(self) -> None:
+        """Wait until the machine names a leg."""
+        while self._next == self._await_leg:
+            self._stepped.clear()
+            await self._stepped.wait()
 
     def _start_decode(self, action: actions.StartDecode) -> None:
         self._next = partial(self._legs.decode, self._engine(action))

@@ -166,6 +166,7 @@ class Planner:
             pools=(pool_of[prefill or decode], pool_of[decode]),
             final_tokens=arrival.shippable_tokens or 0,
             deadline_ns=record.deadline_ns,
+            holds=arrival.layout is not None and not arrival.layout.takes_orders,
         )
         return Plan(arrival, prompt, route)
 

@@ -264,6 +264,7 @@ class EngineRequests:
                 if key in wanted and message.transfer_id is not None:
                     self._push(engine, message.transfer_id, key, block, origin)
             release(blocks)
+            self._sending.waits.stored(engine.layout.layout_id, [key for key, _ in part])
             # Otherwise the memory of evicted blocks would not be free for the next.
             block, blocks = None, []
         _answer(engine, StoreDone(job=message.job, stored=stored))

@@ -501,6 +501,8 @@ class PoolNode:
         self._one_ended.set()
         if direction == RECEIVED:
             self._requests.transfer_over(transfer.transfer_id)
+        else:
+            self._pulls.sent(transfer.transfer_id)
         now = self._clock_ns()
         self._spans.ended(direction, transfer, now)
         self.sites.ended(transfer.transfer_id)

@@ -4,6 +4,9 @@
                                 destination ◄──Offer, blocks, Commit── source
     gateway or engine ◄─Missing or Refused─ destination
 
+With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/ahead.py`), until the
+asker's second message, which takes the same path.
+
 From the offer on a pull is a transfer like any other: ticket, budget, digests, resume. The request
 travels against the direction of the link, so nothing has to be dialled, and no port opened, for it.
 """
@@ -23,7 +26,7 @@ from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import keys_of, wire_keys
-from prfaas.wire.messages.link import Missing, Pull, Refused
+from prfaas.wire.messages.link import Ahead, Missing, Pull, Refused, all_computed
 
 
 class Pulls:
@@ -59,7 +62,12 @@ class Pulls:
             answer: Called with what that pool does not have, and of a refusal. How the transfer
                 ends is an event like that of any other.
         """
+        channel = self._channel_of(pull.source)
         if self._inbound.is_open(pull.transfer_id):
+            if pull.ahead is Ahead.COMPUTED and channel is not None:
+                channel.send(all_computed(pull.transfer_id, pull.source))
+            return
+        if pull.ahead is Ahead.COMPUTED:
             return
         self._askers[pull.transfer_id] = answer
         try:
@@ -72,7 +80,6 @@ class Pulls:
             self._askers.pop(pull.transfer_id)
             answer(Refused(transfer_id=pull.transfer_id, reason=str(error)))
             return
-        channel = self._channel_of(pull.source)
         if channel is None:
             self._inbound.aborted(pull.transfer_id, "link_down", TransferEnd.LINK_LOST)
         elif lacking:
@@ -83,6 +90,7 @@ class Pulls:
                     keys=wire_keys(lacking),
                     ticket=pull.ticket,
                     blocks=pull.blocks,
+                    ahead=pull.ahead,
                 )
             )
 
@@ -104,8 +112,15 @@ class Pulls:
 
     # --- the source ---
 
+    def sent(self, transfer_id: bytes) -> None:
+        """A transfer from here is over."""
+        self._sending.ended(transfer_id)
+
     def serve(self, link: OutboundLink, pull: Pull) -> None:
         """Send requested blocks to a peer, and report missing ones."""
+        if pull.ahead is Ahead.COMPUTED:
+            self._sending.computed(pull.transfer_id)
+            return
         if link.has(pull.transfer_id):
             return
         try:
@@ -122,4 +137,7 @@ class Pulls:
         link.open(grant)
         keys = dict.fromkeys(keys_of(pull.keys))
         layout_id = grant.ticket.layout_id
-        self._sending.start(link, pull.transfer_id, layout_id, keys, tell_missing=True)
+        if pull.ahead is Ahead.COMPUTING:
+            self._sending.start_ahead(link, pull.transfer_id, layout_id, keys)
+        else:
+            self._sending.start(link, pull.transfer_id, layout_id, keys, tell_missing=True)

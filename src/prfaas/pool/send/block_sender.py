@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.send.ahead import Ahead, StoreWaits
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import ReadBudget
@@ -25,6 +26,8 @@ class Sending:
     def __init__(self, store: BlockStore, read_limit_s: float | None = None) -> None:
         self._store, self._read_limit_s = store, read_limit_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self.waits = StoreWaits()
+        self._ahead: dict[bytes, Ahead] = {}
 
     def start(
         self,
@@ -48,6 +51,52 @@ class Sending:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def start_ahead(
+        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, keys: Iterable[BlockKey]
+    ) -> None:
+        """Send blocks once they are stored; finish when all are, or none comes any more.
+
+        Args:
+            link: Where to.
+            transfer_id: An open transfer of this link. Its end ends the wait.
+            layout_id: The layout of the keys.
+            keys: The blocks, in the order of the prompt.
+        """
+        ahead = self._ahead[transfer_id] = Ahead(keys)
+        task = asyncio.create_task(self._send_ahead(link, transfer_id, layout_id, ahead))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def computed(self, transfer_id: bytes) -> None:
+        """The engine that computes the blocks of such a transfer has answered."""
+        if transfer_id in self._ahead:
+            self._ahead[transfer_id].computed()
+
+    def ended(self, transfer_id: bytes) -> None:
+        """A transfer is over."""
+        if transfer_id in self._ahead:
+            self._ahead[transfer_id].changed.set()
+
+    async def _send_ahead(
+        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, ahead: Ahead
+    ) -> None:
+        budget = ReadBudget(self._read_limit_s)
+        try:
+            while link.has(transfer_id) and (heads := ahead.heads()):
+                # Watched before the look: what is stored meanwhile is not missed.
+                ahead.changed.clear()
+                with self.waits.watched([(layout_id, key) for key in heads], ahead.changed):
+                    num_sent = 0
+                    for key in heads:
+                        if await self._push(link, transfer_id, layout_id, key, budget):
+                            ahead.sent(key)
+                            num_sent += 1
+                    if not num_sent and not await _within(ahead.changed, ahead.left_s()):
+                        break
+        finally:
+            del self._ahead[transfer_id]
+        link.finish(transfer_id, ahead.rest())
 
     async def _send(
         self,
@@ -83,3 +132,13 @@ class Sending:
             await asyncio.sleep(ROOM_RETRY_S)
         link.push(transfer_id, layout_id, key, block)
         return True
+
+
+async def _within(event: asyncio.Event, left_s: float | None) -> bool:
+    """Wait for an event; False if the time is over."""
+    try:
+        async with asyncio.timeout(left_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

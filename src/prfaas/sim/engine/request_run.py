@@ -207,6 +207,9 @@ class RequestRun(Executor):
         request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - hit_tokens
 
+    def _await_blocks(self, _: actions.AwaitBlocks) -> None:
+        """Nothing: engines wait for blocks here."""
+
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
         parts.prefill_instance(name).withdraw(self.request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -151,10 +152,22 @@ class Release(Message, tag="release"):
     transfer_id: TransferId
 
 
+class Ahead(StrEnum):
+    """Pull of blocks that an engine has yet to compute."""
+
+    NO = ""
+    COMPUTING = "computing"
+    """The source sends each block once its engine has stored it."""
+    COMPUTED = "computed"
+    """Second message of the same transfer, without keys: the engine has answered, and stores the
+    rest at once or never."""
+
+
 class Pull(Message, tag="pull"):
     """Fetch these blocks from `source`, as a transfer that the ticket allows.
 
     `blocks` is the list that the ticket was signed for; `keys` are those of them that are lacking.
+    A peer that does not know `ahead` sends what it has, and ignores the second message.
     """
 
     transfer_id: TransferId
@@ -162,6 +175,12 @@ class Pull(Message, tag="pull"):
     keys: PullKeys
     ticket: TicketBytes = b""
     blocks: Blocks = msgspec.field(default_factory=dict)
+    ahead: Ahead = Ahead.NO
+
+
+def all_computed(transfer_id: bytes, source: str) -> Pull:
+    """Return the second message of a pull that began as `COMPUTING`."""
+    return Pull(transfer_id=transfer_id, source=source, keys=[], ahead=Ahead.COMPUTED)
 
 
 class Missing(Message, tag="missing"):

@@ -42,7 +42,8 @@ class Generation:
         interval: int,
     ) -> None:
         self._instance, self._vocabulary, self._body = instance, vocabulary, body
-        order = order_of(body) if len(prompts) == 1 else None
+        takes_orders = instance.layout.takes_orders and len(prompts) == 1
+        order = order_of(body) if takes_orders else None
         streams = body.stream or body.stops or body.stop_token_ids
         self._works = [
             Work(

@@ -1,4 +1,4 @@
-"""Metrics of the instances behind a URL, under vLLM's names."""
+"""Metrics of the instances behind a URL, under vLLM's names; the load of SGLang's under theirs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,17 @@ class _State(Collector):
         return family
 
 
+VLLM = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+SGLANG = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
+
+
 def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
     counts = instance.counts
+    running, waiting, use = VLLM if instance.layout.takes_orders else SGLANG
     gauges = {
-        "vllm:num_requests_running": instance.scheduler.num_running,
-        "vllm:num_requests_waiting": instance.num_waiting,
-        "vllm:kv_cache_usage_perc": instance.cache.usage_ratio,
+        running: instance.scheduler.num_running,
+        waiting: instance.num_waiting,
+        use: instance.cache.usage_ratio,
         "timing:behind_profile_seconds": counts.late_ns / 1e9,
     }
     counters = {

@@ -1,4 +1,4 @@
-"""vLLM's HTTP surface over one instance, or over the data-parallel ranks of an engine."""
+"""vLLM's or SGLang's HTTP surface over one instance, or the data-parallel ranks of an engine."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ class Server:
         app.router.add_get("/metrics", self._tell_metrics)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_post("/reset_prefix_cache", self._reset)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/chat/completions/render", self._render)
+        if instance.layout.takes_orders:
+            app.router.add_post("/v1/chat/completions/render", self._render)
+            app.router.add_post("/reset_prefix_cache", self._reset)
+        else:
+            app.router.add_post("/flush_cache", self._reset)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
