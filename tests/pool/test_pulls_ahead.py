@@ -74,6 +74,7 @@ async def test_what_is_not_stored_behind_the_answer_is_missing(world: World) -> 
     assert (event.state, event.num_blocks, event.num_missing) == ("committed", 2, num_missing)
     assert pd.held() == set(PROMPT[:2])
     [told] = gateway.of(Missing)
+    assert isinstance(told, Missing)
     assert len(told.keys) == num_missing
     assert num_waits(prfaas) == 0
     gateway.channel.close("done")

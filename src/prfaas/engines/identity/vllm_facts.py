@@ -243,6 +243,7 @@ def _groups(
         if group.index in layers:
             facts[f"{at}.parts"] = _parts(layers[group.index])
     facts |= {
+        "hash_scheme": layout.hash_scheme.value,
         "hash_seed": text_of(layout.hash_seed),
         "num_groups": text_of(len(layout.groups)),
         "tokens_per_hash": text_of(layout.tokens_per_hash),
