@@ -2,6 +2,8 @@
 
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,19 @@ def test_an_address_that_fits_no_certificate_is_one_line(
 def test_a_place_that_can_not_be_written_is_one_line(prfaas: Prfaas, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in one_line(prfaas("identity", "engine", "--directory", tmp_path / "file"))
+
+
+WITHOUT_TORCH = """
+import importlib.util as util
+find = util.find_spec
+util.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+from prfaas.cli.parts.without_torch import keep_torch_out
+keep_torch_out()
+import transformers
+"""
+
+
+def test_a_gateway_whose_environment_has_no_torch_logs_nothing_but_its_own_lines() -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -16,7 +16,9 @@ def keep_torch_out() -> None:
     not: 330 MB and three seconds of a core. Called by processes that only tokenise, before they
     import `transformers`; nothing in such a process can import `torch` afterwards.
     """
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is not None:
-        # The import system takes None for "there is no such module".
-        sys.modules["torch"] = cast(ModuleType, None)
+    if "torch" not in sys.modules:
+        # `transformers` prints a line, among logs in JSON, where there is none.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        if importlib.util.find_spec("torch") is not None:
+            # The import system takes None for "there is no such module".
+            sys.modules["torch"] = cast(ModuleType, None)
