@@ -101,10 +101,17 @@ def regions_on_disks(cluster: Cluster) -> set[str]:
     return {file.read_text().strip() for file in cluster.home.glob("node-*/nvme/prfaas/*/regions")}
 
 
-def two_issued_sites(home: Path, checkpoint: Path) -> tuple[Cluster, Cluster]:
+def two_issued_sites(
+    home: Path, checkpoint: Path, store: Object | None = None
+) -> tuple[Cluster, Cluster]:
     """A PD site of two hosts and a PrfaaS site, in two regions, with sealed disks.
 
     Certificates are as cert-manager makes them, of two authorities that know each other.
+
+    Args:
+        home: Folder for everything.
+        checkpoint: Content of the volume with models.
+        store: Values of the PD site's Mooncake Store, if it has one.
     """
     authorities = {name: home / f"ca-{name}" for name in ("pd", "prefill")}
     for directory in authorities.values():
@@ -115,9 +122,14 @@ def two_issued_sites(home: Path, checkpoint: Path) -> tuple[Cluster, Cluster]:
         for host in "ab"
     ]
     salt = {"prfaas-salt": {"tenant.salt": secrets.token_hex(32).encode()}}
-    keys = {"disk-keys": {"site.keys": base64.b64encode(secrets.token_bytes(32))}}
+    keys = {
+        name: {"site.keys": base64.b64encode(secrets.token_bytes(32))}
+        for name in ("disk-keys", "site-keys")
+    }
     claims = {"models": checkpoint}
     pd_values = located(pd("DaemonSet", hosts, ca, certificates=MANAGED), "eu", "us")
+    if store is not None:
+        pd_values["pool"] = pd_values["pool"] | {"mooncake": store}
     far = prefill("DaemonSet", ["pd-a", "pd-b"], ca, certificates=MANAGED)
     far_objects = rendered("prfaas", located(far, "us", "eu"))
     return (
@@ -165,4 +177,23 @@ async def until_whole(url: str) -> None:
             async with session.get(f"{url}/health?full=1") as reply:
                 if reply.status == 200:
                     return
+            await asyncio.sleep(0.1)
+
+
+async def until_stored(cluster: Cluster) -> None:
+    """Wait until the pool nodes of a site have written blocks to their shared tier."""
+    stored = re.compile(
+        r'^prfaas_pool_shared_requests_total\{operation="write",outcome="ok"\} (\S+)', re.MULTILINE
+    )
+    urls = [
+        f"http://127.0.0.1:{pod.ports[7180]}/metrics" for pod in cluster.pods if 7180 in pod.ports
+    ]
+    async with aiohttp.ClientSession() as session:
+        while True:
+            pages = []
+            for url in urls:
+                async with session.get(url) as reply:
+                    pages.append(await reply.text())
+            if sum(float(count) for page in pages for count in stored.findall(page)) > 0:
+                return
             await asyncio.sleep(0.1)

@@ -15,6 +15,7 @@ import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.deployments import started
+from tests.mooncake.store import missing, running_store
 
 from .charts import MANAGED, SECRETS, rendered
 from .local_pods import Cluster
@@ -30,6 +31,7 @@ from .rendered_sites import (
     tokenizer,
     two_issued_sites,
     until_known,
+    until_stored,
     until_whole,
 )
 
@@ -49,15 +51,15 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def run_both(home: Cluster, away: Cluster) -> None:
+async def run_both(home: Cluster, away: Cluster, *, is_shared: bool = False) -> None:
     """Start both sites, send requests to every gateway, and run both `helm test`s."""
     async with home.api_server(), away.api_server():
-        await serve_both(home, away)
+        await serve_both(home, away, is_shared=is_shared)
         assert set(home.api.tokens) == {"Bearer a-token"}
         assert not away.api.tokens, "a PrfaaS site needs no API server"
 
 
-async def serve_both(home: Cluster, away: Cluster) -> None:
+async def serve_both(home: Cluster, away: Cluster, *, is_shared: bool) -> None:
     places = home.places() | away.places()
     parts = [*home.parts(places), *away.parts(places)]
     of_kind = {kind: [p for p in parts if p.kind == kind] for kind in ("pool", "engine", "gateway")}
@@ -77,6 +79,8 @@ async def serve_both(home: Cluster, away: Cluster) -> None:
         paths = [path for path, _ in found]
         assert [end for _, end in found] == ["length"] * REQUESTS
         assert paths.count("remote") == paths.count("local") == REQUESTS // 2
+        if is_shared:
+            await until_stored(home)
         for cluster in (home, away):
             test = cluster.test_command(places)
             done = await asyncio.to_thread(
@@ -92,6 +96,15 @@ async def test_two_sites_with_a_pool_node_a_host_and_an_issuer_each(
     here, away = two_issued_sites(home, checkpoint)
     await run_both(here, away)
     assert (regions_on_disks(here), regions_on_disks(away)) == ({"eu"}, {"us"})
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "there is a client")
+async def test_a_site_with_a_mooncake_store(checkpoint: Path, home: Path) -> None:
+    """Pool nodes of the PD site write to the store that the values name."""
+    with running_store() as store:
+        values = {"master": f"127.0.0.1:{store.port}", "keysSecret": "site-keys"}
+        here, away = two_issued_sites(home, checkpoint, values | {"buffer": "16MiB"})
+        await run_both(here, away, is_shared=True)
 
 
 async def test_two_sites_with_sidecars_and_identities_of_prfaas_identity(
