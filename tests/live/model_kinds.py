@@ -34,6 +34,8 @@ _COMMON: dict[str, Any] = {
 }
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 256, "num_experts_per_tok": 2}
 CHUNKED_KIND = "chunks (Llama 4)"
+BLOCKS_AND_ONE_KIND = "windows of three blocks and a token (Cohere 2)"
+"""vLLM adds a token to the window of Cohere 2; blocks have 128."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grouped queries (Llama)": ("llama", {"head_dim": 64}),
     "mixture of experts (Qwen3-MoE)": (
@@ -64,6 +66,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 64,
             "sliding_window": 400,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "logit_scale": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    BLOCKS_AND_ONE_KIND: (
+        "cohere2",
+        {
+            "head_dim": 64,
+            "sliding_window": 384,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
             "logit_scale": 1.0,
             "tie_word_embeddings": True,

@@ -61,6 +61,13 @@ NAMES = (
     Name(f"{_OFFLOAD}/base.py", "ReqContext._offload_key_positions"),
     Name(f"{_CONNECTOR}/offloading/scheduler.py", "OffloadingConnectorScheduler._jobs"),
     Name(f"{_CONNECTOR}/offloading/scheduler.py", "OffloadingConnectorScheduler.manager"),
+    Name(f"{_CONNECTOR}/offloading/scheduler.py", "OffloadingConnectorScheduler.config"),
+    Name(f"{_CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig.kv_group_configs"),
+    Name(
+        f"{_CONNECTOR}/offloading/scheduler.py", "GroupOffloadConfig.sliding_window_size_in_chunks"
+    ),
+    Name(f"{_CONNECTOR}/offloading/scheduler.py", "GroupOffloadConfig.tokens_per_chunk"),
+    Name(f"{_CONNECTOR}/offloading/scheduler.py", "GroupOffloadConfig.kv_cache_spec"),
     Name(f"{_CONNECTOR}/offloading_connector.py", "OffloadingConnector.connector_scheduler"),
     Name(f"{_OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.secondary_tiers"),
     Name(_REGION, "SharedOffloadRegion.fd"),
@@ -304,6 +311,31 @@ def open_jobs(connector: Any) -> Mapping[int, Any]:
     """Return the copies between device and host memory that are not reported yet."""
     found: Mapping[int, Any] = connector.scheduler._jobs
     return found
+
+
+def look_up_kept_windows(scheduler: Any) -> None:
+    """Have a connector look as many blocks of a window up as prefill keeps.
+
+    The token after a prefix is in its own window, so a window of W tokens needs W - 1 before it,
+    which is what vLLM's own prefix cache keeps and finds. Its offloading looks up the blocks of W
+    tokens: one more where W is a multiple of the block, and one (Cohere 2). Such prefixes would
+    never be found.
+    """
+    config = scheduler.config
+    scheduler.config = config._replace(
+        kv_group_configs=tuple(_with_kept_window(group) for group in config.kv_group_configs)
+    )
+
+
+def _with_kept_window(group: Any) -> Any:
+    spec = group.kv_cache_spec
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    looked_up = group.sliding_window_size_in_chunks
+    if not window or looked_up is None:
+        return group
+    kept = max(window - 1 + getattr(spec, "extra_retained_tokens", 0), 1)
+    num_chunks = -(-kept // group.tokens_per_chunk)
+    return group._replace(sliding_window_size_in_chunks=min(looked_up, num_chunks))
 
 
 def attention_isa(spec: Any, cache_dtype: str) -> str:

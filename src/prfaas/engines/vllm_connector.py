@@ -73,6 +73,7 @@ class PrfaasConnector(OffloadingConnector):
         # Ranks of data parallelism step together: a pause of one holds up the others.
         self._may_pause = vllm_config.parallel_config.data_parallel_size == 1
         if self.connector_scheduler is not None:
+            vllm_compat.look_up_kept_windows(self.connector_scheduler)
             [our_tier] = self.connector_scheduler.manager.secondary_tiers
             self._tier: PrfaasTier = our_tier
             self._steps = EmptySteps(our_tier.must_wait, our_tier.wait_for_news)

@@ -162,7 +162,7 @@ class _Reader:
         group, last = self._group, length // self._group.tokens_per_block - 1
         if group.kind is GroupKind.LINEAR_STATE:
             return asked & self._masks[self._values[last]]
-        first = max(0, length - group.window_tokens) // group.tokens_per_block
+        first = max(0, length - max(group.window_tokens - 1, 1)) // group.tokens_per_block
         while asked and last >= first:
             asked &= self._masks[self._values[last]]
             last = int(self._run_start[last]) - 1

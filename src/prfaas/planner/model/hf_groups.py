@@ -71,6 +71,8 @@ def sliding(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[Layer
     """Sliding-window attention."""
     window = config.integer("sliding_window", "sliding_window_size")
     config.supersede("sliding_window_size")
+    if config.model_type.startswith("cohere2"):
+        window += 1  # Its tokens attend to so many before them, and to themselves.
     return [windowed(config, dtypes, num_layers, window)]
 
 

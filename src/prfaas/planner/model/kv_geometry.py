@@ -197,7 +197,8 @@ def shipped_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> 
     for group in geometry.groups:
         kept = num_blocks
         if group.window is not None:
-            kept = min(kept, -(-group.window // block_size))
+            # The next token is in its window, too.
+            kept = min(kept, -(-max(group.window - 1, 1) // block_size))
         total += group.num_layers * group.token_bytes * kept * block_size
     return total
 
