@@ -86,6 +86,12 @@ class RoutingTable(Table):
     """Time limit of decode for blocks after the end of the prefill leg, and of a local prefill for
     a pulled prefix."""
 
+    state_checkpoints: Annotated[int, Field(ge=0, le=2**30)] | None = None
+    """Least distance, tokens, of intermediate states of linear layers that a transfer ships beside
+    the last one, if the link has room: after a broken transfer decode resumes at the last that
+    arrived. 0 ships none. If absent, it follows from the plan by the size of a state against the
+    cost of recompute (`core/kv/checkpoints.py`); without a `plan` none are shipped."""
+
     _limits = field_validator(
         "ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell", "replication_half_life"
     )(long_enough)

@@ -3,7 +3,8 @@
 In the request's `kv_transfer_params`:
 
     prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M,
-                            "ticket": BASE64, "wait": {as a decode leg}}}
+                            "checkpoint_tokens": S, "ticket": BASE64,
+                            "wait": {as a decode leg}}}
     decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
 
 Both wait for blocks in transit: a decode leg for those of its hand-off or of a pulled prefix, a
@@ -13,11 +14,13 @@ prefill leg at home for the latter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.checkpoints import Checkpoints
 from prfaas.core.kv.manifest import manifest_of
 from prfaas.units import NS_PER_MS
 from prfaas.wire.frames import TRANSFER_ID_BYTES
@@ -56,6 +59,8 @@ class PushOrder(msgspec.Struct, frozen=True):
     """Base64 in JSON."""
     wait: WaitOrder | None = None
     """A prefix that is pulled for it."""
+    checkpoint_tokens: Count = 0
+    """Least distance of intermediate states to ship; 0 is none."""
 
 
 Order = PushOrder | WaitOrder
@@ -72,7 +77,10 @@ def push_of(order: PushOrder, layout: Layout, hashes: Sequence[bytes]) -> Push:
     """
     try:
         blocks = manifest_of(
-            layout, hashes, have_tokens=order.have_tokens, final_tokens=order.final_tokens
+            replace(layout, checkpoint_tokens=order.checkpoint_tokens),
+            hashes,
+            have_tokens=order.have_tokens,
+            final_tokens=order.final_tokens,
         )
     except ValueError:
         blocks = {}
@@ -81,6 +89,13 @@ def push_of(order: PushOrder, layout: Layout, hashes: Sequence[bytes]) -> Push:
         peer=order.push_to,
         ticket=order.ticket,
         blocks=blocks,
+    )
+
+
+def checkpoints_of(order: PushOrder) -> Checkpoints:
+    """The states of a prefill that an order asks for beside the last."""
+    return Checkpoints(
+        order.checkpoint_tokens, have_tokens=order.have_tokens, final_tokens=order.final_tokens
     )
 
 

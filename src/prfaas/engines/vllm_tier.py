@@ -4,8 +4,9 @@ Lives in vLLM's scheduler process. Translates between vLLM's offloading interfac
 `BlockRequests`; decides which blocks of a pushed request are worth sending.
 
 What a request may want of the pool node is in `orders.py`. Sent are the attention blocks between
-`have_tokens`, what the other side has already, and `final_tokens`, and of linear state the
-checkpoint at `final_tokens` alone, since only that one can be resumed from.
+`have_tokens`, what the other side has already, and `final_tokens`, and of linear state the one at
+`final_tokens`, where the other side resumes. Earlier states go as checkpoints, for a transfer that
+breaks, if the order asks for them.
 
 Where shared blocks are longer than the engine's own, they have names of their own
 (`canonical/block_names.py`), which the tier translates from and to vLLM's keys.
@@ -37,12 +38,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from prfaas.core.kv.checkpoints import Checkpoints
 from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.core.kv.tenant_tag import tenant_tag
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.canonical.block_names import BlockNames
 from prfaas.engines.lineage import Lineage
-from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
+from prfaas.engines.orders import PushOrder, checkpoints_of, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_compat import key_positions, region_descriptor
 from prfaas.engines.vllm_layout import RowLayout
@@ -73,6 +75,7 @@ class _Push:
     transfer_id: bytes
     order: PushOrder
     context: ReqContext
+    checkpoints: Checkpoints
     is_announced: bool = False
     sent: set[Key] = field(default_factory=set)
 
@@ -196,7 +199,7 @@ class PrfaasTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def _begin_push(self, context: ReqContext, order: PushOrder) -> RequestOffloadingContext:
-        push = _Push(bytes.fromhex(order.transfer), order, context)
+        push = _Push(bytes.fromhex(order.transfer), order, context, checkpoints_of(order))
         self._pushes[context.req_id] = push
         self._unannounced.append(push)
         # Blocks that this engine finds in its own cache have to be sent too.
@@ -287,6 +290,7 @@ class PrfaasTier(SecondaryTierManager):
         tenant = job_metadata.req_context.get_state(_Tenant)
         if push:
             self._announce(push)
+            wanted |= self._checkpoints(push, job_metadata)
             push.sent |= wanted.intersection(keys)
         self._requests.submit(
             Store(
@@ -312,6 +316,16 @@ class PrfaasTier(SecondaryTierManager):
                 have_tokens=push.order.have_tokens,
                 final_tokens=push.order.final_tokens,
             )
+        }
+
+    def _checkpoints(self, push: _Push, job: TransferJob) -> set[Key]:
+        """Stored states that are shipped as checkpoints."""
+        positions = key_positions(job.req_context)
+        ends = sorted((positions[key], key) for key in job.keys if key in positions)
+        return {
+            self._key(key, job.req_context)
+            for end_token, key in ends
+            if push.checkpoints.takes(self._groups[get_offload_group_idx(key)], end_token)
         }
 
     def submit_load(self, job_metadata: TransferJob) -> None:

@@ -58,7 +58,8 @@ class CacheGroup:
         kind: How its blocks may be reused.
         tokens_per_block: Span of one block, tokens.
         block_bytes: Bytes of one block as it is shipped, padding left out.
-        window_tokens: Length of the window; 0 unless `kind` is SLIDING_WINDOW.
+        window_tokens: Length of the window, the token that attends included; 0 unless `kind` is
+            SLIDING_WINDOW.
         planes: Dtype planes of a block, `block_bytes` together; empty if they are not known.
         pages: Keys and values of a block, `block_bytes` together; empty if they cannot be told
             apart.
@@ -83,6 +84,8 @@ class Layout:
         hash_seed: Seed that the first link of the chain is derived from.
         groups: The cache groups, in the engine's order.
         hash_scheme: Rule of the hash chain.
+        checkpoint_tokens: Least distance of intermediate states that transfers ship; 0 is none.
+            A deployment's, not the engine's (`checkpoints.py`).
     """
 
     layout_id: bytes
@@ -90,6 +93,7 @@ class Layout:
     hash_seed: str
     groups: tuple[CacheGroup, ...]
     hash_scheme: HashScheme = HashScheme.SHA256_CBOR
+    checkpoint_tokens: int = 0
 
     @property
     def takes_orders(self) -> bool:

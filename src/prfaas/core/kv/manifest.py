@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, Layout
-from prfaas.core.kv.shipping import shipped_range
+from prfaas.core.kv.shipping import listed_range
 
 Manifest = Mapping[int, bytes]
 """By cache group, the hashes of its blocks, one behind the other in the order of the prompt."""
@@ -23,7 +23,7 @@ DIGEST_BYTES = 32
 def manifest_of(
     layout: Layout, hashes: Sequence[bytes], *, have_tokens: int, final_tokens: int
 ) -> dict[int, bytes]:
-    """List the blocks that are worth sending.
+    """List the blocks that are worth sending, and the states that may be checkpoints.
 
     Args:
         layout: Of the prompt's blocks.
@@ -37,7 +37,7 @@ def manifest_of(
     """
     manifest: dict[int, bytes] = {}
     for group in layout.groups:
-        first, last = shipped_range(group, have_tokens, final_tokens)
+        first, last = listed_range(layout, group, have_tokens, final_tokens)
         stride = group.tokens_per_block // layout.tokens_per_hash
         names = b"".join(hashes[(first + 1) * stride - 1 : last * stride : stride])
         if len(names) != (last - first) * HASH_BYTES:

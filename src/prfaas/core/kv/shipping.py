@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.checkpoints import num_checkpoints
 
 
 def is_worth_sending(
@@ -24,22 +25,39 @@ def is_worth_sending(
         case GroupKind.LINEAR_STATE:
             return end_token == final_tokens
         case GroupKind.SLIDING_WINDOW:
-            return end_token > final_tokens - group.window_tokens
+            return end_token > _window_start(group, final_tokens)
 
 
 def shipped_bytes(layout: Layout, *, have_tokens: int, final_tokens: int) -> int:
-    """Bytes of all blocks that are worth sending, each once.
+    """Bytes of all blocks that are worth sending, each once, and of as many checkpoints as may go.
 
     Args:
         layout: Of the prompt's blocks.
         have_tokens: Usable prefix that the other side holds already.
         final_tokens: Length at which the other side will resume.
     """
-    total = 0
+    total, extra = 0, num_checkpoints(have_tokens, final_tokens, layout.checkpoint_tokens)
     for group in layout.groups:
         first, last = shipped_range(group, have_tokens, final_tokens)
         total += (last - first) * group.block_bytes
+        if extra and group.kind is GroupKind.LINEAR_STATE:
+            total += extra * group.block_bytes
     return total
+
+
+def listed_range(layout: Layout, group: CacheGroup, have: int, final: int) -> tuple[int, int]:
+    """Blocks that a transfer may ship: `shipped_range`, and every state that may be a checkpoint.
+
+    Args:
+        layout: Of the prompt's blocks.
+        group: One cache group of it.
+        have: Usable prefix that the other side holds already, tokens.
+        final: Length at which the other side will resume, tokens.
+    """
+    first, last = shipped_range(group, have, final)
+    if layout.checkpoint_tokens and group.kind is GroupKind.LINEAR_STATE:
+        first = min(first, -(-(have + layout.checkpoint_tokens) // group.tokens_per_block) - 1)
+    return first, last
 
 
 def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tuple[int, int]:
@@ -58,7 +76,12 @@ def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tup
         case GroupKind.LINEAR_STATE:
             first = max(first, final_tokens - 1)
         case GroupKind.SLIDING_WINDOW:
-            first = max(first, final_tokens - group.window_tokens)
+            first = max(first, _window_start(group, final_tokens))
     span = group.tokens_per_block
     before, last = max(0, first) // span, final_tokens // span
     return min(before, last), last
+
+
+def _window_start(group: CacheGroup, final_tokens: int) -> int:
+    """First token that the next one attends to, itself the last of its window; below 0 is all."""
+    return final_tokens - max(group.window_tokens - 1, 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.checkpoints import num_checkpoints
 from prfaas.core.routing.predictions import CostModel
 
 
@@ -22,6 +23,8 @@ class Costs:
         state_bytes: Part of them that does not depend on the length.
         chunk_tokens: Prefill chunk.
         overlap: Ship chunk by chunk while computing; else everything after prefill.
+        checkpoint_tokens: Distance of the states that are shipped beside the last; 0 is none.
+            Others than 0 are for `CheckpointCosts`.
     """
 
     local_ns: list[int]
@@ -30,6 +33,7 @@ class Costs:
     state_bytes: int
     chunk_tokens: int
     overlap: bool = True
+    checkpoint_tokens: int = 0
 
     def local_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of a PD-P instance, ns."""
@@ -55,8 +59,18 @@ class Costs:
         table = self.bytes_of
         return table[num_tokens] if num_tokens < len(table) else _beyond(table, num_tokens)
 
+    def sent_bytes(self, num_tokens: int) -> int:
+        """Bytes that the tokens of a prompt add to a transfer, and its last state."""
+        table = self.bytes_of
+        return table[num_tokens] if num_tokens < len(table) else _beyond(table, num_tokens)
+
     def tokens_in(self, present_tokens: int, num_bytes: float) -> int:
-        """Prompt tokens that are there once `num_bytes` have followed a prefix; without state."""
+        """Usable tokens that are there once `num_bytes` of a transfer have followed a prefix.
+
+        With linear state there are none before the last state, which comes at the end.
+        """
+        if self.state_bytes:
+            return 0
         whole = self.kv_bytes(present_tokens) + num_bytes
         return max(bisect_right(self.bytes_of, whole) - 1, present_tokens)
 
@@ -79,6 +93,54 @@ class Costs:
         whole = self.local_prefill_ns if is_local else self.remote_prefill_ns
         found.append((num_new_tokens, whole(num_new_tokens)))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCosts(Costs):
+    """Costs of a model with linear state whose transfers ship checkpoints.
+
+    Attributes:
+        sent_of: Bytes that a transfer ships by prompt tokens, checkpoints included.
+    """
+
+    sent_of: list[int] = field(default_factory=list)
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """KV bytes beyond a prefix that is there already, the last state, and checkpoints."""
+        whole = self.sent_bytes(num_prompt_tokens)
+        if not present_tokens:
+            return whole
+        return whole - self.sent_bytes(present_tokens) + self.state_bytes
+
+    def sent_bytes(self, num_tokens: int) -> int:
+        """Bytes that the tokens of a prompt add to a transfer, and its last state."""
+        if num_tokens < len(self.sent_of):
+            return self.sent_of[num_tokens]
+        return _with_states(self, num_tokens, self.kv_bytes(num_tokens), self.checkpoint_tokens)
+
+    def tokens_in(self, present_tokens: int, num_bytes: float) -> int:
+        """The last checkpoint that has arrived whole with its attention, or what was there."""
+        whole = self.sent_bytes(present_tokens) + num_bytes
+        found = max(bisect_right(self.sent_of, whole) - 2, 0)
+        return max(found // self.checkpoint_tokens * self.checkpoint_tokens, present_tokens)
+
+
+def with_checkpoints(costs: Costs, spacing: int) -> Costs:
+    """Costs whose transfers ship a checkpoint every `spacing` tokens.
+
+    A model without state, and a spacing of 0, keep their costs as they are.
+    """
+    if not spacing or not costs.state_bytes:
+        return costs
+    sent = [
+        _with_states(costs, tokens, size, spacing) for tokens, size in enumerate(costs.bytes_of)
+    ]
+    known = {f.name: getattr(costs, f.name) for f in fields(Costs)}
+    return CheckpointCosts(**{**known, "checkpoint_tokens": spacing}, sent_of=sent)
+
+
+def _with_states(costs: Costs, num_tokens: int, num_bytes: int, spacing: int) -> int:
+    return num_bytes + costs.state_bytes * num_checkpoints(0, num_tokens, spacing)
 
 
 class ScaledBytes:

@@ -206,6 +206,11 @@ class LinkShare:
                 queued[name] = queued.get(name, 0) + lane.waiting_bytes
         return queued
 
+    def queued_beside(self, transfer_id: bytes) -> int:
+        """Bytes of all other transfers that no connection has taken yet."""
+        lane = self._lanes.get(transfer_id)
+        return self.queued_bytes - (lane.waiting_bytes if lane is not None else 0)
+
     def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
         """Return the next fragment of a connection; it counts as in flight.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, Layout, block_key
 from prfaas.core.kv.shipping import is_worth_sending
-from prfaas.engines.orders import PushOrder, push_of
+from prfaas.engines.orders import PushOrder, checkpoints_of, push_of
 from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Key
 
@@ -33,6 +33,7 @@ class PushOfRequest:
         self._groups = {group.index: group for group in layout.groups}
         self.transfer_id = bytes.fromhex(order.transfer)
         self.sent: set[Key] = set()
+        self._checkpoints = checkpoints_of(order)
 
     def announced(self, hashes: list[bytes]) -> Push:
         """First message to the pool node."""
@@ -40,10 +41,12 @@ class PushOfRequest:
 
     def takes(self, block: NewBlock) -> bool:
         """Return True if the other side can use a block; it counts as sent then."""
-        worth = self._is_worth(self._groups[block.key.group], block.end_token)
-        if worth:
+        group = self._groups[block.key.group]
+        worth = self._is_worth(group, block.end_token)
+        if worth or self._checkpoints.takes(group, block.end_token):
             self.sent.add(block.key)
-        return worth
+            return True
+        return False
 
     def wanted(self, hashes: list[bytes]) -> set[Key]:
         """All that the other side can use of a prompt."""

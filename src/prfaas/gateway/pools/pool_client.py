@@ -266,7 +266,8 @@ class Pools:
             self.on_change(pool)
 
         def client(pool: str, address: tuple[str, int]) -> PoolClient:
-            followed = Subscription(pool, index, transfers, partial(tell, pool))
+            rule = driver.checkpoints
+            followed = Subscription(pool, index, transfers, partial(tell, pool), rule)
             return PoolClient(pool, address, gateway, tls, followed, timing, shares)
 
         self._make = client

@@ -22,6 +22,7 @@ from prfaas.core.dispatch.types import (
     Refused,
     Routed,
 )
+from prfaas.core.kv.checkpoints import CheckpointRule
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.source_sets import Hits
 from prfaas.core.membership.pool_links import PoolLinks
@@ -74,6 +75,9 @@ class Driver(DispatcherBooks):
         self._prices = profiles.price_per_tb
         self.price_per_tb = {ends: self._price(*ends) for ends in self.links()}
         """Price of 10**12 bytes by link."""
+        recompute = profiles.home.local_prefill_ns if profiles.home else None
+        links, tokens = profiles.link_bits_per_s.values(), deployment.routing.state_checkpoints
+        self.checkpoints = CheckpointRule.planned(tokens, recompute, links)
         self.split = make_split(deployment, profiles)
         self.has_roles = self.split is not None
         self.dispatcher = make_dispatcher(

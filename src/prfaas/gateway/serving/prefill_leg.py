@@ -96,6 +96,8 @@ class PrefillLeg:
             raise PrefillGivenUpError(_Why.NO_LAYOUT, "no engine has announced a layout")
         span = {"have_tokens": plan.routed.present_tokens, "final_tokens": plan.route.final_tokens}
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
+        if plan.layout.checkpoint_tokens:
+            order["checkpoint_tokens"] = plan.layout.checkpoint_tokens
         if awaited is not None:
             order["wait"] = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
         if transfer.stays:

@@ -280,9 +280,14 @@ class EngineRequests:
         _, link = self._pushes.get(transfer_id, (engine, None))
         if link is None:
             return
+        has_state = engine.has_state(key.group)
+        is_checkpoint = has_state and link.is_checkpoint(transfer_id, key)
         if self._store.is_barred(origin if block is None else block.origin):
             # Also of a block that was kept before its source was barred.
             link.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
+        elif is_checkpoint:
+            if block is not None:
+                link.push_checkpoint(transfer_id, engine.layout.layout_id, key, block)
         elif block is None:
             link.abort(transfer_id, TransferEnd.NO_ROOM, tell_peer=True)
         else:

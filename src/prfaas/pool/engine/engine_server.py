@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.blocks import BlockKey, GroupKind, Layout
 from prfaas.errors import ConfigError, PeerError
 from prfaas.logs import log_event
 from prfaas.pool.engine.engine_memory import EngineMemory
@@ -49,6 +49,11 @@ class EngineSession:
     def layout(self) -> Layout:
         """The layout its blocks are named in."""
         return self.memory.layout
+
+    def has_state(self, group: int) -> bool:
+        """Return True if the blocks of a cache group are linear state."""
+        groups = self.layout.groups
+        return any(g.index == group and g.kind is GroupKind.LINEAR_STATE for g in groups)
 
     def named_rows(self, keys: list[Key], rows: list[int]) -> list[tuple[BlockKey, int]]:
         """Keys with their rows.

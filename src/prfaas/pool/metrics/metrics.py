@@ -158,6 +158,13 @@ class PoolMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.checkpoint_bytes = Counter(
+            "prfaas_pool_checkpoint_bytes",
+            "Bytes of intermediate states of linear layers: sent beside the last state of a "
+            "prompt, or withheld, since other transfers waited for the link.",
+            ["peer", "outcome"],
+            registry=self.registry,
+        )
         self.link_bytes = Counter(
             "prfaas_link_bytes",
             "Bytes of KV blocks over a link.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock, TenantShare
@@ -149,6 +149,7 @@ class OutboundLink:
         self._transfers: dict[bytes, _Outgoing] = {}
         self._moved = metrics.moved
         self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")
+        self._checkpoint_bytes = metrics.checkpoint_bytes
         self._queue = SendQueue(self._taken, clock_ns)
         self._coding = LinkCoding(codec, layouts or KnownLayouts(), peer, metrics)
         self._dialer = Dialer(
@@ -243,6 +244,26 @@ class OutboundLink:
                 transfer_id, name, block.digest, block.data, outgoing.tenant, is_inherited, form
             )
         )
+
+    def is_checkpoint(self, transfer_id: bytes, key: BlockKey) -> bool:
+        """Return True if a transfer lists a state, and not as the last one of its group."""
+        outgoing = self._transfers.get(transfer_id)
+        if outgoing is None or key not in outgoing.named:
+            return False
+        return outgoing.named.manifest[key.group][-HASH_BYTES:] != key.block_hash
+
+    def push_checkpoint(
+        self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock
+    ) -> None:
+        """Queue an intermediate state behind its attention blocks, if the link has room for it.
+
+        It has none while another transfer has anything to send: nobody waits for a checkpoint.
+        """
+        has_room = not self._queue.queued_beside(transfer_id)
+        outcome = "sent" if has_room else "withheld"
+        self._checkpoint_bytes.labels(peer=self.peer, outcome=outcome).inc(len(block.data))
+        if has_room:
+            self.push(transfer_id, layout_id, key, block)
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
         """Close the list of blocks: the peer commits once all have arrived.

@@ -80,6 +80,11 @@ class SendQueue:
         """Waiting for a connection."""
         return self._share.queued_bytes
 
+    def queued_beside(self, transfer_id: bytes) -> int:
+        """Waiting for a connection, of all other transfers."""
+        with self._lock:
+            return self._share.queued_beside(transfer_id)
+
     @property
     def in_flight_bytes(self) -> int:
         """Sent, and not known to have arrived."""

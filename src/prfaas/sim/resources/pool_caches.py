@@ -172,7 +172,9 @@ class Caches:
         before = request.kept_tokens if request.kept_in == pool else 0
         request.kept_tokens, request.kept_in = max(before, whole * self.block_tokens), pool
         blocks = request.block_ids[:whole]
-        self.pools[pool].store(blocks, request.tenant, checkpoint=False)
+        # What arrived of a model with linear state ends at a checkpoint.
+        at_end = whole * self.block_tokens == num_tokens
+        self.pools[pool].store(blocks, request.tenant, checkpoint=at_end)
 
 
 def _pool(cluster: Setup | ClusterSetup, blocks: BlockSetup, *, remote: bool) -> Pool:

@@ -75,7 +75,7 @@ class Transport:
     def promise(self, request: Request, shipped_bytes: int, present_tokens: int) -> None:
         """A transfer was decided; its bytes come once prefill starts."""
         costs = self.costs
-        kept = costs.kv_bytes(present_tokens) if present_tokens else costs.state_bytes
+        kept = costs.sent_bytes(present_tokens) if present_tokens else costs.state_bytes
         self._open[request] = _Transfer(shipped_bytes, present_tokens, kept)
 
     def start(self, request: Request) -> None:
@@ -93,7 +93,7 @@ class Transport:
             added_bytes = transfer.shipped_bytes - flow.added_bytes
             self.link.add(flow, added_bytes if added_bytes > 0 else 0, last=True)
             return
-        ready_bytes = self.costs.kv_bytes(request.num_prompt_tokens - left_tokens)
+        ready_bytes = self.costs.sent_bytes(request.num_prompt_tokens - left_tokens)
         added_bytes = ready_bytes - transfer.kept_bytes - flow.added_bytes
         if added_bytes > 0:
             self.link.add(flow, added_bytes, last=False)
@@ -120,11 +120,11 @@ class Transport:
     def arrived_tokens(self, request: Request) -> int:
         """Usable leading tokens of a prompt at the destination, earlier ones included.
 
-        Attention blocks are of use one by one; a model with linear state can resume only at the
-        state's checkpoint, which comes last.
+        Attention blocks are of use one by one; a model with linear state can resume only at a
+        state, of which the last comes at the end, and others if checkpoints are shipped.
         """
         transfer = self._open.get(request)
-        if transfer is None or transfer.flow is None or self.costs.state_bytes:
+        if transfer is None or transfer.flow is None:
             return 0
         sent = self.link.sent_of(transfer.flow)
         return self.costs.tokens_in(transfer.present_tokens, sent)

@@ -132,6 +132,8 @@ class CacheTable(_Table):
     """Tokens of a block."""
     checkpoint_blocks: Count = 0
     """Size of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
+    state_checkpoint_tokens: Count = 0
+    """Distance, tokens, of the states that a hand-off ships beside the last one; 0 ships none."""
 
 
 class PlacementTable(_Table):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.cost_tables import Costs, with_checkpoints
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.market.scenario import make_market_plan
@@ -134,7 +134,7 @@ def _cache(table: CacheTable, kind: str) -> CacheSetup:
 def _costs(
     file: ScenarioFile, question: Question, remote: PrefillProfile, num_prompt_tokens_max: int
 ) -> Costs:
-    return make_costs(
+    costs = make_costs(
         question.problem.geometry,
         question.problem.pd.prefill,
         remote,
@@ -142,6 +142,8 @@ def _costs(
         chunk_tokens=question.chunk_tokens,
         overlap=file.link.overlap,
     )
+    span = file.cache.block_tokens
+    return with_checkpoints(costs, -(-file.cache.state_checkpoint_tokens // span) * span)
 
 
 def _num_hosts(key: str, num_hosts: int, num_instances: int) -> int:

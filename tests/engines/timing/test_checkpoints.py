@@ -1,0 +1,146 @@
+"""Broken transfers of a hybrid model: decode resumes at the last checkpoint that came whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.lab.faults import Fault
+from prfaas.wire.fragments import ReceivedBlock
+from tests.pool.sites import until
+
+from .deployment import World, alone, running
+from .worlds import PLAN, SPAN
+
+pytestmark = pytest.mark.timeout(120)
+PLAN_OF_LARGE_BLOCKS = PLAN.replace("64B", "4KiB")
+STATE_BYTES = 4096
+PROMPT = [number % 300 for number in range(657)]
+"""Its blocks reach to 656 tokens; an engine keeps a state every 64, where its steps end."""
+FINAL = 656
+WIRE_BITS_PER_S = 32_000_000
+"""A block of attention takes a slow reader some 16 ms."""
+
+
+class Arrivals:
+    """Blocks of transfers that the receiving pool node accepted, in their order.
+
+    Its store also gets what the engine computes afterwards.
+    """
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys: list[BlockKey] = []
+        inbound = world.sites["pd-pool"].node.inbound
+        take = inbound.block
+
+        def taken(block: ReceivedBlock, peer: str) -> bool:
+            is_taken = take(block, peer)
+            if is_taken:
+                self.keys.append(block.key)
+            return is_taken
+
+        monkeypatch.setattr(inbound, "block", taken)
+
+    def number(self, group: int) -> int:
+        return sum(key.group == group for key in self.keys)
+
+
+def listed(world: World) -> dict[int, list[bytes]]:
+    """Blocks that the ticket of the open transfer names, by cache group."""
+    [link] = world.sites["prfaas-pool"].node.links.values()
+    [outgoing] = link._transfers.values()
+    return {
+        group: [names[at : at + 32] for at in range(0, len(names), 32)]
+        for group, names in outgoing.named.manifest.items()
+    }
+
+
+def resumable(keys: list[BlockKey], names: dict[int, list[bytes]]) -> int:
+    """The longest prefix of which every block of attention and the state at its end are there."""
+    have = set(keys)
+    run = 0
+    while run < len(names[0]) and BlockKey(0, names[0][run]) in have:
+        run += 1
+    # The list of states ends at the same token as that of attention.
+    first = len(names[0]) - len(names[1])
+    ends = [
+        index + 1 for index in range(first, run) if BlockKey(1, names[1][index - first]) in have
+    ]
+    return max(ends, default=0) * SPAN
+
+
+async def cut(
+    world: World, arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], int]:
+    """Ask, and cut the link once 60 % of the attention is there: the answer, and what is usable."""
+    home = world.sites["pd-pool"].node
+    monkeypatch.setattr(home.inbound, "_grace_ns", 0)
+    world.wire.read_bits_per_s = WIRE_BITS_PER_S
+    asked = asyncio.create_task(world.complete(PROMPT))
+    await until(lambda: arrivals.number(0) > 0)
+    names = listed(world)
+    await until(lambda: arrivals.number(0) >= FINAL // SPAN * 6 // 10)
+    world.wire.is_plugged = False
+    world.wire.strike(Fault.RESET)
+    reply = await asked
+    return reply, resumable(arrivals.keys, names)
+
+
+@pytest.mark.parametrize("spacing", [0, 64, 128, 300])
+async def test_a_cut_transfer_is_resumed_at_the_last_whole_checkpoint(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spacing: int,
+) -> None:
+    right = await alone(checkpoint, tmp_path, PROMPT)
+    routing = {"offload_threshold": 200, "state_checkpoints": spacing}
+    async with running(
+        tmp_path,
+        checkpoint,
+        identities,
+        has_wire=True,
+        plan_text=PLAN_OF_LARGE_BLOCKS,
+        routing=routing,
+    ) as world:
+        arrivals = Arrivals(world, monkeypatch)
+        reply, usable = await cut(world, arrivals, monkeypatch)
+        record = await world.record()
+        assert record["fallback"] == {"stage": "transfer", "reason": "link_lost"}
+        assert reply["choices"][0]["text"] == right
+        decode = world.instance(record["decode_engine"]).counts
+        assert decode.external_hit_tokens == usable
+        if spacing:
+            # Steps end every 64 tokens: the next of them after each spacing.
+            step = -(-spacing // 64) * 64
+            # The state itself comes behind its last block of attention.
+            assert usable >= (arrivals.number(0) * SPAN - 1) // step * step > 0
+        else:
+            assert (usable, arrivals.number(1)) == (0, 0)
+
+
+@pytest.mark.parametrize("spacing", [0, 128])
+async def test_checkpoints_are_counted_as_bytes_of_the_transfer(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spacing: int,
+) -> None:
+    routing = {"offload_threshold": 200, "state_checkpoints": spacing}
+    async with running(tmp_path, checkpoint, identities, routing=routing) as world:
+        arrivals = Arrivals(world, monkeypatch)
+        await world.complete(PROMPT)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("remote", None)
+        num_extra = (FINAL - 1) // spacing if spacing else 0
+        assert arrivals.number(1) == 1 + num_extra
+        assert record["kv_bytes"] == FINAL * 64 + (1 + num_extra) * STATE_BYTES
+        source = world.sites["prfaas-pool"]
+        sent = source.metric("pool_checkpoint_bytes_total", peer="pd-pool", outcome="sent")
+        assert sent == num_extra * STATE_BYTES
