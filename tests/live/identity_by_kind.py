@@ -202,12 +202,17 @@ async def try_prompts(live: Live, row: Row) -> None:
         row.planned_bytes += shipped_kv_bytes(geometry, num_tokens, layout.boundary_tokens)
 
 
-async def run(kind: str) -> Row:
-    """Hand prompts of one kind over, and compare."""
+async def run(kind: str, overlay: str | None = None) -> Row:
+    """Hand prompts of one kind over, and compare.
+
+    Args:
+        kind: Of `ALL_KINDS`.
+        overlay: Settings of the deployment, TOML; None takes those of `settings`.
+    """
     row = Row(kind)
     with tempfile.TemporaryDirectory(prefix="kinds-") as home:
         make_kind(kind, Path(home) / "model")
-        topology = await laid_out(*placed(LAPTOP, Path(home), settings(kind)))
+        topology = await laid_out(*placed(LAPTOP, Path(home), overlay or settings(kind)))
         async with started(parts(topology)) as supervisor, aiohttp.ClientSession() as http:
             live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
             await until(lambda: _is_ready(live))

@@ -1,0 +1,292 @@
+"""What only accelerators show: identity of answers, copy rates, TTFT, and profiles of engines.
+
+    python -m tests.gpu.suite --out docs/results/gpu.md               # on a machine with a GPU
+    python -m tests.gpu.suite --device cpu --lengths 2048 --out FILE  # the same code without one
+
+Two vLLM engines share the first device, 0.4 of its memory each, with CUDA graphs. With two devices
+the PD engine runs once more with tensor-parallel size 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+
+from prfaas.cli.deploy.topology import parts
+from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
+from tests.live.conftest import Live, until
+from tests.live.identity_by_kind import COLUMNS, run
+from tests.live.model_kinds import STATE_KIND, make_kind
+from tests.live.relay import Relay
+
+DENSE_KIND = "grouped queries (Llama)"
+KINDS = (STATE_KIND, DENSE_KIND)
+LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072)
+CLUSTERS = (("prfaas", "prfaas-engine"), ("pd", "pd-engine"))
+COPY_BYTES, COPY_BLOCKS = 1 << 30, (1 << 16, 1 << 20, 1 << 23)
+MEMORY_SHARE = "0.4"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where engines run.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        num_devices: Accelerators; 0 on a CPU.
+        name: For the provenance.
+    """
+
+    device: str
+    num_devices: int
+    name: str
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device == "cuda"
+
+
+CPU = Machine("cpu", 0, platform.processor() or platform.machine())
+
+
+def gpus() -> Machine | None:
+    """The accelerators of this machine; None without."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return Machine("cuda", torch.cuda.device_count(), torch.cuda.get_device_name(0))
+
+
+@dataclass
+class Figures:
+    """What a run of the suite measured; each list has lines of a table."""
+
+    machine: Machine
+    identity: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    ttft: list[str] = field(default_factory=list)
+    profiles: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def engine_args(machine: Machine, kind: str, tokens_max: int, ranks: int = 1) -> list[str]:
+    """vLLM's arguments of an engine; without `--enforce-eager` CUDA graphs are on."""
+    args = ["--max-num-batched-tokens", "8192" if machine.is_gpu else "2048"]
+    if kind == STATE_KIND:
+        args += ["--mamba-ssm-cache-dtype", "float32"]
+    if machine.is_gpu:
+        args += ["--gpu-memory-utilization", MEMORY_SHARE, "--dtype", "bfloat16"]
+        args += ["--max-model-len", str(tokens_max)]
+    if ranks > 1:
+        args += ["--tensor-parallel-size", str(ranks)]
+    return args
+
+
+def settings(
+    machine: Machine, kind: str, tokens_max: int = 16_384, *, pd_ranks: int = 1, memory: str = ""
+) -> str:
+    """What takes precedence over the laptop's deployment file, as TOML."""
+    lines = ['[routing]\ntransfer_timeout = "60s"']
+    for cluster, engine in CLUSTERS:
+        ranks = pd_ranks if cluster == "pd" else 1
+        lines += [
+            f"[clusters.{cluster}.engines.{engine}]",
+            f"args = {json.dumps(engine_args(machine, kind, tokens_max, ranks))}",
+        ]
+        if memory:
+            lines += [f'host_memory = "{memory}"']
+            lines += [f"[clusters.{cluster}.pools.{cluster}-pool]", f'memory = "{memory}"']
+    return "\n".join(lines)
+
+
+async def identity(machine: Machine, kind: str, figures: Figures, pd_ranks: int = 1) -> None:
+    """Hand prompts of a kind over; tokens and logprobs have to be those of one engine."""
+    row = await run(kind, settings(machine, kind, pd_ranks=pd_ranks))
+    figures.identity.append(row.line())
+    figures.faults += [f"{kind}, TP {pd_ranks}: {words}" for words in row.faults]
+
+
+def copy_rate(machine: Machine, num_bytes: int, block_bytes: int, *, to_host: bool) -> float:
+    """Bytes per second of copies between device and pinned host memory, block by block."""
+    import torch
+
+    size = num_bytes // block_bytes * block_bytes
+    there = torch.zeros(size, dtype=torch.uint8, device=machine.device)
+    here = torch.zeros(size, dtype=torch.uint8, pin_memory=machine.is_gpu)
+    source, target = (there, here) if to_host else (here, there)
+    began = 0.0
+    for is_timed in (False, True):
+        if machine.is_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter() if is_timed else began
+        for at in range(0, size, block_bytes):
+            end = at + block_bytes
+            target[at:end].copy_(source[at:end], non_blocking=True)
+    if machine.is_gpu:
+        torch.cuda.synchronize()
+    return size / (time.perf_counter() - began)
+
+
+def copies(machine: Machine, figures: Figures, num_bytes: int = COPY_BYTES) -> None:
+    """Rates of both directions by the size of a block."""
+    for block_bytes in COPY_BLOCKS:
+        out, into = (
+            copy_rate(machine, num_bytes, block_bytes, to_host=each) / 1e9 for each in (True, False)
+        )
+        figures.copies.append(f"| {block_bytes:,} | {out:.3g} | {into:.3g} |")
+
+
+def lengthen(model: Path, tokens_max: int) -> None:
+    """Let a checkpoint with random weights take longer prompts."""
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = max(tokens_max, config["max_position_embeddings"])
+    (model / "config.json").write_text(json.dumps(config))
+
+
+async def first_token_s(http: aiohttp.ClientSession, url: str, body: dict[str, object]) -> float:
+    """Seconds to the answer of one token."""
+    began = time.perf_counter()
+    async with http.post(f"{url}/v1/completions", json=body | {"max_tokens": 1}) as reply:
+        answer = await reply.json()
+        if reply.status != 200:
+            raise RuntimeError(f"{url} answers {reply.status}: {answer}")
+    return time.perf_counter() - began
+
+
+async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: Figures) -> None:
+    """TTFT of prompts that nobody holds: at the PD engine alone, and through the gateway."""
+    tokens_max, draws = max(lengths) + 256, random.Random(1)
+    with tempfile.TemporaryDirectory(prefix="gpu-") as home:
+        make_kind(kind, Path(home) / "model")
+        lengthen(Path(home) / "model", tokens_max)
+        memory = "8GiB" if machine.is_gpu else "256MiB"
+        overlay = settings(machine, kind, tokens_max, memory=memory)
+        topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
+        async with started(parts(topology)) as supervisor, aiohttp.ClientSession() as http:
+            live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
+
+            async def is_ready() -> bool:
+                async with http.get(f"{live.url}/health?full=1") as reply:
+                    return reply.status == 200
+
+            await until(is_ready)
+            for length in (min(lengths), *lengths):  # The first is a warm-up.
+                local = await first_token_s(
+                    http, topology.engines["pd-engine"], _body(live.model, length, draws)
+                )
+                remote = await first_token_s(http, live.url, _body(live.model, length, draws))
+                async with http.get(f"{live.url}/control/requests") as reply:
+                    [record, *_] = (await reply.json())["requests"]
+                how = record["path"] if record["fallback"] is None else "fell back"
+                line = f"| {kind} | {length:,} | {local:.3f} | {remote:.3f} | {how} |"
+                figures.ttft.append(line)
+            del figures.ttft[-len(lengths) - 1]
+            figures.profiles += await profile(topology.engines, live.model, machine, lengths, home)
+
+
+def _body(model: str, length: int, draws: random.Random) -> dict[str, object]:
+    prompt = [draws.randrange(10, 500) for _ in range(length)]
+    return {"model": model, "prompt": prompt, "temperature": 0}
+
+
+async def profile(
+    engines: dict[str, str], model: str, machine: Machine, lengths: tuple[int, ...], home: str
+) -> list[str]:
+    """`prfaas profile` of both engines."""
+    found = []
+    for name, url in engines.items():
+        out = Path(home) / f"{name}.toml"
+        words = ["profile", url, "--model", model, "--hardware", machine.name, "--out", str(out)]
+        words += ["--lengths", ",".join(map(str, lengths)), "--repeats", "1"]
+        command = [sys.executable, "-m", "prfaas", *words]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+        if await process.wait():
+            raise RuntimeError(f"prfaas profile of {name} failed")
+        found.append(f"`{name}`:\n\n```toml\n{out.read_text().strip()}\n```")
+    return found
+
+
+def page(figures: Figures, command: str) -> str:
+    """The results, with their provenance."""
+    import torch
+    import vllm
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    machine = figures.machine
+    where = f"{machine.num_devices} x {machine.name}" if machine.is_gpu else f"CPU, {machine.name}"
+    now = datetime.now(UTC)
+    sections = [
+        "# Engines on accelerators" if machine.is_gpu else "# The GPU suite on a CPU",
+        f"    {command}",
+        f"{where}; vLLM {vllm.__version__}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}; commit {commit}; {now:%Y-%m-%d}. Both engines share the "
+        "first device. The link is the loopback interface.",
+        "## Answers",
+        _table(COLUMNS, figures.identity),
+        "## Copies between device and host memory, GB/s",
+        _table(("block, B", "to the host", "to the device"), figures.copies),
+        "## Time to first token, s",
+        _table(("model", "prompt", "PD engine alone", "through the gateway", "path"), figures.ttft),
+        "## Profiles",
+        *figures.profiles,
+        "## Faults",
+        "\n".join(f"- {words}" for words in figures.faults) or "None.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _table(columns: tuple[str, ...], lines: list[str]) -> str:
+    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines])
+
+
+async def measured(machine: Machine, lengths: tuple[int, ...]) -> Figures:
+    """Run everything that this machine can show."""
+    figures = Figures(machine)
+    for kind in KINDS:
+        await identity(machine, kind, figures)
+    if machine.num_devices > 1:
+        await identity(machine, DENSE_KIND, figures, pd_ranks=2)
+    copies(machine, figures)
+    for kind in KINDS:
+        await ttft(machine, kind, lengths, figures)
+    return figures
+
+
+def main() -> int:
+    """Run the suite and write its page; 1 if something is not as it has to be."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--out", type=Path, required=True)
+    words = parser.parse_args()
+    machine = gpus() if words.device == "cuda" else CPU
+    if machine is None:
+        print("no NVIDIA GPU here; --device cpu runs the same code without one")
+        return 2
+    lengths = tuple(int(each) for each in words.lengths.split(","))
+    figures = asyncio.run(measured(machine, lengths))
+    words.out.write_text(page(figures, f"python -m tests.gpu.suite {' '.join(sys.argv[1:])}"))
+    return 1 if figures.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
