@@ -57,6 +57,8 @@ class TieredCache:
             self._host = _cache(host_blocks, checkpoint_blocks, shares, self._disk)
         self._shared = [t for t in (self._host, self._disk) if isinstance(t, SharedPrefixCache)]
         self._has_checkpoints = checkpoint_blocks > 0
+        self.host_hit = _no_hit if self._host is None else self._host.usable_hit
+        """Leading blocks that host memory alone can serve. Changes nothing."""
 
     @property
     def used_blocks(self) -> tuple[int, int]:
@@ -68,10 +70,6 @@ class TieredCache:
     def has_disk(self) -> bool:
         """Return True if there is a second tier."""
         return self._disk is not None
-
-    def host_hit(self, block_ids: Sequence[int]) -> int:
-        """Leading blocks that host memory alone can serve. Changes nothing."""
-        return 0 if self._host is None else self._host.usable_hit(block_ids)
 
     def hit(self, block_ids: Sequence[int]) -> TieredHit:
         """Return the hit without side effects."""
@@ -139,6 +137,10 @@ class TieredCache:
 
     def _holds(self, key: int) -> bool:
         return any(tier is not None and tier.holds(key) for tier in (self._host, self._disk))
+
+
+def _no_hit(_block_ids: Sequence[int]) -> int:
+    return 0
 
 
 def _cache(

@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from prfaas.core.dispatch.types import Member
+from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 
 QUEUED_NS = NS_PER_S // 5
@@ -164,19 +165,20 @@ class DecodeFlow:
             self._mean_ns += weight * (took_ns - self._mean_ns)
             self._square_ns += weight * (took_ns**2 - self._square_ns)
 
-    def wait_ns(self, after_ns: int, now_ns: int) -> int:
-        """Return the predicted wait of a request that lands `after_ns` from now.
+    def wait(self, now_ns: int) -> DecodeWait:
+        """Return the predicted wait of a request, by the time from now after which it lands.
 
-        0 while no request has queued for long: then decode has taken every one at once.
+        None waits while no request has queued for long: then decode has taken every one at once.
         """
         num_decoding = len(self._order)
         if not num_decoding or now_ns - self._queued_at_ns > self._stale_after_ns:
-            return 0
+            return no_wait
         ahead = len(self._landed_at_ns) - (self._num_places - num_decoding)
         if ahead < 0 or not self._mean_ns:
-            return 0
-        wait_ns = max(0, self._free_after_ns(ahead, now_ns) - after_ns)
-        return min(wait_ns, round(_GROWTH_MAX * self._longest_ns))
+            return no_wait
+        free_after_ns = self._free_after_ns(ahead, now_ns)
+        most_ns = round(_GROWTH_MAX * self._longest_ns)
+        return lambda after_ns: min(max(0, free_after_ns - after_ns), most_ns)
 
     @property
     def num_held(self) -> int:

@@ -68,6 +68,8 @@ class Dispatcher:
         self._admission = AdmissionControl(settings.ttft_max_ns, settings.fairness)
         self._routes = RouteFinder(home, remotes, settings)
         self._times, self._stage_of = self._routes.times, self._routes.stage_of
+        self.links: Links = self._routes.links
+        """State of the links."""
         self.requests = OpenRequests(home, self._routes, self._admission)
         """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
@@ -191,8 +193,7 @@ class Dispatcher:
             arrival: The request.
             now_ns: Time.
         """
-        if arrival.request_id in self.requests:
-            self.requests.end(arrival.request_id, now_ns)
+        self.requests.end(arrival.request_id, now_ns)
         return self._routes.consider(arrival, now_ns, self.requests.decode_wait(now_ns))
 
     def decide(
@@ -212,7 +213,7 @@ class Dispatcher:
             option = considered.best
             decision = self._decide(option, now_ns)
         path = decision.path
-        if self._is_unserved(option, path):
+        if option.home is None and self._is_unserved(path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         if not again:
             if self._settings.admission:
@@ -237,7 +238,7 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
-        if self._is_unserved(option, decision.path):
+        if option.home is None and self._is_unserved(decision.path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         return self.requests.route(decision, option)
@@ -267,9 +268,9 @@ class Dispatcher:
             link = option.cluster.name
             self.market.spend(cluster, work_ns, routed.shipped_bytes, link, now_ns)
 
-    def _is_unserved(self, option: RouteOption, path: Path) -> bool:
-        """Return True if no instance of the PD cluster can take a request."""
-        return option.home is None and (path is Path.LOCAL or self.requests.decode_book is None)
+    def _is_unserved(self, path: Path) -> bool:
+        """Return True if a path needs a PD instance that prefills."""
+        return path is Path.LOCAL or self.requests.decode_book is None
 
     def _refuse(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int
@@ -325,11 +326,6 @@ class Dispatcher:
     def carried(self) -> CarriedBytes:
         """Correction of the plan's bytes."""
         return self._routes.carried
-
-    @property
-    def links(self) -> Links:
-        """State of the links."""
-        return self._routes.links
 
     def num_decoded_by(self, name: str) -> int:
         """Open requests that an instance was chosen to decode."""

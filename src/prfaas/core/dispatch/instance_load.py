@@ -172,7 +172,7 @@ class LoadBook:
             load.free_at_ns = now_ns + load.work_ns
             insort(self.order, (load.free_at_ns, name))
         else:
-            del self.order[self._place(load)]
+            del self.order[bisect_left(self.order, (load.free_at_ns, name))]
         load.ready = ready
 
     def least(self) -> str | None:
@@ -298,13 +298,9 @@ class LoadBook:
             ended.popleft()
         return job.work_ns
 
-    def _place(self, load: _Load) -> int:
-        """Position of a ready instance in the order."""
-        return bisect_left(self.order, (load.free_at_ns, load.name))
-
     def _move(self, load: _Load, free_at_ns: int) -> None:
         if load.ready and free_at_ns != load.free_at_ns:
-            del self.order[self._place(load)]
+            del self.order[bisect_left(self.order, (load.free_at_ns, load.name))]
             insort(self.order, (free_at_ns, load.name))
         load.free_at_ns = free_at_ns
 

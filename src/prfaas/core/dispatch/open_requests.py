@@ -68,7 +68,7 @@ class OpenRequests:
     def __init__(self, home: HomeCluster, routes: RouteFinder, admission: AdmissionControl) -> None:
         self._home = home.name
         self._routes, self._times, self._admission = routes, routes.times, admission
-        self._stage_of = routes.stage_of
+        self._stage_of, self._rooms = routes.stage_of, routes.rooms
         self._entries: dict[int, _Open] = {}
         self.decode_book = routes.decode_book
         names = [member.name for member in home.decode or ()]
@@ -122,9 +122,6 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._entries
-
     def route_of(self, request_id: int) -> Routed | None:
         """Route of a request."""
         entry = self._entries.get(request_id)
@@ -172,8 +169,7 @@ class OpenRequests:
 
     def decode_wait(self, now_ns: int) -> DecodeWait:
         """Additional time of decode, if instances only decode."""
-        flow = self._decode_flow
-        return no_wait if self.decode_book is None else lambda after: flow.wait_ns(after, now_ns)
+        return no_wait if self.decode_book is None else self._decode_flow.wait(now_ns)
 
     # The life of a request
 
@@ -193,7 +189,8 @@ class OpenRequests:
             now_ns: Time.
             again: It was admitted before: nothing is learnt from its prediction.
         """
-        routed = self.route(decision, option)
+        routed = option.routed(decision, self._home, is_mixed=self.decode_book is None)
+        predicted_ns = decision.predicted_ns
         self._stage_of[routed.prefill].book.dispatch(
             routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
         )
@@ -211,12 +208,12 @@ class OpenRequests:
             if routed.pulls and not routed.changes_host:
                 length, pool = routed.hit_tokens, routed.prefill_pool
                 held = routed.prefill_pool_tokens
-            self._routes.rooms.take(arrival.request_id, pool, arrival.layout, held, length)
+            self._rooms.take(arrival.request_id, pool, arrival.layout, held, length)
         if not again and not self._times.has_plan:
             self._observe(arrival.request_id, routed, now_ns)
-        elif decision.predicted_ns is not None and not again and not routed.pulled_from:
-            calibration = self._times.calibration(decision.path, option.cluster.name)
-            predicted_ns = decision.predicted_ns - option.prediction.decode_ns(decision.path)
+        elif predicted_ns is not None and not again and not routed.pulled_from:
+            calibration = self._times.calibration(decision.path, routed.cluster)
+            predicted_ns -= option.prediction.decode_ns(decision.path)
             entry.expected = calibration.expect(predicted_ns, now_ns)
         if routed.decode is not None:
             self._routes.home.enter(routed.decode)
@@ -289,9 +286,12 @@ class OpenRequests:
             The request whose prefill begins now, to be looked up once more (`look_up`); None
             without one.
         """
-        self._times.answered(request_id, now_ns)
+        if self._times.observes:
+            self._times.answered(request_id, now_ns)
         entry = self._entries.get(request_id)
-        return None if entry is None else self._end_prefill(request_id, entry, now_ns)
+        if entry is None or not entry.prefilling:
+            return None
+        return self._end_prefill(request_id, entry, now_ns)
 
     def begun(self, request_id: int, now_ns: int, *, is_streamed: bool) -> int | None:
         """The instance that decodes has begun to answer, with a first token if it streams.
@@ -302,8 +302,8 @@ class OpenRequests:
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        following = self._end_prefill(request_id, entry, now_ns)
-        self.loaded(request_id)
+        following = self._end_prefill(request_id, entry, now_ns) if entry.prefilling else None
+        self._rooms.give_back(request_id)
         if is_streamed:
             if self.decode_book is None:
                 self.prompt_ready(request_id, now_ns)
@@ -311,8 +311,6 @@ class OpenRequests:
         return following
 
     def _end_prefill(self, request_id: int, entry: _Open, now_ns: int) -> int | None:
-        if not entry.prefilling:
-            return None
         entry.prefilling = False
         name = entry.routed.prefill
         if entry.routed.decision.path is Path.LOCAL:
@@ -329,13 +327,12 @@ class OpenRequests:
             path, cluster = entry.routed.decision.path, entry.routed.cluster
             self._times.calibration(path, cluster).observe(entry.expected, at_ns)
             entry.expected = None
-        if self._times.first_tokens is not None:
-            self._times.first_tokens.came(request_id, at_ns)
-        self._times.answered(request_id, at_ns)
+        if self._times.observes:
+            self._times.came(request_id, at_ns)
 
     def loaded(self, request_id: int) -> None:
         """The blocks of a request are where it is decoded: its pool may drop them."""
-        self._routes.rooms.give_back(request_id)
+        self._rooms.give_back(request_id)
 
     def _first_token(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """A request streams its first token: decode has taken it."""
@@ -441,13 +438,15 @@ class OpenRequests:
             return
         if entry.promised:
             self.transfer_over(request_id, now_ns)
-        self.loaded(request_id)
+        self._rooms.give_back(request_id)
         del self._entries[request_id]
         self._decode_flow.end(request_id, now_ns)
-        self._times.drop(request_id)
+        if self._times.observes:
+            self._times.drop(request_id)
         if entry.streams and entry.routed.decode is not None:
             self._num_streaming[entry.routed.decode] -= 1
-        self._withdraw(request_id, entry, now_ns)
+        if entry.prefilling:
+            self._withdraw(request_id, entry, now_ns)
         if self.decode_book is None:
             self._routes.home.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
@@ -458,7 +457,8 @@ class OpenRequests:
     def _promises(self, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
         """Links that carry blocks of a route, and how many bytes of it."""
         found, links, hosts = [], self._routes.links, self._routes.hosts
-        if routed.decision.path is Path.REMOTE:
+        is_remote = routed.decision.path is Path.REMOTE
+        if is_remote:
             ends = routed.source, routed.destination
             found.append((links.between(*ends), routed.shipped_bytes))
         if routed.pulled_from:
@@ -467,7 +467,7 @@ class OpenRequests:
                 have, length = routed.prefill_pool_tokens, routed.hit_tokens
                 num_bytes = self._routes.hosts_of(routed).num_bytes(arrival, have, length)
             found.append((links.between(*routed.pull_link), num_bytes))
-        if routed.changes_host:
+        if not is_remote and routed.ships:
             final = arrival.shippable_tokens or 0
             num_bytes = hosts.num_bytes(arrival, routed.present_tokens, final)
             found.append((links.between(routed.prefill_pool, routed.destination), num_bytes))

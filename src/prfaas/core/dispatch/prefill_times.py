@@ -16,6 +16,8 @@ from prfaas.core.routing.first_tokens import FirstTokens
 from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
 from prfaas.core.routing.policies import PolicyName
 
+_LOCAL = Path.LOCAL
+
 
 class PrefillTimes:
     """Times of prefills by cluster, and what is learnt about them. All times in ns.
@@ -37,15 +39,14 @@ class PrefillTimes:
             remote.name: Calibration(settings.calibration) for remote in remotes
         }
         self._rates = Paces() if home.costs is None else None
+        self.has_plan = self._rates is None
+        """True if predictions come from the costs of a plan."""
         self.first_tokens: FirstTokens | None = None
         """Observed first tokens of both paths; None unless the policy is `observed`."""
         if settings.policy is PolicyName.OBSERVED:
             self.first_tokens = FirstTokens(home.name)
-
-    @property
-    def has_plan(self) -> bool:
-        """True if predictions come from the costs of a plan."""
-        return self._rates is None
+        self.observes = not self.has_plan or self.first_tokens is not None
+        """True if something is learnt from each prefill that was sent."""
 
     @property
     def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
@@ -55,7 +56,7 @@ class PrefillTimes:
 
     def calibration(self, path: Path, remote: str) -> Calibration:
         """The correction of a path; `remote` is the PrfaaS cluster that was considered."""
-        return self.local_calibration if path is Path.LOCAL else self.remote_calibrations[remote]
+        return self.local_calibration if path is _LOCAL else self.remote_calibrations[remote]
 
     def local_ns(self, num_new_tokens: int) -> int:
         """Work of a prefill in the PD cluster, without queue."""
@@ -102,6 +103,12 @@ class PrefillTimes:
         """A prefill has answered."""
         if self._rates is not None:
             self._rates.answered(request_id, now_ns)
+
+    def came(self, request_id: int, at_ns: int) -> None:
+        """Decode of a request could begin, or its first token has come."""
+        if self.first_tokens is not None:
+            self.first_tokens.came(request_id, at_ns)
+        self.answered(request_id, at_ns)
 
     def drop(self, request_id: int) -> None:
         """Learn nothing from a request: it left the path that it was sent on, or is over."""

@@ -264,7 +264,8 @@ class RouteFinder:
         decode_wait: DecodeWait,
     ) -> RouteOption:
         stage = self.away[remote.name]
-        is_outside = self._settings.residency.bars(arrival.tenant, remote.name)
+        residency = self._settings.residency
+        is_outside = bool(residency.tenants) and residency.bars(arrival.tenant, remote.name)
         if is_outside:
             arrival = _unseen(arrival, stage)
         at_home = self.home.instances[home.name] if home else None
@@ -306,7 +307,11 @@ class RouteFinder:
         splits = arrival.offloadable and (shippable is None or shippable > held)
         home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
         signals = link.signals(home_ns, away_ns, now_ns)
-        obstacle = Reason.REGION if is_outside else _obstacle(arrival, splits, picked.obstacle)
+        obstacle = picked.obstacle if arrival.may_ship else Reason.LINK_LIMIT
+        if not splits:
+            obstacle = Reason.NOT_OFFLOADABLE
+        if is_outside:
+            obstacle = Reason.REGION
         if obstacle is None and not self.rooms.fits(
             destination, arrival.layout, present, shippable or 0
         ):
@@ -388,11 +393,3 @@ def _unseen(arrival: Arrival, stage: PrefillInstances) -> Arrival:
     """A request without what instances and pools of a cluster have cached of it."""
     hits = without(arrival.hits, stage.sources)
     return arrival._replace(hits=hits, hints=NOTHING)
-
-
-def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
-    """Reason for a local path other than the policy: the request, its tenant's limit, or the state
-    of parts."""
-    if not splits:
-        return Reason.NOT_OFFLOADABLE
-    return found if arrival.may_ship else Reason.LINK_LIMIT

@@ -122,18 +122,20 @@ class RequestLife:
         "_has_streamed",
         "_legs_left",
         "_prefills_left",
-        "_route",
         "_suspects",
         "_wakes_at_ns",
         "_watches",
         "blocks",
         "decode",
         "outcome",
+        "route",
         "stage",
     )
 
     def __init__(self, route: Route, fleet: Fleet) -> None:
-        self._route, self._fleet = route, fleet
+        self._fleet = fleet
+        self.route = route
+        """Route of the request; another prefill engine changes it."""
         self._books, self._breakers = fleet.books, fleet.breakers
         self.stage = _ROUTED
         self.decode = route.decode
@@ -170,11 +172,6 @@ class RequestLife:
         return actions
 
     @property
-    def route(self) -> Route:
-        """Route of the request; another prefill engine changes it."""
-        return self._route
-
-    @property
     def awaited(self) -> Blocks | None:
         """Blocks that the next leg in the PD cluster has to wait for."""
         if self.stage is _DECODING and self.blocks.open(_HAND_OFF) is not None:
@@ -186,7 +183,7 @@ class RequestLife:
 
     def _is_for_prefill(self, pull: Movement) -> bool:
         """Return True if a pulled prefix is on another host than decode."""
-        return pull.destination != self._route.pools[1]
+        return pull.destination != self.route.pools[1]
 
     def _set_alarm(self, actions: list[AnyAction]) -> None:
         """Have the driver wake this life when a watch has to be looked at, if that has changed."""
@@ -205,13 +202,13 @@ class RequestLife:
     # The way to the first token
 
     def _begin(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        if self._route.prefill or self._route.routed.pulls:
+        if self.route.prefill or self.route.routed.pulls:
             self._fleet.hedges.deposit(now_ns)
         return self._take_route(now_ns)
 
     def _take_route(self, now_ns: int) -> list[AnyAction]:
         """Begin the first leg of a route, and what brings its blocks."""
-        route, routed, limits = self._route, self._route.routed, self._fleet.limits
+        route, routed, limits = self.route, self.route.routed, self._fleet.limits
         actions: list[AnyAction] = []
         if routed.pulled_from:
             pull = Movement(*routed.pull_link, routed.hit_tokens)
@@ -226,7 +223,7 @@ class RequestLife:
         self.blocks.begin(_HAND_OFF, hand_off, now_ns)
         if hand_off.crosses_link:
             self._watch_route(hand_off, route.decode, now_ns)
-        local = route.decode, routed.facts.num_prompt_tokens - routed.present_tokens
+        local = route.decode, routed.facts.num_prompt_tokens - routed.facts.present_tokens
         self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
         self._prefills_left -= 1
@@ -235,19 +232,19 @@ class RequestLife:
 
     def _watch_route(self, blocks: Movement, local: str, now_ns: int) -> None:
         """Watch a route over a link, if its time was predicted."""
-        predicted_ns = self._route.routed.decision.predicted_ns
+        predicted_ns = self.route.routed.decision.predicted_ns
         if predicted_ns is None:
             return
-        deadline_ns, ttft_max_ns = self._route.deadline_ns, self._fleet.limits.ttft_max_ns
+        deadline_ns, ttft_max_ns = self.route.deadline_ns, self._fleet.limits.ttft_max_ns
         if ttft_max_ns is not None:
             at_ns = now_ns + ttft_max_ns
             deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
         link_bytes = self._books.backlog_bytes(*blocks.link, now_ns)
         path = RemotePath(now_ns, predicted_ns, deadline_ns, link_bytes)
-        self._watches.append(RouteWatch(self._fleet, self._route.number, local, blocks, path))
+        self._watches.append(RouteWatch(self._fleet, self.route.number, local, blocks, path))
 
     def _prefilled(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        number, books = self._route.number, self._books
+        number, books = self.route.number, self._books
         books.prefilled(number, now_ns)
         hand_off = self.blocks.hand_off
         if hand_off is not None and not hand_off.crosses_link:
@@ -256,8 +253,8 @@ class RequestLife:
 
     def _prefill_failed(self, failure: PrefillFailed, now_ns: int) -> list[AnyAction]:
         if failure.is_suspect:
-            self._suspects.append(self._route.prefill)
-        died = self._route.prefill if failure.may_have_died else ""
+            self._suspects.append(self.route.prefill)
+        died = self.route.prefill if failure.may_have_died else ""
         fallback = FellBack("prefill", failure.kind, failure.why)
         if failure.kind in _OF_REQUEST or failure.is_suspect:
             # Another engine would fail at it alike.
@@ -273,7 +270,7 @@ class RequestLife:
             actions += self.blocks.abort(_PULL, why, now_ns)
         actions.append(fallback)
         if died:
-            self._books.fall_back(self._route.number, now_ns)
+            self._books.fall_back(self.route.number, now_ns)
             self.stage = Stage.HELD
             return [*actions, HoldBack(died)]
         may_ship = fallback.reason in _OF_PLACE
@@ -282,7 +279,7 @@ class RequestLife:
     def _prefill_again(self, now_ns: int, *, offloadable: bool) -> list[AnyAction]:
         """Have a prompt prefilled where that is soonest: by another engine that prefills, or by the
         one that decodes."""
-        number, books, route = self._route.number, self._books, self._route
+        number, books, route = self.route.number, self._books, self.route
         again, pull = None, self.blocks.pull
         if self._prefills_left and (pull is None or self._is_for_prefill(pull)):
             avoid = route.prefill
@@ -297,7 +294,7 @@ class RequestLife:
 
     def _start_decode(self, now_ns: int) -> list[AnyAction]:
         if not self.decode:
-            self.decode = self._books.choose_decode(self._route.number) or ""
+            self.decode = self._books.choose_decode(self.route.number) or ""
         self.stage = _DECODING
         if not self.decode:
             return self._fail(now_ns)
@@ -311,7 +308,7 @@ class RequestLife:
 
     def _has_begun(self, now_ns: int, *, is_streamed: bool) -> None:
         """The engine that decodes has begun to answer."""
-        self._books.begun(self._route.number, now_ns, is_streamed=is_streamed)
+        self._books.begun(self.route.number, now_ns, is_streamed=is_streamed)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if self._suspects and not self._has_streamed:
             self._blame(now_ns)
@@ -327,9 +324,9 @@ class RequestLife:
         if blocks.ended(event.kind, at_destination=event.at_destination):
             is_whole = event.kind is TransferEnd.COMMITTED
             if is_whole and which is _HAND_OFF:
-                self._books.handed_over(self._route.number, now_ns)
+                self._books.handed_over(self.route.number, now_ns)
             num_bytes = event.num_bytes if is_whole else 0
-            self._books.transfer_over(self._route.number, now_ns, num_bytes, blocks.link)
+            self._books.transfer_over(self.route.number, now_ns, num_bytes, blocks.link)
         return self._check(which, now_ns) if blocks.fault else []
 
     def _pool_lost(self, event: PoolLost, now_ns: int) -> list[AnyAction]:
@@ -350,7 +347,7 @@ class RequestLife:
         return self._stop_prefill(blocks.fault, now_ns) if self.stage is _PREFILLING else []
 
     def _stop_prefill(self, why: str, now_ns: int) -> list[AnyAction]:
-        engine = self._route.prefill
+        engine = self.route.prefill
         if why in (Alarm.TIMEOUT, Alarm.STALLED):
             self._breakers.ended(engine, Told.FAILED, now_ns)
         died = engine if why == TransferEnd.ENGINE_LOST else ""
@@ -364,7 +361,7 @@ class RequestLife:
     def _lose_pull(self, why: str, now_ns: int) -> list[AnyAction]:
         """Let the waiting engine compute the missing part of a pulled prefix."""
         self.blocks.pull_outcome = why
-        self._books.lose_pull(self._route.number, now_ns)
+        self._books.lose_pull(self.route.number, now_ns)
         actions = self.blocks.abort(_PULL, f"the prefix is computed: {why}", now_ns)
         actions.append(FellBack("pull", why, "what has not arrived of the prefix is computed"))
         return actions
@@ -414,7 +411,7 @@ class RequestLife:
         return self._go_elsewhere(self._broke, now_ns)
 
     def _go_elsewhere(self, broke: EngineBroke, now_ns: int) -> list[AnyAction]:
-        other = self._books.elsewhere(self._route.number, self.decode, now_ns)
+        other = self._books.elsewhere(self.route.number, self.decode, now_ns)
         if other is None:
             return self._fail(now_ns)
         wait_ns = self._fleet.retries.take(now_ns)
@@ -458,12 +455,12 @@ class RequestLife:
             is_alone = outcome is Outcome.FAILED and len(set(self._suspects)) == 1
             if outcome is Outcome.FINISHED or is_alone:
                 self._blame(now_ns)
-        self._books.end(self._route.number, now_ns)
+        self._books.end(self.route.number, now_ns)
 
     # Steps
 
     def _fall_back(self, fallback: FellBack, now_ns: int) -> FellBack:
-        self._books.fall_back(self._route.number, now_ns)
+        self._books.fall_back(self.route.number, now_ns)
         return fallback
 
     def _blame(self, now_ns: int) -> None:

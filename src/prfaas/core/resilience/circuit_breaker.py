@@ -26,6 +26,9 @@ class BreakerState(StrEnum):
     """No request passes."""
 
 
+_HALF_OPEN = BreakerState.HALF_OPEN
+
+
 class Told(StrEnum):
     """Result of a request for the breaker of an engine or a link."""
 
@@ -87,7 +90,7 @@ class Breaker:
 
     def succeeded(self, now_ns: int) -> None:
         """A request came through."""
-        if self.state is BreakerState.HALF_OPEN:
+        if self.state is _HALF_OPEN:
             self.state, self._open_ns = BreakerState.CLOSED, self._settings.open_ns
             self._num_outcomes = self._num_failed = 0
         self._in_a_row = 0

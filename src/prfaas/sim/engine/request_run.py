@@ -55,6 +55,7 @@ _COMMITTED = {blocks: TransferEnded(blocks, TransferEnd.COMMITTED) for blocks in
 _ALL = 2**62
 _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
+_REMOTE, _GOOD, _LANDED = Path.REMOTE, Told.GOOD, TransferEnd.COMMITTED
 
 
 class RunParts(ABC):
@@ -111,6 +112,7 @@ class RequestRun(Executor):
     """Carries out the actions for one request."""
 
     __slots__ = (
+        "_do",
         "_events",
         "_found_tokens",
         "_is_reporting",
@@ -125,7 +127,7 @@ class RequestRun(Executor):
     )
 
     def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
-        self._parts, self.request = parts, request
+        self._parts, self.request, self._do = parts, request, self.methods
         self._take(routed)
         pools = routed.prefill_pool, routed.destination
         # Where instances only decode, one is chosen once it is needed.
@@ -156,7 +158,7 @@ class RequestRun(Executor):
             self._events.append(event)
             return
         self._is_reporting, life, now_ns = True, self.life, self._parts.clock.now_ns
-        do = self.methods
+        do = self._do
         for action in life.step(event, now_ns):
             do[type(action)](self, action)
         while self._events:
@@ -197,7 +199,7 @@ class RequestRun(Executor):
 
     def _take(self, routed: Routed) -> None:
         """Begin an attempt on a route."""
-        self.routed, self.is_remote = routed, routed.decision.path is Path.REMOTE
+        self.routed, self.is_remote = routed, routed.decision.path is _REMOTE
         self._resume_after(routed.hit_tokens)
 
     def _resume_after(self, hit_tokens: int) -> None:
@@ -302,7 +304,7 @@ class RequestRun(Executor):
     def prefilled(self) -> None:
         """The answer of the prefill leg has come."""
         parts, routed = self._parts, self.routed
-        parts.guards.ended(routed.prefill, Told.GOOD, parts.clock.now_ns)
+        parts.guards.ended(routed.prefill, _GOOD, parts.clock.now_ns)
         if routed.pulled_from and routed.pulls_from_host:
             span = parts.setup.blocks.tokens
             copied = slice(routed.prefill_pool_tokens // span, routed.hit_tokens // span)
@@ -383,7 +385,7 @@ class RequestRun(Executor):
         if (
             hand_off is not None
             and hand_off.is_open
-            and (hand_off.end is TransferEnd.COMMITTED or not hand_off.crosses_link)
+            and (hand_off.end is _LANDED or not hand_off.crosses_link)
             and hand_off.destination == parts.front.pool_of[self.decoder]
         ):
             request.landed_at_ns = parts.clock.now_ns
@@ -411,13 +413,14 @@ class RequestRun(Executor):
         """Decode has admitted the request and streams its first token."""
         if self.request.first_token_at_ns == UNSET:
             self.request.first_token_at_ns = self._parts.clock.now_ns
-        self._parts.suspects.left(self.request.index, is_cleared=True)
+        if self._parts.suspects.are_there:
+            self._parts.suspects.left(self.request.index, is_cleared=True)
         self._report(_FIRST_TOKEN)
 
     def finished(self) -> None:
         """All tokens are there."""
         parts, found = self._parts, _FOUND_ALL
-        parts.guards.ended(self.decoder, Told.GOOD, parts.clock.now_ns)
+        parts.guards.ended(self.decoder, _GOOD, parts.clock.now_ns)
         if self._found_tokens != _ALL or self.life.blocks.pull is not None:
             found = Finished(self._found_tokens, self.request.num_hit_tokens)
         self._report(found)

@@ -65,15 +65,12 @@ class Roles:
         self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._turn)
 
     def came(self, request: Request, num_new: int) -> None:
-        """A request has come, of so many incremental tokens for the PD cluster."""
-        if self._setup is None:
-            return
+        """A request has come, of so many incremental tokens for the PD cluster; where instances
+        have roles."""
         self._roles.mixes.came(self._sim.clock.now_ns, num_new, request.num_prompt_tokens)
 
     def finished(self, request: Request) -> None:
-        """A request has all its tokens."""
-        if self._setup is None:
-            return
+        """A request has all its tokens; where instances have roles."""
         now_ns = self._sim.clock.now_ns
         self._split.finished(now_ns, now_ns - request.first_token_at_ns, request.num_output_tokens)
 

@@ -47,7 +47,7 @@ class Telemetry:
 
     def _look(self) -> Observation:
         now_ns, were_open, reports = self._sim.clock.now_ns, self._open, []
-        num_waiting = [(each.name, each.num_waiting) for each in self._instances if each.answers]
+        num_waiting = [(each.name, len(each.queue)) for each in self._instances if each.answers]
         for ends, transport in self._sim.transports.items():
             link = transport.link
             # A pool node reports while transfers are open, and once more after them.

@@ -68,6 +68,7 @@ class Simulation(RunParts):
         self.requests: list[Request] = []
         self.clock = Clock()
         self.front = Front(setup)
+        self._pools = self.front.caches.pools
         self.open: dict[int, RequestRun] = {}
         self.reactions = Reactions()
         self.suspects = Suspects(
@@ -187,7 +188,8 @@ class Simulation(RunParts):
         self.fleet.retries.deposit(now_ns)
         found, considered = self.front.route(request, now_ns)
         request.decision = found.decision
-        self.roles.came(request, found.decision.num_new_tokens)
+        if self.setup.roles is not None:
+            self.roles.came(request, found.decision.num_new_tokens)
         if isinstance(found, Refused):
             is_late = found.reason is Refusal.PREDICTED_LATE
             self._end(request, Outcome.REJECTED if is_late else Outcome.FAILED)
@@ -227,7 +229,7 @@ class Simulation(RunParts):
     def _prefilled(self, pool: str, job: Job) -> None:
         """A prefill has ended; its answer takes as long as a byte of its blocks."""
         request, transport = job.request, job.transport
-        self._store(pool, request)
+        self._pools[pool].store(request.block_ids, request.tenant)
         if job.attempt != request.attempt:
             return
         request.prefilled_at_ns = self.clock.now_ns
@@ -241,13 +243,10 @@ class Simulation(RunParts):
         if job.attempt == job.request.attempt:
             self.open[job.request.index].prefilled()
 
-    def _store(self, pool: str, request: Request) -> None:
-        self.front.caches.pools[pool].store(request.block_ids, request.tenant)
-
     # Link
 
     def _landed(self, request: Request, transport: Transport) -> None:
-        self._store(transport.ends[1], request)
+        self._pools[transport.ends[1]].store(request.block_ids, request.tenant)
         run = self.open[request.index]
         run.transfer_ended(Blocks.HAND_OFF, TransferEnd.COMMITTED, transport)
 
@@ -255,7 +254,7 @@ class Simulation(RunParts):
         """A prefix that a request waits for has arrived."""
         run = self.open[request.index]
         blocks = -(-run.routed.hit_tokens // self.setup.blocks.tokens)
-        pool = self.front.caches.pools[transport.ends[1]]
+        pool = self._pools[transport.ends[1]]
         pool.store(request.block_ids[:blocks], request.tenant)
         run.transfer_ended(Blocks.PULL, TransferEnd.COMMITTED, transport)
 
@@ -293,24 +292,28 @@ class Simulation(RunParts):
     def _lane_done(self, name: str, job: Job) -> None:
         self.decoders[name].compute(0.0)
         if job.attempt == job.request.attempt:
-            self._store(self.front.pool_of[name], job.request)
-            self.open[job.request.index].computed()
+            request = job.request
+            self._pools[self.front.pool_of[name]].store(request.block_ids, request.tenant)
+            self.open[request.index].computed()
 
     def _finished(self, request: Request) -> None:
-        self.roles.finished(request)
+        if self.setup.roles is not None:
+            self.roles.finished(request)
         self.open[request.index].finished()
 
     def ended(self, run: RequestRun) -> None:
         """A request that was admitted is over."""
-        self.suspects.left(run.request.index)
+        if self.suspects.are_there:
+            self.suspects.left(run.request.index)
         if self.open.pop(run.request.index, None) is not None:
             self._end(run.request, run.life.outcome)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
-        self._arrivals.ended(request)
-        if not self.busy:
+        if request.followers:
+            self._arrivals.ended(request)
+        if not self.open and not self.busy:
             self.clock.stop()
 
 

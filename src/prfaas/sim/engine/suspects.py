@@ -19,11 +19,12 @@ class Suspects:
     def __init__(self, clock: Clock, go_on: Callable[[int, bool], None]) -> None:
         self._clock, self._go_on, self._quarantine = clock, go_on, Quarantine()
         self._waiting: deque[int] = deque()
-        self._has_suspects = False
+        self.are_there = False
+        """True from the first time that an instance died with a request."""
 
     def killed(self, index: int, engine: str) -> None:
         """An instance died with a request that had no first token yet."""
-        digest, now_ns, self._has_suspects = _digest(index), self._clock.now_ns, True
+        digest, now_ns, self.are_there = _digest(index), self._clock.now_ns, True
         self._quarantine.killed(digest, (engine, now_ns), 1, now_ns)
         if self._quarantine.refused_ns(digest, now_ns):
             self._go_on(index, False)
@@ -32,9 +33,8 @@ class Suspects:
 
     def left(self, index: int, *, is_cleared: bool = False) -> None:
         """A request is over, or cleared by its first token."""
-        if self._has_suspects:
-            (self._quarantine.cleared if is_cleared else self._quarantine.left)(_digest(index))
-            self._next()
+        (self._quarantine.cleared if is_cleared else self._quarantine.left)(_digest(index))
+        self._next()
 
     def _survived(self, index: int) -> None:
         self._quarantine.survived(_digest(index))

@@ -156,9 +156,9 @@ class Caches:
         if request.block_ids:
             hit = self.pools[pool].hit(request)
             self.pools[pool].use(request, hit.num_tokens)
-            own = self.devices.resume(instance, request) if self._have_own else 0
-            if own >= hit.num_tokens:
-                hit = Hit(own)
+            if self._have_own:
+                own = self.devices.resume(instance, request)
+                hit = Hit(own) if own >= hit.num_tokens else hit
         if request.kept_tokens and pool == request.kept_in:
             kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
             return Hit(kept) if kept > hit.num_tokens else hit

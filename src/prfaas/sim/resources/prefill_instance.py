@@ -18,7 +18,8 @@ class Job:
     Attributes:
         request: Whose.
         attempt: The request's attempt this belongs to.
-        chunks: End of each chunk: tokens computed, ns since the start. The last ends the job.
+        chunks: End of each chunk: tokens computed, ns since the start. The last ends the job, and
+            has the time that it takes.
         transport: Ships the computed blocks; None where they stay in their pool.
     """
 
@@ -26,11 +27,6 @@ class Job:
     attempt: int
     chunks: list[tuple[int, int]]
     transport: Transport | None = None
-
-    @property
-    def work_ns(self) -> int:
-        """Time the job takes once it runs."""
-        return self.chunks[-1][1]
 
 
 class PrefillInstance:
@@ -54,7 +50,8 @@ class PrefillInstance:
         self.busy_ns = 0
         self._clock = clock
         self._on_start, self._on_done = on_start, on_done
-        self._queue: OrderedDict[Request, Job] = OrderedDict()
+        self.queue: OrderedDict[Request, Job] = OrderedDict()
+        """Jobs that wait, the running one not among them."""
         self._queued_ns = 0
         self._running: Job | None = None
         self._started_at_ns = self._stalled_at_ns = 0
@@ -63,14 +60,14 @@ class PrefillInstance:
 
     def submit(self, job: Job) -> None:
         """Queue a job, and start it when nothing runs."""
-        self._queue[job.request] = job
-        self._queued_ns += job.work_ns
+        self.queue[job.request] = job
+        self._queued_ns += job.chunks[-1][1]
         self._start_next()
 
     @property
     def num_waiting(self) -> int:
         """Jobs in the queue, the running one not counted."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def is_busy(self) -> bool:
@@ -84,9 +81,9 @@ class PrefillInstance:
 
     def withdraw(self, request: Request) -> None:
         """Remove a request's job from the queue; a running job runs to its end."""
-        job = self._queue.pop(request, None)
+        job = self.queue.pop(request, None)
         if job is not None:
-            self._queued_ns -= job.work_ns
+            self._queued_ns -= job.chunks[-1][1]
 
     def backlog_ns(self) -> int:
         """Work that is left, ns."""
@@ -98,10 +95,10 @@ class PrefillInstance:
 
     def fail(self) -> list[Job]:
         """Stop; the jobs that are lost, oldest first."""
-        lost = ([self._running] if self._running else []) + list(self._queue.values())
+        lost = ([self._running] if self._running else []) + list(self.queue.values())
         if self._running is not None:
             self.busy_ns += self._clock.now_ns - self._started_at_ns
-        self._queue.clear()
+        self.queue.clear()
         self._queued_ns, self._running, self.up, self.answers = 0, None, False, False
         self._life += 1
         return lost
@@ -136,10 +133,10 @@ class PrefillInstance:
         self._start_next()
 
     def _start_next(self) -> None:
-        if self._running is not None or not self._queue or self.is_stalled:
+        if self._running is not None or not self.queue or self.is_stalled:
             return
-        _, job = self._queue.popitem(False)
-        self._queued_ns -= job.work_ns
+        _, job = self.queue.popitem(False)
+        self._queued_ns -= job.chunks[-1][1]
         self._running, self._started_at_ns = job, self._clock.now_ns
         self._on_start(job)
         self._next_chunk = 0
@@ -156,7 +153,7 @@ class PrefillInstance:
         if number < len(chunks):
             self._clock.at(self._started_at_ns + chunks[number][1], self._chunk_done, event)
             return
-        self.busy_ns += job.work_ns
+        self.busy_ns += chunks[-1][1]
         self._running = None
         self._on_done(job)
         self._start_next()
