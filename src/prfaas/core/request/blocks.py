@@ -147,8 +147,8 @@ class OnTheWay:
 
     def judge_hand_off(self, found_tokens: int, now_ns: int) -> list[AnyAction]:
         """The answer is complete: did decode find what was handed over?"""
-        blocks = self.open(_HAND_OFF)
-        if blocks is None:
+        blocks = self.hand_off
+        if blocks is None or not blocks.is_open:
             return []
         if found_tokens >= blocks.num_tokens:
             return self._release(_HAND_OFF, blocks)

@@ -174,10 +174,11 @@ class RequestLife:
     @property
     def awaited(self) -> Blocks | None:
         """Blocks that the next leg in the PD cluster has to wait for."""
-        if self.stage is _DECODING and self.blocks.open(_HAND_OFF) is not None:
+        hand_off, pull = self.blocks.hand_off, self.blocks.pull
+        is_decoding = self.stage is _DECODING
+        if is_decoding and hand_off is not None and hand_off.is_open:
             return _HAND_OFF
-        pull = self.blocks.open(_PULL)
-        if pull is None or (self.stage is _DECODING and self._is_for_prefill(pull)):
+        if pull is None or not pull.is_open or (is_decoding and self._is_for_prefill(pull)):
             return None
         return _PULL
 
