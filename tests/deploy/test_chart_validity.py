@@ -1,6 +1,7 @@
 """Every cell of the chart's matrix renders, and is what Kubernetes and its operators accept."""
 
 import json
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ from .charts import (
     DISK,
     EXAMPLES,
     MOONCAKE,
+    ROOT,
     S3,
     SCALED_SITE,
     WHOLE,
@@ -174,14 +176,29 @@ def keys(values: Object, place: str = "") -> set[str]:
     return found
 
 
-def described(schema: Object, whole: Object, place: str = "") -> set[str]:
-    """Keys of a schema, but for those inside lists."""
+def described(schema: Object, whole: Object, place: str = "", *, lists: bool = False) -> set[str]:
+    """Keys of a schema; those of objects in lists, as `hosts[].name`, only with `lists`."""
     if "$ref" in schema:
         schema = whole["definitions"][schema["$ref"].rpartition("/")[2]]
     found = set()
     for key, value in schema.get("properties", {}).items():
-        found |= {f"{place}{key}", *described(value, whole, f"{place}{key}.")}
+        found |= {f"{place}{key}", *described(value, whole, f"{place}{key}.", lists=lists)}
+    if lists and "items" in schema:
+        found |= described(schema["items"], whole, f"{place.removesuffix('.')}[].", lists=True)
     return found
+
+
+def test_every_value_that_the_page_names_exists() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    named = re.findall(r"`((\w+)(?:\[\])?(?:\.\w+(?:\[\])?)+)(?:: [^`]*)?`", page)
+    found = {key.removesuffix("[]") for key, top in named if top in schema["properties"]}
+    found -= {"site.keys", "gateway.operator_keys"}  # A file; a key of the deployment file.
+    assert len(found) > 40
+    peers = {f"site.peers[].{each}" for each in ("pools[].address", "engines[].url")}
+    known = described(schema, schema, lists=True)
+    assert peers <= known
+    assert found - {"engines[].url"} <= known
 
 
 def test_values_and_schema_have_the_same_keys() -> None:
