@@ -1,6 +1,6 @@
 """The matrix of models: a hand-off of every kind of KV cache is what one engine computes alone.
 
-    python -m pytest -m "engine or nightly" tests/live/test_kinds.py      # all kinds, a minute each
+    python -m pytest -m "engine or nightly" tests/live/test_kinds.py -s   # all kinds, with the table
 
 One kind runs with the other tests; the others are marked nightly.
 """
@@ -23,4 +23,5 @@ ALWAYS = "sinks and windows (gpt-oss)"
 async def test_a_hand_off_gives_the_tokens_and_logprobs_of_one_engine(kind: str) -> None:
     """Blocks of every group are shipped and loaded, and have the planner's bytes."""
     row = await run(kind)
-    assert not row.faults, row.line()
+    print(row.line())  # With -s: the table of docs/results/models.md.
+    assert not row.faults, row.faults

@@ -13,6 +13,7 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.held import life_of
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.routing.decision import Path
@@ -21,6 +22,8 @@ from prfaas.units import NS_PER_S
 from .rules import BLOCK_TOKENS, World, held
 
 LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
+HELD_ONE_IN = 4
+"""One request in so many is for engines that cannot wait for blocks."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Lives:
         if isinstance(found, Routed):
             route = self._route(number, found, num_blocks)
             if route is not None:
-                self._lives[number] = RequestLife(route, self._fleet)
+                self._lives[number] = life_of(route, self._fleet)
         return found
 
     def _route(self, number: int, found: Routed, num_blocks: int) -> Route | None:
@@ -65,7 +68,8 @@ class Lives:
         is_remote = found.decision.path is Path.REMOTE
         prefill = found.prefill if is_remote or found.prefill != decode else ""
         pools = found.prefill_pool, found.destination
-        return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS)
+        holds = number % HELD_ONE_IN == 0
+        return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS, holds=holds)
 
     def step(self, number: int, event: AnyEvent) -> list[AnyAction]:
         """Something happens to a request; what is to be done, in the gateway's names."""
