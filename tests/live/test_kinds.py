@@ -1,6 +1,6 @@
 """The matrix of models: a hand-off of every kind of KV cache is what one engine computes alone.
 
-    python -m pytest -m "engine or nightly" tests/live/test_kinds.py -s   # all kinds, with the table
+    python -m pytest -m "engine or nightly" tests/live/test_kinds.py -s  # with the table
 
 One kind runs with the other tests; the others are marked nightly.
 """
