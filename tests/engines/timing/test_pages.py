@@ -16,12 +16,14 @@ import pytest
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.kv.naming.page_chain import page_chain
 from prfaas.core.kv.tenant_tag import salt_of
+from prfaas.engines.timing.profile import load_profile
+from prfaas.errors import ConfigError
 from prfaas.gateway.tenancy.cache_salt import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.pool.sites import until
 
 from .deployment import LONG, PD_ENGINES, SHORT, World, alone, running
-from .worlds import DENSE_PLAN, SPAN
+from .worlds import DENSE_PLAN, MODEL, PLAN, SPAN, write_plan
 
 pytestmark = pytest.mark.timeout(120)
 SGLANG, VLLM = HashScheme.SGLANG_PAGES, HashScheme.SHA256_CBOR
@@ -180,3 +182,10 @@ async def test_an_engine_whose_pool_node_is_gone_computes(
         await world.sites["pd-pool"].kill()
         assert await world.text(LONG) == await alone(checkpoint, tmp_path, LONG, DENSE_PLAN)
         del world.sites["pd-pool"]
+
+
+def test_a_model_with_linear_state_is_refused(tmp_path: Path) -> None:
+    """As the backend for SGLang refuses it."""
+    plan = write_plan(tmp_path, PLAN)
+    with pytest.raises(ConfigError, match="linear_state"):
+        load_profile(plan, None, MODEL, block_tokens=SPAN, bytes_scale=1.0, hash_scheme=SGLANG)
