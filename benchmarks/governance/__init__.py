@@ -1,0 +1,1 @@
+"""What governance costs: each protection on and off, in turn, over a whole deployment."""
