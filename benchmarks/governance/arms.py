@@ -90,15 +90,15 @@ link_encryption = "{self.link}"
 ALL = frozenset({"disk", "audit", "regions", "users", "sampling"})
 BASE = Arm("none")
 ARMS = (
-    Arm("link: TLS (the default)", "tls"),
-    Arm("link: sealed records", "sealed"),
-    Arm("at rest: disk sealed", options=frozenset({"disk"})),
     Arm("audit log", options=frozenset({"audit"})),
+    Arm("all, links sealed", "sealed", ALL),
+    Arm("at rest: disk sealed", options=frozenset({"disk"})),
+    Arm("link: sealed records", "sealed"),
+    Arm("link: TLS (the default)", "tls"),
+    Arm(f"sampling, one in {ONE_IN}", options=frozenset({"sampling"})),
+    Arm("salts of end users", options=frozenset({"users"})),
     Arm("residency: regions", options=frozenset({"regions"})),
     Arm("no tenants: no keys, no salts", has_tenants=False),
-    Arm("salts of end users", options=frozenset({"users"})),
-    Arm(f"sampling, one in {ONE_IN}", options=frozenset({"sampling"})),
-    Arm("all, links sealed", "sealed", ALL),
 )
 
 

@@ -166,7 +166,7 @@ async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> Non
     await verified(world.verifier(), received())
     ((source, why),) = world.barred
     assert source == "prfaas-pool"
-    assert "bfloat16 differs by 0.055, limit 0.05" in why
+    assert "bfloat16 differs by 0.33, limit 0.3" in why
     assert world.outcomes("altered") == 1
 
 
@@ -186,7 +186,7 @@ async def test_only_missing_blocks_are_asked_for_again_and_not_for_ever() -> Non
 
 
 async def test_limits_of_the_deployment_take_precedence() -> None:
-    world = World(worst={"bfloat16": 0.3})
+    world = World(worst={"bfloat16": 0.4})
     await verified(world.verifier(bfloat16=0.5), received())
     assert (world.outcomes("equal"), world.barred) == (1, [])
 
