@@ -5,8 +5,9 @@ lines on standard input, each a transfer or a question, and answers each with on
 
 BENCH_ENCRYPTION is the `link_encryption` of both ends, sealed without it. BENCH_CODEC is their
 `link_codec`, raw without it. BENCH_CONTENT says what blocks hold: "noise", or "bfloat16": normal
-numbers, attention alone. BENCH_FRAGMENT_ROUND_TRIPS is the part of a round trip that a fragment
-lasts at least.
+numbers, attention alone, or "paper": prompts of a model with the cache of the paper's case study.
+BENCH_QUALITY is the quality class of all transfers. BENCH_FRAGMENT_ROUND_TRIPS is the part of a
+round trip that a fragment lasts at least.
 """
 
 import asyncio
@@ -24,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.planes import KvPage, Plane
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.core.transfer.transfer_state import Transfer
@@ -63,11 +65,39 @@ MODEL = Layout(
     "0",
     (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, KV_BLOCK, planes=(Plane("bfloat16", KV_BLOCK),)),),
 )
+PAGE = KvPage(17, 64, 2, 128, 128, is_token_major=False)
+"""64 tokens of 17,408 bytes; the paper's model has 17,280."""
+PAPER_STATE_BLOCK, PAPER_STATE_BLOCKS = 2 * MIB, 87
+"""Recurrent state of 174 MiB, as several groups have it."""
+PAPER = Layout(
+    LAYOUT,
+    PAGE.tokens,
+    "0",
+    (
+        CacheGroup(
+            0,
+            GroupKind.FULL_ATTENTION,
+            PAGE.tokens,
+            PAGE.num_bytes,
+            planes=(Plane("bfloat16", PAGE.num_bytes),),
+            pages=(PAGE,),
+        ),
+        CacheGroup(
+            1,
+            GroupKind.LINEAR_STATE,
+            PAGE.tokens,
+            PAPER_STATE_BLOCK,
+            planes=(Plane("float32", PAPER_STATE_BLOCK),),
+        ),
+    ),
+)
+QUALITY = Quality(os.environ.get("BENCH_QUALITY", "lossless"))
+IS_PAPER = os.environ.get("BENCH_CONTENT") == "paper"
 
 
-def numbers(seed: int) -> bytes:
+def numbers(seed: int, num_bytes: int = KV_BLOCK) -> bytes:
     """A block of normal numbers in bfloat16."""
-    values = np.random.default_rng(seed).standard_normal(KV_BLOCK // 2, np.float32)
+    values = np.random.default_rng(seed).standard_normal(num_bytes // 2, np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
@@ -160,8 +190,8 @@ class Sender:
         identity = identity_in(identities, "prfaas-pool")
         is_numbers = os.environ.get("BENCH_CONTENT") == "bfloat16"
         layouts, metrics = KnownLayouts(), PoolMetrics()
-        if is_numbers:
-            layouts.learn(MODEL)
+        if is_numbers or IS_PAPER:
+            layouts.learn(PAPER if IS_PAPER else MODEL)
             KERNELS.load()
         self.signer = TicketSigner(identity_in(identities, "gateway"))
         self.link = OutboundLink(
@@ -190,6 +220,7 @@ class Sender:
         # Enough of them that none is in a core's cache.
         content = [numbers(seed) for seed in range(32)] if is_numbers else [os.urandom(KV_BLOCK)]
         self.contents = itertools.cycle(content)
+        self.made: list[bytes] = []
 
     def ended(self, transfer: Transfer) -> None:
         self.waiting.pop(transfer.transfer_id).set_result(transfer)
@@ -206,10 +237,35 @@ class Sender:
         ends = "prfaas-pool", "pd-pool"
         named = NamedBlocks(manifest_of_keys(keys))
         digest = manifest_digest(named.manifest)
-        ticket = Ticket(transfer_id, "bench", LAYOUT, *ends, digest, BUDGET_BYTES, expires_at_ns)
+        ticket = Ticket(
+            transfer_id,
+            "bench",
+            LAYOUT,
+            *ends,
+            digest,
+            BUDGET_BYTES,
+            expires_at_ns,
+            quality=QUALITY,
+        )
         self.waiting[transfer_id] = asyncio.get_running_loop().create_future()
         self.link.open(Grant(ticket, self.signer.seal(ticket), named, LIFETIME_NS))
         return transfer_id
+
+    def prompt(self, num_tokens: int) -> list[tuple[BlockKey, StoredBlock]]:
+        """Blocks of a prompt of the paper's model: attention, then its state."""
+        if not self.made:
+            self.made = [numbers(seed, PAGE.num_bytes) for seed in range(32)]
+            draw = np.random.default_rng(1).standard_normal
+            self.state = draw(PAPER_STATE_BLOCK // 4, np.float32).tobytes()
+        contents = [
+            (0, self.made[number % len(self.made)]) for number in range(num_tokens // PAGE.tokens)
+        ]
+        contents += [(1, self.state)] * PAPER_STATE_BLOCKS
+        found = []
+        for group, data in contents:
+            key = BlockKey(group, secrets.token_bytes(32))
+            found.append((key, StoredBlock(memoryview(data), block_digest(LAYOUT, key, data))))
+        return found
 
     async def transfer(self, num_bytes: int) -> dict[str, Any]:
         """Push blocks, three of attention to one of state, all at once."""
@@ -218,6 +274,10 @@ class Sender:
         while left > 0:
             blocks.append(self.block(min(left, next(sizes))))
             left -= len(blocks[-1][1].data)
+        return await self.send(blocks)
+
+    async def send(self, blocks: list[tuple[BlockKey, StoredBlock]]) -> dict[str, Any]:
+        """Push blocks of a transfer all at once; return how long its parts took."""
         transfer_id = self.begin(key for key, _ in blocks)
         done = self.waiting[transfer_id]
         began = time.monotonic()
@@ -276,7 +336,10 @@ async def send(identities: Path, host: str, budget: int) -> None:
     commands = await lines()
     while not sender.link.is_up or sender.link.telemetry.num_connections < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    while sender.link._coding.offered and not sender.link._coding._is_agreed:  # noqa: ASYNC110
+    coding = sender.link._coding
+    while coding.offered and not coding._is_agreed:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    while QUALITY.is_lossy and not coding._may_round:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     say("ready")
     bulk: set[asyncio.Task[Any]] = set()
@@ -285,6 +348,8 @@ async def send(identities: Path, host: str, budget: int) -> None:
         match command:
             case {"transfer": num_bytes}:
                 say(await sender.transfer(num_bytes))
+            case {"prompt": num_tokens}:
+                say(await sender.send(sender.prompt(num_tokens)))
             case {"bulk": num_bytes}:
                 bulk.add(asyncio.create_task(sender.transfer(num_bytes)))
                 say({})
