@@ -1,6 +1,6 @@
 """Break transfers between two real pool nodes, and count what did not hold.
 
-python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY] [--codec raw|auto|always]
+python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY] [--codec raw|auto|always] [--lanes 4]
     [--encryption tls|sealed|network]
 """
 
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 from .drill import Kind, Protocol, Round, run
@@ -61,8 +62,10 @@ def main() -> int:
     parser.add_argument(
         "--encryption", type=LinkEncryption, choices=LinkEncryption, default=LinkEncryption.TLS
     )
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--quality", type=Quality, choices=Quality, default=Quality.LOSSLESS)
     arguments = parser.parse_args()
-    protocol = Protocol(arguments.codec, arguments.encryption)
+    protocol = Protocol(arguments.codec, arguments.encryption, arguments.lanes, arguments.quality)
     logging.basicConfig(level=logging.ERROR)
     began = time.monotonic()
 
@@ -76,7 +79,7 @@ def main() -> int:
     print(table(rounds))
     print(
         f"\n{len(rounds)} faults, seed {arguments.seed}, codec {protocol.codec}, "
-        f"{protocol.encryption}, {time.monotonic() - began:.0f} s"
+        f"{protocol.encryption}, {protocol.lanes} lanes, {protocol.quality}, {time.monotonic() - began:.0f} s"
     )
     return any(one.problems for one in rounds)
 

@@ -13,13 +13,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
 
 from .audit import audited
-from .engine import BLOCK_BYTES, CODED_SHAPE, LAYOUT, SHAPE, ScriptedEngine
+from .engine import BLOCK_BYTES, CODED_SHAPE, LAYOUT, ROUNDED_SHAPE, SHAPE, ScriptedEngine
 from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
 
@@ -37,6 +38,8 @@ WAIT_S = 20.0
 CHUNK_BLOCKS = 4
 CODED_SHARE = 0.7
 """Of the bytes of blocks, that pass at least if they are coded."""
+ROUNDED_SHARE = 0.45
+"""The same if they are rounded."""
 AUDIT = "audit"
 """Folder of the audit logs."""
 SOURCE, DESTINATION = "prfaas-pool", "pd-pool"
@@ -113,10 +116,14 @@ class Protocol:
     Attributes:
         codec: `link_codec` of both pool nodes; engines announce what can be coded unless it is raw.
         encryption: `link_encryption` of both.
+        lanes: `link_lanes` of both.
+        quality: Class of all transfers. Blocks are such that rounding changes no bit.
     """
 
     codec: LinkCodec = LinkCodec.RAW
     encryption: LinkEncryption = LinkEncryption.TLS
+    lanes: int = 1
+    quality: Quality = Quality.LOSSLESS
 
 
 RAW_OVER_TLS = Protocol()
@@ -161,6 +168,8 @@ class Drill:
         result.num_blocks = sum(map(len, transfers.values()))
         total = sum(BLOCK_BYTES[key.group] for keys in transfers.values() for key in keys)
         share = 0.95 if self.protocol.codec is LinkCodec.RAW else CODED_SHARE
+        if self.protocol.quality.is_lossy:
+            share = ROUNDED_SHARE
         threshold = self.proxy.num_bytes + self.chance.uniform(0.05, share) * total
         await self._local()
         work = [asyncio.create_task(self._prefill(*item)) for item in transfers.items()]
@@ -187,7 +196,7 @@ class Drill:
     async def _prefill(self, transfer: bytes, keys: list[BlockKey]) -> None:
         """Store chunk by chunk, as an engine computes them."""
         engine = self.engines[SOURCE]
-        engine.push(transfer, seal(self.directory, transfer, keys), keys)
+        engine.push(transfer, seal(self.directory, transfer, keys, self.protocol.quality), keys)
         for start in range(0, len(keys), CHUNK_BLOCKS):
             await engine.store(keys[start : start + CHUNK_BLOCKS], transfer)
         engine.push_done(transfer)
@@ -343,8 +352,12 @@ class Drill:
             self.protocol.codec,
             "--link-encryption",
             self.protocol.encryption,
+            "--link-lanes",
+            str(self.protocol.lanes),
         ]
         shape = SHAPE if self.protocol.codec is LinkCodec.RAW else CODED_SHAPE
+        if self.protocol.quality.is_lossy:
+            shape = ROUNDED_SHAPE
         options = {
             DESTINATION: ["--source", SOURCE],
             SOURCE: ["--peer", f"{DESTINATION}={LOOPBACK}:{self.proxy.port}"],

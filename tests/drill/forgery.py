@@ -7,6 +7,7 @@ import ssl
 import time
 from pathlib import Path
 
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
@@ -26,12 +27,19 @@ CLOSED_S = 20.0
 TICKET_NS = 120 * 10**9
 
 
-def seal(identities: Path, transfer: bytes, keys: list[BlockKey]) -> bytes:
+def seal(
+    identities: Path,
+    transfer: bytes,
+    keys: list[BlockKey],
+    quality: Quality = Quality.LOSSLESS,
+) -> bytes:
     """A gateway's ticket for exactly these blocks."""
     size = sum(BLOCK_BYTES[key.group] for key in keys)
     expires_at_ns = time.time_ns() + TICKET_NS
     ends, blocks = (NAME, "pd-pool"), manifest_digest(manifest_of_keys(keys))
-    ticket = Ticket(transfer, "t", LAYOUT.layout_id, *ends, blocks, size, expires_at_ns)
+    ticket = Ticket(
+        transfer, "t", LAYOUT.layout_id, *ends, blocks, size, expires_at_ns, quality=quality
+    )
     return TicketSigner(identity_in(identities, "gateway")).seal(ticket)
 
 

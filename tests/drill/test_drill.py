@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.quality import Quality
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 from .audit import audited, unbilled
 from .drill import AUDIT, Drill, Kind, Protocol, run
+
+LOSSLESS_RATIO = 1.34
+"""Bytes of blocks for a byte on the link, more than any coding without loss has."""
 
 
 @pytest.mark.timeout(240)
@@ -34,6 +38,21 @@ async def test_coded_blocks_survive_faults_without_tls(
 
     coded_s = node["prfaas_codec_seconds_total"]
     assert coded_s > 0
+
+
+@pytest.mark.timeout(240)
+async def test_rounded_blocks_survive_faults_on_several_lanes(tmp_path: Path) -> None:
+    """The attention of these blocks is exact in fp8: a byte that differs is a fault."""
+    kinds = [Kind.CORRUPT, Kind.CUT, Kind.RESET, Kind.FORGE, Kind.CUT, Kind.CORRUPT]
+    protocol = Protocol(LinkCodec.ALWAYS, LinkEncryption.SEALED, 4, Quality.FP8)
+    async with Drill.at(tmp_path, 13, protocol) as drill:
+        for kind in kinds:
+            await drill.ready()
+            assert (await drill.strike(kind)).problems == []
+        node = await drill.nodes["prfaas-pool"].metrics()
+
+    ratio = node["prfaas_link_bytes_total"] / node["prfaas_link_wire_bytes_total"]
+    assert ratio > LOSSLESS_RATIO
 
 
 @pytest.mark.timeout(240)

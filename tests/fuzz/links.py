@@ -1,4 +1,4 @@
-"""Hostile streams into data connections that a pool node has admitted, coded and sealed.
+"""Hostile streams into data connections that a pool node has admitted: coded, rounded and sealed.
 
 `port.py` has strangers; here the caller has a session, an accepted offer and agreed codecs, so its
 fragments reach blocks. Two kinds of damage: by the *peer*, before records are sealed, and by the
@@ -19,11 +19,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
+from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, Form, Mode, Segment, read_head
+from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
+from prfaas.pool.codec.rounding import round_block
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.fragments import (
     CODED_PREFIX_BYTES,
@@ -31,6 +34,7 @@ from prfaas.wire.fragments import (
     block_digest,
     encode_coded_prefix,
     encode_prefix,
+    encode_stream_prefix,
 )
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.codec import encode as frame
@@ -53,8 +57,10 @@ SILENT = "silent for"
 
 
 @asynccontextmanager
-async def a_site(directory: Path, encryption: LinkEncryption) -> AsyncIterator[Site]:
-    """A pool node in this process that takes coded blocks by one protection."""
+async def a_site(
+    directory: Path, encryption: LinkEncryption, num_lanes: int = 1
+) -> AsyncIterator[Site]:
+    """A pool node in this process that takes coded and rounded blocks by one protection."""
     make_authority(directory)
     for name in ("pd-pool", "prfaas-pool", "gateway"):
         make_identity(directory, name)
@@ -71,6 +77,7 @@ async def a_site(directory: Path, encryption: LinkEncryption) -> AsyncIterator[S
             gateways=frozenset({"gateway"}),
             link_codec=LinkCodec.AUTO,
             link_encryption=encryption,
+            link_lanes=num_lanes,
         )
     )
     await site.ready()
@@ -98,6 +105,7 @@ class LinkFigures:
         num_streams: Data connections, a stream in each.
         num_bytes: Of all.
         num_blocks: Blocks that arrived, of which every byte was compared.
+        num_rounded: Of these, blocks that came rounded.
         num_links_ended: Sessions that the node ended.
         unfinished_most: Most bytes of blocks that were there in part.
     """
@@ -105,6 +113,7 @@ class LinkFigures:
     num_streams: int = 0
     num_bytes: int = 0
     num_blocks: int = 0
+    num_rounded: int = 0
     num_links_ended: int = 0
     unfinished_most: int = 0
 
@@ -122,6 +131,21 @@ def content(number: int) -> bytes:
 
 
 CONTENTS = {BlockKey(0, bytes([number]) * 32): content(number) for number in range(NUM_BLOCKS)}
+
+
+def rounded(number: int) -> tuple[bytes, bytes]:
+    """Return the stream of a block that is rounded, and what it decodes to."""
+    data = normal(random.Random(number).randrange(2100, 6000), seed=number)
+    form = Form((Segment(Mode.FP8, (len(data) // 2, 0, 0, 0)),))
+    into = memoryview(bytearray(len(data)))
+    return bytes(round_block(form, memoryview(data), into)), bytes(into)
+
+
+ROUNDED = {
+    BlockKey(0, bytes([number]) * 32): rounded(number)
+    for number in range(NUM_BLOCKS, 2 * NUM_BLOCKS)
+}
+EXPECTED = CONTENTS | {key: decoded for key, (_, decoded) in ROUNDED.items()}
 Parts = tuple[bytes, bytes]
 """Prefix of a fragment, and what follows it."""
 
@@ -143,6 +167,20 @@ def fragments(transfer: bytes, key: BlockKey, *, is_coded: bool) -> list[Parts]:
         else:
             prefix = encode_coded_prefix(one, EXPONENT_WINDOW_NUMBER, len(coded))
             made.append((prefix, bytes(coded)))
+    return made
+
+
+def rounded_fragments(transfer: bytes, key: BlockKey) -> list[Parts]:
+    """The stream of a rounded block in two fragments."""
+    stream, decoded = ROUNDED[key]
+    name = LAYOUT.layout_id, key
+    form, _ = read_head(stream, len(decoded))
+    digest = block_digest(*name, decoded)
+    block = OutgoingBlock(transfer, name, digest, decoded, form=form, stream=stream)
+    middle, made = len(stream) // 2, []
+    for start, end in ((0, middle), (middle, len(stream))):
+        prefix = encode_stream_prefix(Fragment(block, start, end - start), LOSSY_NUMBER)
+        made.append((prefix, stream[start:end]))
     return made
 
 
@@ -297,12 +335,14 @@ class Attacker:
                 pool="prfaas-pool",
                 epoch="e",
                 link=word,
-                codecs=[EXPONENT_WINDOW],
+                codecs=[EXPONENT_WINDOW, LOSSY],
                 encryptions=names,
             )
         )
         await until(lambda: bool(peer.of(Resumed)) and bool(peer.of(Decodes)))
-        peer.channel.send(offer(self._identities, transfer, bytes_max=MEMORY // 2))
+        peer.channel.send(
+            offer(self._identities, transfer, bytes_max=MEMORY // 2, quality=Quality.FP8)
+        )
         await until(lambda: bool(peer.of(Accepted)))
         resumed = peer.of(Resumed)[0]
         assert isinstance(resumed, Resumed)
@@ -316,8 +356,11 @@ class Attacker:
         """One data connection: says its stream, and waits for its end."""
         opening, seal = session.opening()
         number, chance, parts = session.number, self._chance, list[Parts]()
-        for key in chance.sample(sorted(CONTENTS), 3):
-            parts += fragments(session.transfer, key, is_coded=chance.random() < 2 / 3)
+        for key in chance.sample(sorted(EXPECTED), 3):
+            if key in ROUNDED:
+                parts += rounded_fragments(session.transfer, key)
+            else:
+                parts += fragments(session.transfer, key, is_coded=chance.random() < 2 / 3)
         if damage is Damage.PEER:
             parts = bent(parts, chance)
         stream = b"".join(map(seal, parts))
@@ -381,8 +424,9 @@ class Attacker:
             block = store.get(layout_id, key)
             assert block is not None
             assert layout_id == LAYOUT.layout_id
-            assert key in CONTENTS, f"a block that nobody sent: {key}"
-            assert bytes(block.data) == CONTENTS[key], f"wrong bytes in {key.block_hash[:1].hex()}"
+            assert key in EXPECTED, f"a block that nobody sent: {key}"
+            assert bytes(block.data) == EXPECTED[key], f"wrong bytes in {key.block_hash[:1].hex()}"
             self.figures.num_blocks += 1
+            self.figures.num_rounded += key in ROUNDED
         self._site.check()
         store.drop(list(store.names()))

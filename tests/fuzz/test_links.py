@@ -15,21 +15,29 @@ from .links import AT_ONCE, Attacker, LinkFigures, a_site
 
 
 async def attacked(
-    directory: Path, encryption: LinkEncryption, num_streams: int, ended_s: float = 60.0
+    directory: Path,
+    encryption: LinkEncryption,
+    num_streams: int,
+    ended_s: float = 60.0,
+    num_lanes: int = 1,
 ) -> LinkFigures:
-    async with a_site(directory, encryption) as site:
+    async with a_site(directory, encryption, num_lanes) as site:
         return await Attacker(site, directory, encryption, 1, ended_s).run(num_streams)
 
 
-@pytest.mark.parametrize("encryption", LinkEncryption)
+@pytest.mark.parametrize(
+    ("encryption", "num_lanes"),
+    [*((encryption, 1) for encryption in LinkEncryption), (LinkEncryption.SEALED, 4)],
+)
 async def test_damaged_streams_leave_no_wrong_byte_and_nothing_behind(
-    tmp_path: Path, encryption: LinkEncryption
+    tmp_path: Path, encryption: LinkEncryption, num_lanes: int
 ) -> None:
-    figures = await attacked(tmp_path, encryption, num_streams=48)
+    figures = await attacked(tmp_path, encryption, num_streams=48, num_lanes=num_lanes)
 
     assert figures.num_streams >= 48 + AT_ONCE
     assert figures.num_links_ended > 0
     assert figures.num_blocks > AT_ONCE
+    assert figures.num_rounded > 0
 
 
 async def test_without_digests_wrong_bytes_are_found(

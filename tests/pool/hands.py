@@ -25,7 +25,7 @@ class Hand:
         self.is_elsewhere = False
         """True if another thread writes at this moment."""
 
-    def disown(self) -> bool:
+    def disown(self, prefix: FragmentPrefix) -> bool:
         self.is_disowned = not self.is_elsewhere
         return self.is_disowned
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.block_assembly import Assembly
-from prfaas.wire.fragments import ReceivedBlock
+from prfaas.pool.receive.fragment_reader import FragmentReader
+from prfaas.wire.fragments import FragmentPrefix, FragmentStream, ReceivedBlock, encode_prefix
 from prfaas.wire.sealed.records import ConnectionNumbers, SealError
 
 from .conftest import World
-from .hands import BLOCKS_MAX, DATA, PART, Hand, prefix
+from .hands import BLOCKS_MAX, DATA, DIGEST, KEY, LAYOUT_ID, PART, Hand, prefix
 from .link_rig import MEMORY, Rig
 from .sites import LOOPBACK, Site, until
 from .taps import Tap
@@ -123,6 +127,69 @@ def test_a_fragment_that_another_lane_never_gives_up_is_dropped() -> None:
     busy.is_elsewhere = True
     busy.claim(0)
     assert later.claim(0) is None
+
+
+def encoded(offset: int) -> bytes:
+    """A fragment of the block as it is sent."""
+    name = LAYOUT_ID, KEY
+    block = OutgoingBlock(b"t" * 16, name, DIGEST, memoryview(DATA))
+    one = Fragment(block, offset, min(PART, len(DATA) - offset))
+    return encode_prefix(one) + bytes(one.data)
+
+
+class Taker:
+    """Owner of a connection that takes everything."""
+
+    peer, link, num_bytes = "prfaas-pool", "l", 0
+    decoding = SimpleNamespace(came=lambda *_: None)
+
+    def __init__(self) -> None:
+        self.blocks: list[ReceivedBlock] = []
+
+    def takes(self, _: FragmentPrefix) -> bool:
+        return True
+
+    def no_room(self, _: FragmentPrefix) -> None:
+        raise AssertionError("there is room")
+
+    def deliver(self, block: ReceivedBlock, _: FragmentReader) -> bool:
+        self.blocks.append(block)
+        return True
+
+
+async def test_a_stalled_connection_gives_way_to_one_on_another_lane() -> None:
+    """As after a change from TLS to sealed: one holds its place while it waits for the network."""
+    assembly, takers = Assembly(bytearray, 1000, BLOCKS_MAX), [Taker(), Taker()]
+    io, pairs = IoThread(2), [socket.socketpair() for _ in takers]
+
+    async def read(taker: Taker, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        reader = FragmentReader(taker, connection, assembly, FragmentStream, 1 << 20)  # type: ignore[arg-type]
+        try:
+            await reader.ended
+        finally:
+            reader.stop()
+
+    for lane, taker, (_, connection) in zip(io.lanes, takers, pairs, strict=True):
+        lane.call(lambda on=lane, t=taker, c=connection: on.start(read(t, c)))
+    streams = [encoded(offset) for offset in OFFSETS]
+    pairs[0][0].sendall(streams[0][:-5])
+    await until(lambda: assembly.unfinished_bytes > 0)
+
+    pairs[1][0].sendall(b"".join(streams))
+
+    await until(lambda: bool(takers[1].blocks))
+    pairs[0][0].sendall(streams[0][-5:])
+    for sender, _ in pairs:
+        sender.shutdown(socket.SHUT_WR)
+    await until(lambda: assembly.unfinished_bytes == 0)
+    await io.close()
+    (block,) = takers[1].blocks
+    assert bytes(block.data) == DATA
+    assert not takers[0].blocks
+    for pair in pairs:
+        for each in pair:
+            each.close()
 
 
 def test_what_was_written_into_a_block_that_was_dropped_does_not_count_in_the_next() -> None:

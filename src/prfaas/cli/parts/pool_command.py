@@ -91,6 +91,11 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     help="Protection of blocks on links: tls without FILE. network does not encrypt.",
 )
 @click.option(
+    "--link-lanes",
+    type=click.IntRange(1, 16),
+    help="Threads that move the bytes of sealed data connections; 1 without FILE.",
+)
+@click.option(
     "--source",
     "sources",
     multiple=True,
@@ -143,6 +148,7 @@ def pool(
     connections: tuple[tuple[str, int], ...],
     link_codec: str | None,
     link_encryption: str | None,
+    link_lanes: int | None,
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
     peers_file: Path | None,
@@ -204,6 +210,7 @@ def pool(
         "contracts": contracts,
         "link_codec": LinkCodec(link_codec) if link_codec is not None else None,
         "link_encryption": LinkEncryption(link_encryption) if link_encryption else None,
+        "link_lanes": link_lanes,
     }
     found |= {key: value for key, value in given.items() if value is not None}
     found["shared"] = shared_tier({k: v for k, v in s3.items() if v is not None}, found["shared"])

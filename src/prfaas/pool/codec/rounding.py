@@ -55,14 +55,17 @@ def restore_block(stream: memoryview, into: memoryview) -> Form:
 def _restore(form: Form, body: int, stream: memoryview, into: memoryview) -> None:
     target = np.frombuffer(into, np.uint8)
     is_aligned = target.ctypes.data % _ALIGNMENT == 0
-    place = target if is_aligned else np.empty(len(into), np.uint8)
     source, start, at = np.frombuffer(stream, np.uint8), 0, body
     for each in form.segments:
-        end = start + each.repeats * each.decoded_each
-        at += _decode(each, source[at : at + each.repeats * each.coded_each], place[start:end])
-        start = end
-    if not is_aligned:
-        target[:] = place
+        # Beside its place, a repeat at a time: a layer, and not the whole block.
+        step = each.repeats if is_aligned else 1
+        for _ in range(0, each.repeats, step):
+            end = start + step * each.decoded_each
+            place = target[start:end] if is_aligned else np.empty(end - start, np.uint8)
+            at += _decode(each, source[at : at + step * each.coded_each], place)
+            if not is_aligned:
+                target[start:end] = place
+            start = end
 
 
 def _encode(segment: Segment, source: Bytes, target: Bytes) -> int:

@@ -18,8 +18,9 @@ Name = tuple[bytes, bytes, BlockKey, bytes, bool, int, int]
 agree in all belong to one block."""
 
 
-TAKEN_S_MAX = 0.1
-"""Longest wait for a fragment that another lane opens, which takes a millisecond."""
+TAKEN_S_MAX = 1.0
+"""Longest wait for the lane that writes a fragment: it completes it, or gives way, in its next
+turn."""
 
 
 class NoRoomError(Exception):
@@ -29,11 +30,11 @@ class NoRoomError(Exception):
 class Writer(Protocol):
     """Writer of a fragment into its block."""
 
-    def disown(self) -> bool:
+    def disown(self, prefix: FragmentPrefix) -> bool:
         """Write elsewhere from now on: another connection brings the same fragment.
 
         Returns:
-            False if that cannot be, because it is written by another thread at this moment.
+            False if another thread writes it. That gives way in its next turn.
         """
 
 
@@ -91,8 +92,8 @@ class Assembly:
                 `forget`, which is called after a transfer ended: one of both finds the block.
 
         Returns:
-            None if it is here already, if another connection writes it and cannot be stopped, or if
-            its transfer or the link is over.
+            None if it is here already, if another connection writes it and its lane does not turn,
+            or if its transfer or the link is over.
 
         Raises:
             NoRoomError: This would be one block more than there is memory for, or than a peer may
@@ -111,7 +112,7 @@ class Assembly:
                     earlier = block.writers[prefix.offset]
                     if earlier is None:
                         return None
-                    if not earlier.disown():
+                    if not earlier.disown(prefix):
                         if not self._changed.wait(until - time.monotonic()):
                             return None
                         continue
@@ -199,6 +200,11 @@ class Assembly:
     def _drop(self, name: Name) -> None:
         del self._unfinished[name]
         self._bytes -= name[-1]
+
+
+def is_same_fragment(one: FragmentPrefix, other: FragmentPrefix) -> bool:
+    """Return True if two fragments have one place in one block."""
+    return one.offset == other.offset and _name(one) == _name(other)
 
 
 def _name(prefix: FragmentPrefix) -> Name:

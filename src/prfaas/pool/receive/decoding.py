@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +18,11 @@ from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
+
+SCRATCH_BYTES_MAX = 16 << 20
+"""Size of a rounded block up to which every thread for digests decodes at once. Decoding needs the
+stream beside the block: a peer that claims blocks of 256 MiB of a group that nobody announced gets
+that once, and not once a thread."""
 
 
 class Decoding:
@@ -48,6 +55,8 @@ class Decoding:
         and its `tell`."""
         self._agreed: dict[str, tuple[str, list[str]]] = {}
         """By peer, the word of the link on which it was told that it may code, and how."""
+        self._large = threading.Lock()
+        """Of rounded blocks that need much memory beside their own: one at a time has it."""
         self._may_round: set[str] = set()
         """Peers that were told so once: a block that is queued for rounding goes on like that over
         the next link."""
@@ -135,8 +144,10 @@ class Decoding:
             raise PeerError("a block is rounded before this side has accepted codecs")
         began = time.thread_time_ns()
         data = memoryview(block.data)
-        stream = memoryview(bytes(data[: block.stream_bytes]))
-        form = rounding.restore_block(stream, data)
+        is_large = len(data) > SCRATCH_BYTES_MAX
+        with self._large if is_large else contextlib.nullcontext():
+            stream = memoryview(bytes(data[: block.stream_bytes]))
+            form = rounding.restore_block(stream, data)
         self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         return replace(block, modes=form.modes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from prfaas.errors import PeerError, without_frames
-from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
+from prfaas.pool.receive.block_assembly import Assembly, NoRoomError, is_same_fragment
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, FragmentPrefix, ReceivedBlock
 
@@ -119,13 +120,25 @@ class FragmentReader:
         if not self.ended.done():
             self.ended.set_exception(without_frames(error))
 
-    def disown(self) -> bool:
-        """Another connection brings the fragment that is being read."""
+    def disown(self, prefix: FragmentPrefix) -> bool:
+        """Another connection brings the fragment that is being read. Any thread may call it."""
         if threading.get_ident() != self._thread:
+            with contextlib.suppress(RuntimeError):  # The lane has ended, and with it the claim.
+                self._loop.call_soon_threadsafe(self._give_way, prefix)
             return False
+        self._divert()
+        return True
+
+    def _give_way(self, prefix: FragmentPrefix) -> None:
+        """Let a connection on another lane write a fragment, if this one has not completed it."""
+        claimed = self._claimed
+        if claimed is not None and is_same_fragment(claimed, prefix):
+            self._divert()
+            self._assembly.release(prefix, self)
+
+    def _divert(self) -> None:
         self._stream.divert(self._nowhere)
         self._claimed = None
-        return True
 
     def go_on(self, block: ReceivedBlock) -> None:
         """A block is dealt with: free are further ones."""

@@ -36,6 +36,8 @@ from prfaas.wire.fragments import (
 log = logging.getLogger(__name__)
 
 REFUSED_MAX = 256
+ROUNDED_AT_ONCE = 16
+"""Blocks that lanes can round at the same time, if their names fall apart."""
 CODED_BYTES_MIN = 4096
 """Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
 
@@ -69,7 +71,8 @@ class LinkCoding:
         self._trials = Trials()
         self._lock = threading.Lock()
         """Of trials and counts: connections on several lanes code at once."""
-        self._rounding = threading.Lock()
+        self._rounding = [threading.Lock() for _ in range(ROUNDED_AT_ONCE)]
+        """By block: one lane rounds a block, and others wait for it; other blocks go on."""
         self._is_agreed = self._may_round = False
         self._refused: set[tuple[bytes, int, Quality]] = set()
         """Groups that were reported as staying as they are."""
@@ -178,7 +181,7 @@ class LinkCoding:
     def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
         """Return a part of a rounded block, whose stream is made with its first part."""
         block = fragment.block
-        with self._rounding:
+        with self._rounding[block.name[1].block_hash[0] % ROUNDED_AT_ONCE]:
             if block.stream is None:
                 began = time.thread_time_ns()
                 block.digest, block.stream = self._rounded(block, form)
