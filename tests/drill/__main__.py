@@ -1,7 +1,7 @@
 """Break transfers between two real pool nodes, and count what did not hold.
 
-python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY] [--codec raw|auto|always] [--lanes 4]
-    [--encryption tls|sealed|network]
+python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY] [--codec raw|auto|always]
+    [--encryption tls|sealed|network] [--lanes 4] [--quality fp8]
 """
 
 import argparse
@@ -79,7 +79,8 @@ def main() -> int:
     print(table(rounds))
     print(
         f"\n{len(rounds)} faults, seed {arguments.seed}, codec {protocol.codec}, "
-        f"{protocol.encryption}, {protocol.lanes} lanes, {protocol.quality}, {time.monotonic() - began:.0f} s"
+        f"{protocol.encryption}, {protocol.lanes} lanes, {protocol.quality}, "
+        f"{time.monotonic() - began:.0f} s"
     )
     return any(one.problems for one in rounds)
 

@@ -96,7 +96,7 @@ CODED_SHAPE = dataclasses.replace(
 
 @functools.lru_cache(256)
 def exact_in_fp8(key: BlockKey) -> bytes:
-    """The same with attention that `fp8` keeps to the bit: wrong bytes are found as in any block."""
+    """The same with attention that `fp8` keeps to the bit, so that wrong bytes are found."""
     data = numbers(key)
     if key.group:
         return data

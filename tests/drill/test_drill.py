@@ -1,5 +1,6 @@
 """A small drill in every run of the tests; `python -m tests.drill` is the large one."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,16 @@ async def test_rounded_blocks_survive_faults_on_several_lanes(tmp_path: Path) ->
     kinds = [Kind.CORRUPT, Kind.CUT, Kind.RESET, Kind.FORGE, Kind.CUT, Kind.CORRUPT]
     protocol = Protocol(LinkCodec.ALWAYS, LinkEncryption.SEALED, 4, Quality.FP8)
     async with Drill.at(tmp_path, 13, protocol) as drill:
+        await drill.ready()
+        for node in drill.nodes.values():
+            while not (await node.metrics())["prfaas_codec_bytes_per_second"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         for kind in kinds:
             await drill.ready()
             assert (await drill.strike(kind)).problems == []
-        node = await drill.nodes["prfaas-pool"].metrics()
+        moved = await drill.nodes["prfaas-pool"].metrics()
 
-    ratio = node["prfaas_link_bytes_total"] / node["prfaas_link_wire_bytes_total"]
+    ratio = moved["prfaas_link_bytes_total"] / moved["prfaas_link_wire_bytes_total"]
     assert ratio > LOSSLESS_RATIO
 
 

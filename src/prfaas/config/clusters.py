@@ -343,6 +343,10 @@ class ClusterTable(Table):
     one; then tickets and certificates have to allow the region of a transfer."""
     pools: dict[PartName, PoolTable] = Field(default={})
     engines: dict[PartName, EngineTable] = Field(default={})
+    link_budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """Limit of the rate of all links of its pool nodes to other clusters together, as in "10Gbps".
+    Gateways give it out as leases, by what waits at each pool node; without a gateway each has an
+    equal share. `budget` of a link stays the limit of that link."""
     s3: S3Table | None = None
     """A tier below the memory and disks of its pool nodes, for blocks that they share. Needs the
     package: `pip install 'prfaas[s3]'`."""

@@ -56,7 +56,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[operators.OPERATOR]", OperatorTable, ()),
     ("[classes.CLASS]", ClassTable, ()),
     ("[prices.CLUSTER]", PriceTable, ()),
-    ("[clusters.CLUSTER]", ClusterTable, ("role", "region", "has_roles")),
+    ("[clusters.CLUSTER]", ClusterTable, ("role", "region", "link_budget", "has_roles")),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),

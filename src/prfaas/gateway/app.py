@@ -73,6 +73,7 @@ from prfaas.gateway.times import TIMES, Times
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.verifier import Verifier
+from prfaas.link_budgets import LeaseGiver
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.follower import Follower
 from prfaas.membership.port import Source
@@ -166,7 +167,7 @@ class Gateway:
             lambda *ends: self.driver.dispatcher.links.between(*ends).is_in_site,
             on_signed=self._audit.signed,
         )
-        self._table = deployment.gateway
+        self._table, self._sites = deployment.gateway, deployment.clusters.values()
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path, is_shared=len(self.tenants.by_name) > 1)
         self.index = PrefixIndex()
@@ -350,6 +351,7 @@ class Gateway:
         self.engine_events.start()
         self.members.start()
         self._tasks.append(asyncio.create_task(self.pulse.run()))
+        self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
         self._console.start()
         self._tasks.append(asyncio.create_task(self._control.purging.repeat()))
         # A client that leaves cancels its handler, and with it both legs and the transfer.

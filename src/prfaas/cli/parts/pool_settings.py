@@ -50,6 +50,8 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "peers": _addresses({peer: pools[peer] for peer in deployment.destinations(name)}),
         "sources": frozenset(sources),
         "gateways": frozenset(deployment.gateways),
+        "site_budget": cluster.link_budget or 0,
+        "site": frozenset(cluster.pools),
         "link_budgets": {peer: link.budget for peer, link in links if link.budget},
         "link_connections": {peer: link.connections for peer, link in links if link.connections},
         "link_codec": table.link_codec,

@@ -89,6 +89,13 @@ class Pacer:
         self._rtt_at_cut_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
+    def limit(self, budget_bits_per_s: int) -> None:
+        """Change the operator's limit; a ceiling that was the limit follows it up."""
+        was_limit = self.bits_per_s >= self._budget
+        self._budget = budget_bits_per_s
+        if was_limit or self.bits_per_s > budget_bits_per_s:
+            self.bits_per_s = budget_bits_per_s
+
     def sample(
         self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int, num_connections: int = 1
     ) -> Pace:

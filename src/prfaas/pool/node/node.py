@@ -17,6 +17,7 @@ from prfaas.billing.storage_meter import StorageMeter, Tier
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.transfer.site_budget import Lease
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
@@ -42,6 +43,7 @@ from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.receive.pulls import Pulls
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.send.site_share import SiteShare
 from prfaas.pool.shared.opening import open_shared
 from prfaas.pool.sites.sites import Sites
 from prfaas.pool.store.block_store import BlockStore
@@ -151,6 +153,10 @@ class PoolNode:
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
+        self._site_share = SiteShare(
+            settings.site_budget, settings.site, self.links, settings.link_budgets, clock_ns
+        )
+        self._site_share.apply()
         self._comparing = Comparing(self.store, self._known_layouts)
         self._purging = Purging(
             settings.name,
@@ -181,6 +187,9 @@ class PoolNode:
             on_refused=self._pulls.refused,
             on_purge=self._purging.asked,
             on_compare=self._comparing.asked,
+            on_lease=lambda gateway, lease: self._site_share.take(
+                gateway, Lease(lease.bits_per_s, lease.for_ns)
+            ),
             clock_ns=clock_ns,
             decoding=self._decoding,
             encryption=settings.link_encryption,
@@ -547,6 +556,7 @@ class PoolNode:
             self._storage.read(self._clock_ns())
             self.peers.expire()
             self._follow_sites()
+            self._site_share.apply()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
 

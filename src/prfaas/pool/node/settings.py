@@ -52,6 +52,9 @@ class PoolSettings:
         own_disk_key: Such a file that is made if it is missing; used without `disk_keys`. Without
             both, blocks on disk are in the clear.
         shared: Tier that pool nodes of the site share; None without one.
+        site_budget: Bits per second that the links of all pool nodes of the site to other sites may
+            send together; 0 is no limit.
+        site: Names of the pool nodes of the site, with a budget.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -90,6 +93,8 @@ class PoolSettings:
     disk_keys: Path | None = None
     own_disk_key: Path | None = None
     shared: SharedSettings | None = None
+    site_budget: int = 0
+    site: frozenset[str] = frozenset()
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_codec: LinkCodec = LinkCodec.AUTO

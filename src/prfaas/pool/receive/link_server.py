@@ -33,7 +33,7 @@ from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode
 from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
+from prfaas.wire.messages.gateway import LinkLease, Purge, PurgeEnd, Subscribe
 from prfaas.wire.messages.link import (
     Abort,
     Arrived,
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 4096
 
-_OfGateway = Subscribe | Survey | Pull | Abort | Release | Purge | PurgeEnd | Compare
+_OfGateway = Subscribe | Survey | Pull | Abort | Release | Purge | PurgeEnd | Compare | LinkLease
 
 
 class LinkPort:
@@ -103,6 +103,7 @@ class LinkPort:
         on_met: Callable[[str, Regions], bool] = lambda *_: False,
         on_compare: Callable[[Compare, Callable[[Message], None]], None] = lambda *_: None,
         allows: Callable[[str, Message, Callable[[Message], None]], bool] = lambda *_: True,
+        on_lease: Callable[[str, LinkLease], None] = lambda *_: None,
     ) -> None:
         self._pool, self._allows = pool, allows
         self._encryption = encryption
@@ -120,6 +121,7 @@ class LinkPort:
         self._on_pull = on_pull
         self._on_refused = on_refused
         self._on_purge, self._on_compare, self._on_met = on_purge, on_compare, on_met
+        self._on_lease = on_lease
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -252,6 +254,7 @@ class LinkPort:
                 | Purge()
                 | PurgeEnd()
                 | Compare()
+                | LinkLease()
             ):
                 self._require(channel, self._from_gateways)
                 self._of_gateway(channel, message)
@@ -272,6 +275,8 @@ class LinkPort:
                 self._inbound.release(message.transfer_id)
             case Purge() | PurgeEnd():
                 self._on_purge(message, channel.peer, channel.send)
+            case LinkLease():
+                self._on_lease(channel.peer, message)
             case Compare():
                 self._on_compare(message, channel.send)
 

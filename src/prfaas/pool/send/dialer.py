@@ -178,6 +178,14 @@ class Dialer:
             return LinkEncryption.TLS
         return self._secret.encryption if self._secret is not None else LinkEncryption.TLS
 
+    def limit(self, bits_per_s: int) -> None:
+        """Send no more than that from now on."""
+        if bits_per_s != self._budget_bits_per_s:
+            self._budget_bits_per_s = self._meter.budget_bits_per_s = bits_per_s
+            self._pacer.limit(bits_per_s)
+            if self._senders is not None:
+                self._senders.tune(0, self._pacer.bits_per_s, 0, self._meter.path_rtt_ns)
+
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._meter.seconds_to_send(num_bytes, self._coding.ratio)

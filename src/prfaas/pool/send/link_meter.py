@@ -23,7 +23,7 @@ class LinkMeter:
     """
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
-        self._budget_bits_per_s = budget_bits_per_s
+        self.budget_bits_per_s = budget_bits_per_s
         self._goodput = LinkGoodput()
         self._sampled_at_ns = 0
         self._telemetry = LinkTelemetry(
@@ -73,7 +73,7 @@ class LinkMeter:
             delivery_bits_per_s=sum(info.delivery_bits_per_s for info in infos),
             window_segments=sum(info.window_segments for info in infos),
             num_connections=len(infos),
-            budget_bits_per_s=self._budget_bits_per_s,
+            budget_bits_per_s=self.budget_bits_per_s,
             arrived_bytes=acked_bytes,
             busy_ns=goodput.busy_ns,
         )
@@ -124,7 +124,7 @@ class LinkMeter:
             None if neither a rate was measured nor a budget is set.
         """
         last = self._telemetry
-        rate = last.goodput_bits_per_s or self._budget_bits_per_s
+        rate = last.goodput_bits_per_s or self.budget_bits_per_s
         if not rate:
             return None
         ahead = last.queued_bytes + last.in_flight_bytes

@@ -191,6 +191,10 @@ class OutboundLink:
         """Latest measurements."""
         return self._dialer.telemetry
 
+    def limit(self, bits_per_s: int) -> None:
+        """Send no more than that from now on, over all data connections together."""
+        self._dialer.limit(bits_per_s)
+
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._dialer.seconds_to_send(num_bytes)

@@ -25,6 +25,7 @@ from prfaas.wire.messages.engine import (
 )
 from prfaas.wire.messages.gateway import (
     Evicted,
+    LinkLease,
     PoolState,
     Purge,
     Purged,
@@ -90,6 +91,7 @@ AnyMessage = (
     | Evicted
     | TransferEnded
     | PoolState
+    | LinkLease
     | Purge
     | PurgeEnd
     | PurgeEnded

@@ -26,6 +26,8 @@ from prfaas.wire.messages.fields import (
 )
 from prfaas.wire.messages.layouts import LAYOUTS_MAX, LayoutFacts, LayoutSpec
 
+RATE_MAX = 10**14
+
 
 class Subscribe(Message, tag="subscribe"):
     """Subscription to the contents of a pool, and to every later change."""
@@ -91,6 +93,17 @@ class TransferEnded(Message, tag="transfer_ended"):
     def state(self) -> TransferState:
         """The final state of the transfer at this pool."""
         return self.kind.state
+
+
+class LinkLease(Message, tag="link_lease"):
+    """What all links of a pool node to other sites may send together, for a time.
+
+    Part of the budget of its site (`core/transfer/site_budget.py`); a pool node without such a
+    budget ignores it.
+    """
+
+    bits_per_s: Annotated[int, msgspec.Meta(ge=1, le=RATE_MAX)]
+    for_ns: Nanoseconds
 
 
 class Purge(Message, tag="purge"):

@@ -1,0 +1,65 @@
+"""A pool node's share of its site's budget, divided among its links to other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
+from prfaas.wire.messages.gateway import LinkTelemetry
+
+
+class LimitedLink(Protocol):
+    """A link whose rate can be limited."""
+
+    @property
+    def telemetry(self) -> LinkTelemetry:
+        """Latest measurements."""
+
+    def limit(self, bits_per_s: int) -> None:
+        """Send no more than that from now on."""
+
+
+class SiteShare:
+    """Limits links by the lease that stands, or by an equal share of the budget.
+
+    Args:
+        budget_bits_per_s: Of the site; 0 limits nothing.
+        site: Names of the pool nodes of the site, this one included.
+        links: All links, by peer.
+        own: Budgets of single links, which stay the upper limit, by peer.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(
+        self,
+        budget_bits_per_s: int,
+        site: frozenset[str],
+        links: Mapping[str, LimitedLink],
+        own: Mapping[str, int],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._is_limited = budget_bits_per_s > 0
+        self._leases = HeldLeases(budget_bits_per_s, len(site))
+        self._site, self._links, self._own = site, links, own
+        self._clock_ns = clock_ns
+
+    def take(self, gateway: str, lease: Lease) -> None:
+        """Follow a lease that a gateway gave."""
+        if self._is_limited:
+            self._leases.take(gateway, lease, self._clock_ns())
+            self.apply()
+
+    def apply(self) -> None:
+        """Divide what the node may send now by what waits for each link."""
+        if not self._is_limited:
+            return
+        away = {peer: link for peer, link in self._links.items() if peer not in self._site}
+        wanted = {}
+        for peer, link in away.items():
+            seen = link.telemetry
+            wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
+        rates = allocate(self._leases.bits_per_s(self._clock_ns()), wanted)
+        for peer, rate in rates.items():
+            own = self._own.get(peer, 0)
+            away[peer].limit(max(1, min(rate, own) if own else rate))
