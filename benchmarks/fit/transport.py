@@ -50,6 +50,7 @@ BBR, CUBIC = CongestionControl
 ROWS = [
     *(Row(BBR, rtt, loss, 256) for rtt in (10, 80, 160, 300) for loss in (0, 0.001, 0.01)),
     Row(BBR, 40, 0.03, 256),
+    *(Row(BBR, 100, loss, 512) for loss in (0, 0.001, 0.01)),
     Row(CUBIC, 40, 0, 256),
     Row(CUBIC, 10, 0.001, 64),
     Row(CUBIC, 40, 0.001, 32),

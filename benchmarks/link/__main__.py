@@ -29,6 +29,8 @@ from .rows import BUDGET_SHARE, ROWS, Row
 
 REPEATS = 3
 MIB = 1 << 20
+BLOCK_MS = 2 * MIB * 8 / 1e9 * 1e3
+"""A block of 2 MiB at 1 Gbit/s."""
 
 
 def note(text: str) -> None:
@@ -51,6 +53,7 @@ async def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run a row, and no iperf3")
     parser.add_argument("--peers", type=Path, metavar="VENV", help="where the peers are installed")
     parser.add_argument("--rows", default="", help="numbers of rows, from 1: these, and no more")
+    parser.add_argument("--first-blocks", action="store_true", help="these at 100 ms, and no more")
     arguments = parser.parse_args()
     wanted = [int(number) - 1 for number in arguments.rows.split(",") if number]
     rows = [ROWS[index] for index in wanted] or ROWS
@@ -62,6 +65,10 @@ async def main() -> None:
         make_authority(identities)
         for name in ("gateway", "prfaas-pool", "pd-pool"):
             make_identity(identities, name)
+        if arguments.first_blocks:
+            head("what", "goal", "measured")
+            await first_blocks(identities, 100)
+            return
         rates = await our_table(rows, identities, quick=arguments.quick)
         if arguments.peers is not None:
             await peers_table(rows, rates, arguments.peers)
@@ -135,17 +142,24 @@ def ratio(run: PeerRun, rate: float) -> str:
     return f"{'> ' if run.is_bound else ''}{rate / run.rate:.2f}x"
 
 
+async def first_blocks(identities: Path, rtt_ms: float) -> None:
+    """First blocks and messages on 1 Gbit/s, idle and beside bulk."""
+    note("first blocks")
+    budget = round(1e9 * BUDGET_SHARE)
+    idle, busy, control = await ours.first_block(identities, budget, rtt_ms)
+    goal = f"{1.5 * (BLOCK_MS + rtt_ms):.0f} ms"
+    line("first 2 MiB block on an idle warm link", goal, f"{idle:.0f} ms")
+    line("the same beside another transfer's bulk", goal, f"{busy:.0f} ms")
+    line("round trip of a message beside it", f"{1.5 * rtt_ms:.0f} ms", f"{control:.0f} ms")
+
+
 async def rest(identities: Path) -> None:
     """Figures other than rates of transfers, on 1 Gbit/s with 40 ms."""
     budget = round(1e9 * BUDGET_SHARE)
     print("\n1 Gbit/s, 40 ms:\n")
     head("what", "goal", "measured")
-    note("first blocks")
-    idle, busy = await ours.first_block(identities, budget)
-    block_ms = 2 * MIB * 8 / 1e9 * 1e3
-    goal = f"{1.5 * (block_ms + 40):.0f} ms"
-    line("first 2 MiB block on an idle warm link", goal, f"{idle:.0f} ms")
-    line("the same beside another transfer's bulk", goal, f"{busy:.0f} ms")
+    await first_blocks(identities, 40)
+    block_ms = BLOCK_MS
     note("overlap")
     last = await ours.overlap(identities, budget)
     line(

@@ -54,7 +54,7 @@ def prompt_row(name: str, num_tokens: int, rate: int, rtt_ms: float) -> Row:
 ROWS = [
     prompt_row("0.5 Gbit/s, 40 ms", 8192, G1 // 2, 40),
     prompt_row("1 Gbit/s, 40 ms", 8192, G1, 40),
-    prompt_row("1 Gbit/s, 40 ms", 32768, G1, 40),
+    prompt_row("1 Gbit/s, 40 ms", 16384, G1, 40),
     prompt_row("5 Gbit/s, 20 ms", 8192, G5, 20),
     prompt_row("10 Gbit/s, 20 ms", 8192, 2 * G5, 20),
 ]

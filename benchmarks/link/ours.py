@@ -131,20 +131,24 @@ async def measure(row: Row, identities: Path, budget: int, repeats: int) -> Meas
         )
 
 
-def lab() -> Wan:
-    return Wan(rtt_ms=40, rate_bits_per_s=10**9, queue_ms=QUEUE_MS)
+def lab(rtt_ms: float = 40) -> Wan:
+    return Wan(rtt_ms=rtt_ms, rate_bits_per_s=10**9, queue_ms=QUEUE_MS)
 
 
-async def first_block(identities: Path, budget: int) -> tuple[float, float]:
-    """Arrival of a first block, as its sender hears of it, in ms: idle link, and busy link."""
-    async with lab() as wan, link(wan, identities, budget) as (sender, _):
+async def first_block(
+    identities: Path, budget: int, rtt_ms: float = 40
+) -> tuple[float, float, float]:
+    """Arrival of a first block, as its sender hears of it, in ms: idle link, and busy link; and the
+    round trip of a message on the busy link."""
+    async with lab(rtt_ms) as wan, link(wan, identities, budget) as (sender, _):
         for _ in range(WARM_UPS):
             await sender.ask(transfer=64 * MIB)
         idle = [(await sender.ask(transfer=KV_BLOCK))["first_s"] for _ in range(5)]
         await sender.ask(bulk=256 * MIB)
         busy = [(await sender.ask(transfer=KV_BLOCK))["first_s"] for _ in range(12)]
+        rtt_ns = (await sender.ask(telemetry=1))["rtt_ns"]
         await sender.ask(bulk_done=1)
-    return statistics.median(idle) * 1e3, statistics.median(busy[2:]) * 1e3
+    return statistics.median(idle) * 1e3, statistics.median(busy[2:]) * 1e3, rtt_ns / 1e6
 
 
 async def overlap(identities: Path, budget: int) -> float:

@@ -45,3 +45,18 @@ def test_defaults_are_those_of_the_deployment_file(
     defaults = {field.name: field.default for field in dataclasses.fields(PoolSettings)}
     assert defaults["link_encryption"] is from_file.link_encryption is LinkEncryption.TLS
     assert defaults["link_codec"] is from_file.link_codec is LinkCodec.AUTO
+
+
+def test_a_pool_node_knows_the_budget_and_the_pool_nodes_of_its_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[PoolSettings]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_authority(tmp_path / "identities")
+    make_identity(tmp_path / "identities", POOL)
+    (tmp_path / "site.toml").write_text(
+        SITE.replace("[clusters.pd]\n", '[clusters.pd]\nlink_budget = "2Gbps"\n')
+    )
+    CliRunner().invoke(cli, ["pool", "site.toml", "--name", POOL], catch_exceptions=False)
+
+    (settings,) = started
+    assert (settings.site_budget, settings.site) == (2 * 10**9, frozenset({POOL}))

@@ -42,6 +42,7 @@ from prfaas.wire.messages.fields import (
 )
 from prfaas.wire.messages.gateway import (
     Evicted,
+    LinkLease,
     PoolState,
     Purge,
     Purged,
@@ -122,6 +123,7 @@ EVERY: list[AnyMessage] = [
     Offer(transfer_id=TRANSFER, ticket=b"sealed", blocks={0: bytes(64), 3: bytes(32)}),
     Purge(job=1, source="prfaas-pool", is_dry=True),
     PurgeEnd(job=9, source="prfaas-pool"),
+    LinkLease(bits_per_s=10**9, for_ns=3 * 10**9),
     PurgeEnded(job=9, was_barred=True),
     Compare(job=2, layout_id=b"L" * 32, pairs=[(KEYS[0], KEYS[0])], limits={"float32": 0.02}),
     Compared(job=2, num_equal=1, num_different=2, num_missing=3, worst={"bfloat16": 0.5}),

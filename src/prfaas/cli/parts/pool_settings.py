@@ -51,7 +51,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "sources": frozenset(sources),
         "gateways": frozenset(deployment.gateways),
         "site_budget": cluster.link_budget or 0,
-        "site": frozenset(cluster.pools),
+        "site": frozenset(cluster.pools if cluster.link_budget else ()),
         "link_budgets": {peer: link.budget for peer, link in links if link.budget},
         "link_connections": {peer: link.connections for peer, link in links if link.connections},
         "link_codec": table.link_codec,
