@@ -153,11 +153,12 @@ class PoolNode:
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
-        self._site_share = SiteShare(
-            settings.site_budget, settings.site, self.links, settings.link_budgets, clock_ns
+        self._site_share, self._comparing = (
+            SiteShare(
+                settings.site_budget, settings.site, self.links, settings.link_budgets, clock_ns
+            ),
+            Comparing(self.store, self._known_layouts),
         )
-        self._site_share.apply()
-        self._comparing = Comparing(self.store, self._known_layouts)
         self._purging = Purging(
             settings.name,
             self.store,

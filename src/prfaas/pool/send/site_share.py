@@ -43,6 +43,7 @@ class SiteShare:
         self._leases = HeldLeases(budget_bits_per_s, len(site))
         self._site, self._links, self._own = site, links, own
         self._clock_ns = clock_ns
+        self.apply()
 
     def take(self, gateway: str, lease: Lease) -> None:
         """Follow a lease that a gateway gave."""

@@ -11,7 +11,7 @@ from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd
+from prfaas.wire.messages.gateway import LinkLease, Purge, Purged, PurgeEnd
 from prfaas.wire.messages.link import Abort, Release
 
 TRANSFERS_MAX = 100_000
@@ -81,7 +81,7 @@ class SiteRules:
                 if isinstance(message, Purge):
                     answer(_not_purged(message))
                 return False
-            case Compare():
+            case Compare() | LinkLease():
                 return False
         return True
 
