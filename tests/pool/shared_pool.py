@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prfaas.audit.settings import AuditSettings
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
 from prfaas.core.kv.tenant_tag import tenant_tag
@@ -92,7 +93,10 @@ def write_contracts(home: Path, ports: dict[str, int], **more: object) -> None:
 
 @asynccontextmanager
 async def shared(
-    home: Path, memory_bytes: int = MEMORY, **contract: object
+    home: Path,
+    memory_bytes: int = MEMORY,
+    audit: AuditSettings | None = None,
+    **contract: object,
 ) -> AsyncIterator[Shared]:
     """Start the nodes, and stop them."""
     for site, names in {
@@ -139,6 +143,7 @@ async def shared(
         contracts=home / "contracts.toml",
         sources=frozenset(),
         memory_bytes=memory_bytes,
+        audit=audit,
     )
     engine = Engine("engine", home / "prfaas-pool.sock", home / "a")
     made = Shared(home, node, pds, engine)

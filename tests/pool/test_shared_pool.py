@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.audit.settings import AuditSettings
+from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.wire.identity import make_identity
 from prfaas.wire.messages.base import Goodbye
@@ -193,3 +196,21 @@ async def test_a_flood_of_a_site_takes_no_block_of_the_reserve_of_another(
             await world.prefill("b", blocks(first, 16))
         kept = set(A) & world.node.held()
         assert kept == (set(A) if reserve else set())
+
+
+async def test_the_bill_of_transfers_and_storage_is_by_site(tmp_path: Path) -> None:
+    settings = AuditSettings(tmp_path / "audit", tmp_path / "audit")
+    async with shared(tmp_path, audit=settings) as world:
+        await both_stored(world)
+        await until(lambda: not any(link.num_open for link in world.node.node.links.values()))
+        stored = world.node.node._storage._sums
+        await until(lambda: {("host", "a"), ("host", "b")} <= stored.keys())
+        sent = {
+            site: world.node.metric("link_bytes_total", peer=f"pd-{site}-pool", direction="sent")
+            for site in "ab"
+        }
+    bill = make_bill(logs_in_folders([tmp_path / "audit"]), Period())
+    rows = {(key.tenant, key.phase): row.amounts for key, row in bill.rows.items()}
+    assert {site: rows[site, Phase.TRANSFER].sent_bytes for site in "ab"} == sent
+    assert all(sent.values())
+    assert all(rows[site, Phase.STORAGE].byte_ns for site in "ab")
