@@ -1,6 +1,6 @@
 """The tier in an S3 bucket: throughput against the bare client, faults, and 100,000 objects.
 
-python -m benchmarks.pool.shared_tier [throughput | faults | index]
+python -m benchmarks.pool.shared_tier [throughput | faults | index | clients]
 """
 
 from __future__ import annotations
@@ -284,7 +284,14 @@ async def _again(tier: S3Tier) -> None:
     print(f"a later list: {took_s:.2f} s, longest turn {longest_s * 1e3:.0f} ms")
 
 
-PARTS = {"throughput": throughput, "faults": faults, "index": index}
+async def clients() -> None:
+    """Clients of a gateway while the bucket fails."""
+    from benchmarks.pool import bucket_faults
+
+    await bucket_faults.clients()
+
+
+PARTS = {"throughput": throughput, "faults": faults, "index": index, "clients": clients}
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
@@ -20,6 +22,8 @@ OBJECT_STORE_BYTES = 80 << 20
 
 def main() -> None:
     folder, *cpus = sys.argv[1:]
+    # Ray writes the address of a cluster there, and only `ray start` makes the directory.
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
     cluster = Cluster()
     nodes: list[Node] = []
     for number, count in enumerate(cpus):

@@ -15,6 +15,7 @@ from tests.s3.fixtures import Bucket
 
 from .deployment import World, alone
 from .site_of_hosts import settled, site_of
+from .tier_faults import under_load
 from .worlds import DENSE_PLAN, PLAN
 
 pytestmark = pytest.mark.timeout(300)
@@ -121,3 +122,25 @@ async def test_a_bucket_that_fails_costs_a_client_only_time(
         assert time.monotonic() - began_s < DEADLINE_S + BUSY_S, "one deadline, not one a request"
         assert site.metric("pool_hits_total", tier="shared") == 0
         bucket.s3.fault = None
+
+
+@pytest.mark.parametrize("fault", [Fault.ERRORS, Fault.BLACKHOLE, Fault.ALTERED])
+async def test_clients_of_two_hosts_notice_a_bucket_that_fails_under_load_by_time_alone(
+    checkpoint: Path, identities: Path, tmp_path: Path, bucket: Bucket, fault: Fault
+) -> None:
+    """A short run of `python -m benchmarks.pool.shared_tier clients`."""
+    limited = bucket.changed(deadline_ns=int(DEADLINE_S * 1e9))
+    layout = {"pool-a": {"e0": "both"}, "pool-b": {"e1": "both"}}
+    async with site_of(tmp_path, checkpoint, identities, layout, shared=limited) as world:
+
+        def inject() -> None:
+            bucket.s3.fault = fault
+
+        out = await under_load(world, inject, 4.0)
+        bucket.s3.fault = None
+    assert (out.num_wrong, out.errors) == (0, [])
+    assert out.num_hits > 0
+    longest_s = out.slowest_s(-4.0, -0.1) + DEADLINE_S + BUSY_S
+    assert out.slowest_s(-0.1, 4.0) < longest_s, "one deadline, not one a request"
+    # An altered block is a miss, and no reason to close the tier.
+    assert fault is Fault.ALTERED or out.closed_s is not None
