@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from prfaas.core.kv.blocks import BlockName
 from tests.pool.sites import Site, until
 
 from .deployment import World
@@ -73,7 +74,7 @@ async def under_load(world: World, inject: Callable[[], None], seconds: float) -
     texts = [(await world.complete(p, max_tokens=1))["choices"][0]["text"] for p in PROMPTS]
     await settled(world)
     stored = {name for site in sites for name in site.node.store.in_memory()}
-    await until(lambda: all(_num_shared(site) == len(stored) for site in sites))
+    await until(lambda: all(_has_all(site, stored) for site in sites))
     begin_s = time.monotonic()
     fault_s, is_done = begin_s + seconds / 4, False
     tasks: list[asyncio.Task[None]] = []
@@ -106,8 +107,9 @@ async def _one(world: World, which: int, text: str, fault_s: float, out: Outcome
     out.times_s.append((began_s - fault_s, time.monotonic() - began_s))
 
 
-def _num_shared(site: Site) -> int:
-    return 0 if site.node.shared is None else len(site.node.shared)
+def _has_all(site: Site, names: Collection[BlockName]) -> bool:
+    tier = site.node.shared
+    return tier is not None and all(name in tier for name in names)
 
 
 def _is_up(site: Site) -> bool:
