@@ -355,6 +355,17 @@ def test_copies_outside_the_memory_have_a_limit() -> None:
     assert sum(name not in store for name in names) == 24 - store.outside_bytes // SIZE
 
 
+def test_memory_that_copies_are_received_into_costs_no_block_of_this_host() -> None:
+    """On a busy machine blocks arrive faster than they are put."""
+    store, names = full_of_own_and_copies(50, 0)
+    buffers = [store.receive_buffer(SIZE) for _ in range(15)]
+    assert isinstance(buffers[-1], bytearray), "outside, so that room is made from now on"
+    for number, data in enumerate(buffers, 100):
+        assert data is not None
+        assert store.put(*name_of(number), data, b"d" * 32, lease_until_ns=10**18, is_copy=True)
+        assert all(name in store for name in names)
+
+
 def test_blocks_of_this_host_are_received_as_before() -> None:
     """What is no copy evicts the least recently used block."""
     store, names = full_of_own_and_copies(64, 0)

@@ -79,6 +79,8 @@ class BlockStore:
         self._outside: dict[BlockName, int] = {}
         """Copies that stay in loose memory until they are read, and their bytes."""
         self._outside_max = int(loose_bytes_max * OUTSIDE_RATIO)
+        self._arena_stored_bytes = 0
+        """Memory of the arena that stored blocks take; the rest is being received into."""
         self._short_bytes = 0
         """The largest block that was received without free memory."""
         self._clean_bytes = 0
@@ -126,8 +128,8 @@ class BlockStore:
     @property
     def loose_bytes(self) -> int:
         """Memory in use beside stored blocks: blocks being received or still being read."""
-        stored = sum(self._arena_bytes(name) for name in self._blocks) + self.outside_bytes
-        return self.arena.used_bytes + self._loose.used_bytes - stored
+        outside = self._loose.used_bytes - self.outside_bytes
+        return self.arena.used_bytes - self._arena_stored_bytes + outside
 
     @property
     def outside_bytes(self) -> int:
@@ -405,6 +407,7 @@ class BlockStore:
         self.used_bytes += len(buffer)
         if LooseMemory.owns(buffer):
             self._outside[name] = len(buffer)
+        self._arena_stored_bytes += self._arena_bytes(name)
         self._policy.added(name, *_owned(block))
         self._clean_bytes -= charged_bytes(len(buffer))
         if is_new:
@@ -552,21 +555,26 @@ class BlockStore:
         room = max(room, charged_bytes(self._short_bytes))
         self._drop_outside()
         room -= min(room, self._policy.copy_bytes - self._leased_outside_bytes())
-        while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
+        while self._short_bytes and self._is_short(room):
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
-            if not self._policy.is_copy(victim):
-                # Copies that are left without a lease are read at present.
-                read = sum(map(self._arena_bytes, self._policy.copies()))
-                if self.arena.used_bytes - read <= self.capacity_bytes - room:
-                    return
+            # Copies that are left without a lease are read at present.
+            read = sum(map(self._arena_bytes, self._policy.copies()))
+            if not self._policy.is_copy(victim) and not self._is_short(room - read):
+                return
             if self._disk is not None and victim not in self._disk:
                 self._clean_bytes = 0
                 self.spill()
                 if self._writing:
                     return  # Once the disk has written something this is tried again.
             self._evict(victim)
+
+    def _is_short(self, room: float) -> bool:
+        """Return True if less than `room` is free or being received into. An I/O thread may take
+        what was just freed: that is what the room is for."""
+        received = self.arena.used_bytes - self._arena_stored_bytes
+        return self._arena_stored_bytes + max(room, received) > self.capacity_bytes
 
     def _victims(
         self,
@@ -597,6 +605,7 @@ class BlockStore:
         return any(self._below(name) is None for name in victims or [])
 
     def _remove(self, name: BlockName) -> None:
+        self._arena_stored_bytes -= self._arena_bytes(name)
         block = self._blocks.pop(name)
         self.used_bytes -= len(block.data)
         self._outside.pop(name, None)
