@@ -15,12 +15,12 @@ from prfaas.config.reference import reference
 from prfaas.core.dispatch.types import Refusal
 from prfaas.core.request.blocks import POOL_DOWN, TIMEOUT, UNKNOWN
 from prfaas.core.request.events import DecodeFailure, PrefillFailure
+from prfaas.core.request.fallback_reasons import REASONS
 from prfaas.core.request.machine import NOT_ASKED
 from prfaas.core.request.watch import Alarm
 from prfaas.core.routing.decision import Reason
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ERROR_TYPES
-from prfaas.gateway.telemetry.fallback_reasons import REASONS
 from prfaas.sim.scenario.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]

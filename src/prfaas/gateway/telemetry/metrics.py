@@ -12,6 +12,7 @@ from prfaas.audit.metrics import AuditMetrics
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
+from prfaas.core.request.fallback_reasons import label
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.core.routing.decision import Path
@@ -23,7 +24,6 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
-from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
