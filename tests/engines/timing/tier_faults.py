@@ -11,7 +11,6 @@ from prfaas.core.kv.blocks import BlockName
 from tests.pool.sites import Site, until
 
 from .deployment import World
-from .site_of_hosts import settled
 
 PROMPTS = [[(start + i) % 300 for i in range(288)] for start in range(24)]
 PERIOD_S = 0.1
@@ -72,7 +71,7 @@ async def under_load(world: World, inject: Callable[[], None], seconds: float) -
     """
     out, sites = Outcome(), list(world.sites.values())
     texts = [(await world.complete(p, max_tokens=1))["choices"][0]["text"] for p in PROMPTS]
-    await settled(world)
+    await until(world.is_quiet)
     stored = {name for site in sites for name in site.node.store.in_memory()}
     await until(lambda: all(_has_all(site, stored) for site in sites))
     begin_s = time.monotonic()
