@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from prfaas.config.tenants import TenantTable, check_shares
+from prfaas.config.deployment import GatewayTable
+from prfaas.config.tenants import TenantTable, check_shares, max_ages
 
 KEY = "sha256:" + "0" * 64
 
@@ -36,3 +37,23 @@ def test_a_reserve_above_the_limit_is_refused_with_its_tenant() -> None:
 def test_a_share_is_a_ratio(share: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         table(**share)
+
+
+def test_ages_are_by_tag_and_the_default_is_for_all_others() -> None:
+    hour, day = 3600 * 10**9, 86_400 * 10**9
+    tenants = {
+        "a": TenantTable.model_validate({"keys": [KEY], "cache_max_age": "1h"}),
+        "b": TenantTable.model_validate({"keys": [KEY]}),
+    }
+    tags = {"a": "a" * 32, "b": "b" * 32}
+    assert tenants["a"].cache_max_age == hour
+    assert max_ages(tenants, tags, None) == {"a" * 32: 3600}
+    assert max_ages(tenants, tags, day) == {"": 86_400, "a" * 32: 3600, "b" * 32: 86_400}
+    assert max_ages({}, {"default": "d" * 32}, day) == {"": 86_400, "d" * 32: 86_400}
+
+
+def test_an_age_below_a_minute_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the least is 1min"):
+        TenantTable.model_validate({"keys": [KEY], "cache_max_age": "59s"})
+    with pytest.raises(ValidationError, match="the least is 1min"):
+        GatewayTable.model_validate({"cache_max_age": "59s"})

@@ -1,5 +1,6 @@
 """Shared by tests of purges: blocks by where they came from, and a purge with its answer."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,11 @@ def origins(site: Site) -> dict[BlockKey, Origin]:
         for _, key in site.node.disk.names():
             held.setdefault(key, site.node.disk.origin((LAYOUT.layout_id, key)))
     return held
+
+
+def undated(site: Site) -> dict[BlockKey, Origin]:
+    """Origins without the times at which blocks were computed."""
+    return {key: replace(origin, born_s=0) for key, origin in origins(site).items()}
 
 
 async def on_disk(site: Site) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.origins import LOCAL, Origin
+from prfaas.pool.store.origins import LOCAL, Matches, Origin
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from tests.pool.mirror import Mirror, Name
 
@@ -148,6 +148,9 @@ class SlowDisk:
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         into[:] = bytes(10)
         return b"d" * 32
+
+    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+        return 0
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         return {name for name in names if name in self.written}

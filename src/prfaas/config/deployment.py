@@ -21,7 +21,13 @@ from prfaas.config.market.classes import CLASSES_MAX, ClassTable, check_classes
 from prfaas.config.market.prices import PriceTable, check_prices
 from prfaas.config.membership import MembershipTable
 from prfaas.config.names import FilePathText, HostPort, PartName
-from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
+from prfaas.config.quantities import (
+    DurationNs,
+    SizeBytes,
+    age_long_enough,
+    at_least,
+    long_enough,
+)
 from prfaas.config.routing import RoutingTable
 from prfaas.config.supervision import SupervisionTable
 from prfaas.config.table import Table
@@ -119,6 +125,9 @@ class GatewayTable(Table):
     Without any key, these endpoints are open to this machine if `listen` is a loopback address, and
     to all clients if there are no tenants."""
 
+    cache_max_age: DurationNs | None = None
+    """Largest age of blocks of tenants without their own `cache_max_age`; no limit if absent."""
+
     request_fields: RequestFields = Field(default=[])
     """Fields of request bodies that reach the engines in addition to those of OpenAI's API and
     vLLM's sampling fields, such as "priority"; others are refused with 400."""
@@ -129,6 +138,7 @@ class GatewayTable(Table):
         return "https" if self.tls else "http"
 
     _limits = field_validator("body_timeout", "request_timeout", "connect_timeout")(long_enough)
+    _age = field_validator("cache_max_age")(age_long_enough)
     _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))
 
 

@@ -45,6 +45,8 @@ def at_least(least: int, said: str, shown: str = "") -> Check:
 
 long_enough = at_least(10**6, "ns leave no time for anything", "1ms")
 """Minimum of time limits."""
+age_long_enough = at_least(60 * 10**9, "ns are too short for an age known to 10 s", "1min")
+"""Minimum of maximum ages of blocks."""
 holds_a_block = at_least(1 << 20, "bytes hold no block")
 """Minimum of memory and disk sizes."""
 

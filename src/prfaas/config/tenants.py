@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from prfaas.config.addresses import split_address
-from prfaas.config.quantities import RateBitsPerS
+from prfaas.config.quantities import DurationNs, RateBitsPerS, age_long_enough
 from prfaas.config.table import Table
 from prfaas.core.cache.tenant_shares import RESERVES_MAX
 from prfaas.core.codec.quality import Quality
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX
+from prfaas.units import NS_PER_S
 
 KEY_HASH = r"^sha256:[0-9a-f]{64}$"
 KEYS_MAX = 16
@@ -62,6 +63,9 @@ class TenantTable(Table):
     All reserves together are at most 0.75."""
     cache_max: float = Field(default=1.0, gt=0, le=1)
     """Largest share of the memory and of the disk of each pool node."""
+    cache_max_age: DurationNs | None = None
+    """Largest age of its blocks, such as "24h", counted from their computation: older ones are
+    neither served nor kept in pools. `gateway.cache_max_age` if absent."""
     isolate_users: bool = False
     """Give each end user, as named by a request's `safety_identifier` or `user`, KV blocks of their
     own; requests without these fields share the tenant's."""
@@ -72,6 +76,8 @@ class TenantTable(Table):
     quality: Annotated[Quality, Field(strict=False)] = Quality.LOSSLESS
     """Quality class of its KV blocks: "lossless", "fp8", "kivi4", either of these with
     "+bf16-state", or "bf16-state". Blocks of the others are rounded on links."""
+
+    _age = field_validator("cache_max_age")(age_long_enough)
 
     @property
     def has_share(self) -> bool:
@@ -129,6 +135,21 @@ def check_shares(tenants: Mapping[str, TenantTable]) -> None:
             f"cache_reserve of all tenants together is {total:g}, the limit is {RESERVES_MAX}: the "
             "rest is what blocks are received into; lower some"
         )
+
+
+def max_ages(
+    tenants: Mapping[str, TenantTable], tags: Mapping[str, str], default_ns: int | None
+) -> dict[str, int]:
+    """Return the largest age of blocks by the tags of tenants, seconds.
+
+    Args:
+        tenants: Those with settings, by name.
+        tags: Tags of all tenants, by name.
+        default_ns: Of the other tenants, and under the empty tag of all other blocks.
+    """
+    limits = dict.fromkeys(("", *tags.values()), default_ns)
+    limits |= {tags[name]: t.cache_max_age for name, t in tenants.items() if t.cache_max_age}
+    return {tag: limit // NS_PER_S for tag, limit in limits.items() if limit}
 
 
 def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) -> Iterator[str]:

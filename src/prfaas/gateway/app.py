@@ -186,6 +186,7 @@ class Gateway:
             self.driver,
             timing or PoolTiming(),
             self.tenants.shares,
+            self.tenants.ages,
         )
         self.layouts = LayoutCheck(deployment, self.pools)
         self.pools.on_change = self.layouts.note_changes

@@ -6,7 +6,8 @@ After its `Join` a data connection carries nothing but fragments:
     transfer id 16 | layout id 32 | group u32 | block hash 32 | digest 32 | block bytes u32 | offset u32
     bytes
 
-The only flag, 1, is set for a block that the sender has of another pool, or computed from such.
+Flag 1 is set for a block that the sender has of another pool, or computed from such. The other 15
+flags are the code of its age (`core/cache/ages.py`), zero if the receiver has not said that it takes ages.
 
 On a link whose ends have agreed on codecs, a fragment may be coded. It is of kind 4, and its prefix
 ends with two more fields:
@@ -87,6 +88,8 @@ class ReceivedBlock:
     """Size of the stream with which `data` starts, if the block was rounded; 0 if it was not."""
     modes: frozenset[Mode] = frozenset()
     """Roundings of the stream, once it was decoded."""
+    age: int = 0
+    """Code of its age."""
 
     @property
     def is_intact(self) -> bool:
@@ -111,6 +114,7 @@ class FragmentPrefix:
         coded_bytes: Bytes that follow if it is coded by itself.
         stream_bytes: Size of the stream that it is a part of; 0 if its block is not rounded. Then
             `offset` and `num_bytes` are those in the stream.
+        age: Code of the age of its block.
     """
 
     transfer_id: bytes
@@ -124,6 +128,7 @@ class FragmentPrefix:
     codec: int = RAW_NUMBER
     coded_bytes: int = 0
     stream_bytes: int = 0
+    age: int = 0
 
     @property
     def payload_bytes(self) -> int:
@@ -131,45 +136,47 @@ class FragmentPrefix:
         return self.coded_bytes or self.num_bytes
 
 
-def encode_prefix(fragment: Fragment) -> bytes:
-    """Return the header of a fragment of at most FRAGMENT_BYTES_MAX."""
+def encode_prefix(fragment: Fragment, age: int = 0) -> bytes:
+    """Return the header of a fragment of at most FRAGMENT_BYTES_MAX, with the code of its age."""
     payload_bytes = PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes
-    return _encode_prefix(fragment, FRAGMENT, payload_bytes)
+    return _encode_prefix(fragment, FRAGMENT, payload_bytes, age)
 
 
-def encode_coded_prefix(fragment: Fragment, codec: int, coded_bytes: int) -> bytes:
+def encode_coded_prefix(fragment: Fragment, codec: int, coded_bytes: int, age: int = 0) -> bytes:
     """Return what goes before a coded fragment.
 
     Args:
         fragment: What was coded.
         codec: Number of the codec, above 0.
         coded_bytes: Size of the coded stream, fewer than the fragment has.
+        age: Code of the age of its block.
     """
     payload_bytes = CODED_PREFIX_BYTES - _HEADER_BYTES + coded_bytes
-    prefix = _encode_prefix(fragment, CODED_FRAGMENT, payload_bytes)
+    prefix = _encode_prefix(fragment, CODED_FRAGMENT, payload_bytes, age)
     return prefix + _CODING.pack(codec, fragment.num_bytes)
 
 
-def encode_stream_prefix(fragment: Fragment, codec: int) -> bytes:
+def encode_stream_prefix(fragment: Fragment, codec: int, age: int = 0) -> bytes:
     """Return what goes before a part of a stream.
 
     Args:
         fragment: Of a block that has a stream.
         codec: Number of the codec, above 0.
+        age: Code of the age of its block.
     """
     payload_bytes = CODED_PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes
-    prefix = _encode_prefix(fragment, STREAM_FRAGMENT, payload_bytes)
+    prefix = _encode_prefix(fragment, STREAM_FRAGMENT, payload_bytes, age)
     return prefix + _CODING.pack(codec, fragment.block.wire_bytes)
 
 
-def _encode_prefix(fragment: Fragment, kind: int, payload_bytes: int) -> bytes:
+def _encode_prefix(fragment: Fragment, kind: int, payload_bytes: int, age: int) -> bytes:
     block = fragment.block
     layout_id, key = block.name
     return _PREFIX.pack(
         MAGIC,
         VERSION,
         kind,
-        INHERITED if block.is_inherited else 0,
+        age << 1 | (INHERITED if block.is_inherited else 0),
         payload_bytes,
         block.transfer_id,
         layout_id,
@@ -213,7 +220,7 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
     is_long = len(data) == CODED_PREFIX_BYTES
     wanted = (CODED_FRAGMENT, STREAM_FRAGMENT) if is_long else (FRAGMENT,)
     is_known = (magic, version) == (MAGIC, VERSION) and kind in wanted
-    if not is_known or flags not in (0, INHERITED):
+    if not is_known:
         raise PeerError(
             f"no fragment of version {VERSION}: {magic!r}, version {version}, kind {kind}, "
             f"flags {flags:#06x}"
@@ -252,10 +259,11 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
         size,
         at,
         num_bytes,
-        bool(flags),
+        bool(flags & INHERITED),
         codec,
         coded_bytes,
         stream_bytes,
+        flags >> 1,
     )
 
 

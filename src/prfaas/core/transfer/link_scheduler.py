@@ -64,6 +64,7 @@ class OutgoingBlock:
         form: Rounded form in which it goes; None if no bit may be lost.
         stream: That form, once its first fragment was taken.
         has_arrived: True if it is acknowledged, or not wanted any more.
+        born_s: Unix time at which it was computed (`core/cache/ages.py`).
     """
 
     transfer_id: bytes
@@ -75,6 +76,7 @@ class OutgoingBlock:
     form: Form | None = None
     stream: bytes | bytearray | None = None
     has_arrived: bool = False
+    born_s: int = 0
 
     @property
     def wire_bytes(self) -> int:

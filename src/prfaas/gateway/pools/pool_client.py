@@ -75,8 +75,9 @@ class PoolClient:
         subscription: Subscription,
         timing: PoolTiming,
         shares: Mapping[str, tuple[float, float]] = {},
+        ages: Mapping[str, int] = {},
     ) -> None:
-        self._shares = dict(shares)
+        self._shares, self._ages = dict(shares), dict(ages)
         self._pool = pool
         self._address = address
         self._gateway = gateway
@@ -203,7 +204,8 @@ class PoolClient:
         channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))
         self._channel = channel
         self.subscription.begin()
-        channel.send(Subscribe(gateway=self._gateway, shares=self._shares))
+        hello = Subscribe(gateway=self._gateway, shares=self._shares, ages=self._ages)
+        channel.send(hello)
         if not self._said or self._was_live:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
@@ -245,6 +247,7 @@ class Pools:
         driver: Receives their state and that of their links.
         timing: Times of the subscriptions.
         shares: Reserve and limit of tenants in every pool, by their tags.
+        ages: Largest ages of blocks by the tags of tenants, seconds.
     """
 
     def __init__(
@@ -257,6 +260,7 @@ class Pools:
         driver: Driver,
         timing: PoolTiming,
         shares: Mapping[str, tuple[float, float]] = {},
+        ages: Mapping[str, int] = {},
     ) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
         """Called when a pool node has reported a change of its engines or links."""
@@ -268,7 +272,7 @@ class Pools:
         def client(pool: str, address: tuple[str, int]) -> PoolClient:
             rule = driver.checkpoints
             followed = Subscription(pool, index, transfers, partial(tell, pool), rule)
-            return PoolClient(pool, address, gateway, tls, followed, timing, shares)
+            return PoolClient(pool, address, gateway, tls, followed, timing, shares, ages)
 
         self._make = client
         self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prfaas.config.deployment import Deployment
-from prfaas.config.tenants import TenantTable
+from prfaas.config.tenants import TenantTable, max_ages
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
 from prfaas.core.codec.quality import Quality
@@ -124,6 +124,8 @@ class Tenants:
                 DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""), class_secret=classes
             )
             self.by_name[DEFAULT_NAME] = self.default
+        tags = {name: tenant_tag(tenant.cache_salt) for name, tenant in self.by_name.items()}
+        self.ages = max_ages(tables, tags, deployment.gateway.cache_max_age)
 
     def tag_of(self, name: str) -> str:
         """Return the tag of a tenant, also of one that is not in the deployment any more."""

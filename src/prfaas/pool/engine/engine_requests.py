@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
+from prfaas.core.cache.ages import born_at
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -64,6 +66,7 @@ class EngineRequests:
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
         needs_grant: Keep only blocks of open pushes.
         is_shared: Sites share the pool node: keep blocks only of the tenant that a ticket names.
+        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class EngineRequests:
         *,
         needs_grant: bool = False,
         is_shared: bool = False,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_s = wall_s
         self._name = name
         self._store = store
         self._inbound = inbound
@@ -254,7 +259,8 @@ class EngineRequests:
             self._metrics.blocks_dropped.labels(reason="no_ticket").inc(len(named))
             _answer(engine, StoreDone(job=message.job, stored=False))
             return
-        origin = computed(engine.name, frozenset(message.sources), message.tenant)
+        now_s = born_at(self._wall_s())
+        origin = computed(engine.name, frozenset(message.sources), message.tenant, now_s)
         stored = True
         for part in self._copies.batches(engine, named):
             # Cached blocks of an engine must not evict blocks that another one waits for.

@@ -29,6 +29,7 @@ from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.node.admin_http import AdminServer, Phase
+from prfaas.pool.node.aging import Aging
 from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.node.host_limits import check_limits
@@ -106,8 +107,10 @@ class PoolNode:
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as last reported to gateways."""
-        self._dialling = settings.identity.dialling()
-        self._accepting = settings.identity.accepting()
+        self._dialling, self._accepting = (
+            settings.identity.dialling(),
+            settings.identity.accepting(),
+        )
         self.sites.trust(self._dialling, self._accepting)
         self._opener = TicketOpener(
             settings.identity.authority, self.sites.gateways, self.sites.certificates
@@ -145,6 +148,7 @@ class PoolNode:
             self._missing,
             settings.receive,
             hosts,
+            settings.wall_s,
         )
         sending = Sending(self.store, read_limit_s)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
@@ -158,6 +162,9 @@ class PoolNode:
                 settings.site_budget, settings.site, self.links, settings.link_budgets, clock_ns
             ),
             Comparing(self.store, self._known_layouts),
+        )
+        self._aging = Aging(
+            self.store, self.disk, self.shared, self.sites.claims, self.metrics, settings.wall_s
         )
         self._purging = Purging(
             settings.name,
@@ -224,6 +231,7 @@ class PoolNode:
             read_limit_s,
             needs_grant=settings.needs_grant,
             is_shared=self.sites.is_shared,
+            wall_s=settings.wall_s,
         )
         self._engine_port = EnginePort(
             settings.socket_path,
@@ -263,6 +271,7 @@ class PoolNode:
                     tasks.create_task(self.disk.run())
                 if self.shared is not None:
                     tasks.create_task(self.shared.run())
+                tasks.create_task(self._aging.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -397,6 +406,7 @@ class PoolNode:
             limits=settings.send,
             on_met=self._tickets.met,
             prove=self.sites.prove,
+            wall_s=settings.wall_s,
         )
 
     def _layouts(self) -> set[bytes]:
@@ -447,6 +457,7 @@ class PoolNode:
         if isinstance(message, Survey):
             channel.send(self._surveyed())
             return
+        self._aging.announced(channel.peer, message)
         if not self.sites.is_shared:
             self._shares.announced(channel.peer, message)
         self.feed.subscribe(channel, self.store, self._state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +79,7 @@ class PoolSettings:
         purge_bar_ns: Time limit of the refusal of a purged source's blocks, ns.
         hello_timeout_s: Time limit for the first message of an engine.
         drain_ns: Time limit of running transfers after a stop, ns.
+        wall_s: Unix time, seconds.
     """
 
     name: str
@@ -115,6 +118,7 @@ class PoolSettings:
     disk_limits: DiskLimits = disk_tier.LIMITS
     purge_bar_ns: int = BAR_NS
     hello_timeout_s: float = 10.0
+    wall_s: Callable[[], float] = time.time
 
     def check_certificate(self) -> None:
         """See that the certificate names the regions of this pool node, and no others.

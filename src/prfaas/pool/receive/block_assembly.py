@@ -150,6 +150,7 @@ class Assembly:
             block.data,
             prefix.is_inherited,
             prefix.stream_bytes,
+            age=prefix.age,
         )
 
     def release(self, prefix: FragmentPrefix, writer: Writer) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
+from prfaas.core.cache.ages import born_in
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import Manifest
 from prfaas.core.kv.tenant_tag import tag_in
@@ -63,7 +65,9 @@ class InboundTransfers:
         on_missing: Callable[[bytes, list[BlockKey]], None] = lambda *_: None,
         limits: ReceiveLimits = DEFAULTS,
         hosts: Set[str] = frozenset(),
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_s = wall_s
         self.limits, self._hosts = limits, hosts
         self._store = store
         self._metrics = metrics
@@ -247,7 +251,9 @@ class InboundTransfers:
             self._end(transfer, TransferEnd.REFUSED, beyond.reason.value)
             return False
         tenant = tag_in(grant.ticket.tenant)
-        origin = received(peer, block.transfer_id, tenant, is_inherited=block.is_inherited)
+        born_s = born_in(block.age, self._wall_s())
+        is_inherited = block.is_inherited
+        origin = received(peer, block.transfer_id, tenant, born_s, is_inherited=is_inherited)
         if self._store.is_barred(origin):
             self._metrics.blocks_dropped.labels(reason=PURGED).inc()
             self._end(transfer, TransferEnd.PURGED)

@@ -301,10 +301,11 @@ class LinkPort:
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
         channel.send(
-            Resumed(epoch=self._epoch)
+            Resumed(epoch=self._epoch, takes_ages=True)
             if secret is None
             else Resumed(
                 epoch=self._epoch,
+                takes_ages=True,
                 encryption=WIRE_NAMES[secret.encryption],
                 secret=secret.secret,
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from prfaas.core.cache.ages import age_code
 from prfaas.core.codec.codecs import (
     EXPONENT_WINDOW,
     EXPONENT_WINDOW_NUMBER,
@@ -54,6 +55,7 @@ class LinkCoding:
         peer: Name of the other pool.
         metrics: Of this pool node.
         kernels: Of this process.
+        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -63,7 +65,11 @@ class LinkCoding:
         peer: str,
         metrics: PoolMetrics,
         kernels: Kernels = KERNELS,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_s = wall_s
+        self.takes_ages = False
+        """True if the peer takes ages in fragments."""
         self._mode = mode
         self._layouts = layouts
         self._kernels = kernels
@@ -174,9 +180,14 @@ class LinkCoding:
         coded = self._coded(fragment, scratch)
         data = fragment.data if coded is None else coded
         self._count(fragment, len(data))
+        age = self._age(fragment.block)
         if coded is None:
-            return [memoryview(encode_prefix(fragment)), data]
-        return [memoryview(encode_coded_prefix(fragment, EXPONENT_WINDOW_NUMBER, len(data))), data]
+            return [memoryview(encode_prefix(fragment, age)), data]
+        prefix = encode_coded_prefix(fragment, EXPONENT_WINDOW_NUMBER, len(data), age)
+        return [memoryview(prefix), data]
+
+    def _age(self, block: OutgoingBlock) -> int:
+        return age_code(block.born_s, self._wall_s()) if self.takes_ages else 0
 
     def _part(self, fragment: Fragment, form: Form) -> list[memoryview]:
         """Return a part of a rounded block, whose stream is made with its first part."""
@@ -187,7 +198,8 @@ class LinkCoding:
                 block.digest, block.stream = self._rounded(block, form)
                 self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
         self._count(fragment, fragment.num_bytes)
-        return [memoryview(encode_stream_prefix(fragment, LOSSY_NUMBER)), fragment.data]
+        prefix = encode_stream_prefix(fragment, LOSSY_NUMBER, self._age(block))
+        return [memoryview(prefix), fragment.data]
 
     def _rounded(self, block: OutgoingBlock, form: Form) -> tuple[bytes, bytearray]:
         """Return the digest of a rounded block, and its stream."""

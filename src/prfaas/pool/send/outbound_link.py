@@ -7,6 +7,7 @@ given up.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -106,6 +107,7 @@ class OutboundLink:
         limits: Of the data connections.
         on_met: Called with the regions in the peer's certificate; True if they have changed.
         prove: Called with the name and the certificate of the peer; see `AllowList`.
+        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class OutboundLink:
         limits: SendLimits = DEFAULTS,
         on_met: Callable[[str, Regions], bool] = lambda *_: False,
         prove: Callable[[str, bytes | None], object] = lambda *_: None,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -151,7 +154,7 @@ class OutboundLink:
         self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._checkpoint_bytes = metrics.checkpoint_bytes
         self._queue = SendQueue(self._taken, clock_ns)
-        self._coding = LinkCoding(codec, layouts or KnownLayouts(), peer, metrics)
+        self._coding = LinkCoding(codec, layouts or KnownLayouts(), peer, metrics, wall_s=wall_s)
         self._dialer = Dialer(
             self,
             pool=pool,
@@ -245,7 +248,14 @@ class OutboundLink:
         form = self._coding.form(outgoing.quality, layout_id, key.group, len(block.data))
         self._queue.add(
             OutgoingBlock(
-                transfer_id, name, block.digest, block.data, outgoing.tenant, is_inherited, form
+                transfer_id,
+                name,
+                block.digest,
+                block.data,
+                outgoing.tenant,
+                is_inherited,
+                form,
+                born_s=block.origin.born_s,
             )
         )
 
@@ -415,6 +425,7 @@ class OutboundLink:
         if self._peer_epoch not in ("", resumed.epoch):
             self._give_up(TransferEnd.PEER_RESTARTED)
         self._peer_epoch = resumed.epoch
+        self._coding.takes_ages = resumed.takes_ages
         self._dialer.welcomed(resumed)
         for outgoing in self._transfers.values():
             self._offer(outgoing)

@@ -106,6 +106,14 @@ class PackIndex:
                     gone.append(name)
         return gone
 
+    def emptied(self, packs: Iterable[PackName]) -> list[PackName]:
+        """Those of some packs of which no block is known any more."""
+        return [pack for pack in packs if not self._has_any(pack)]
+
+    def _has_any(self, pack: PackName) -> bool:
+        places = (self._places.get(name) for name in self._packs.get(pack, ()))
+        return any(place is not None and place.pack.name == pack for place in places)
+
     def drop(self, names: Iterable[BlockName]) -> None:
         """Remove blocks for good; the packs of some of them may stay."""
         for name in names:

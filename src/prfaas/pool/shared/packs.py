@@ -17,13 +17,14 @@ renamed pack is unreadable.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from secrets import token_hex
 from typing import Annotated, NamedTuple
 
 import msgspec
 
+from prfaas.core.cache.ages import UNKNOWN_S, born_at
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
@@ -223,7 +224,9 @@ def read_front(
         pack = Pack(name, seal_of(kind, front, keys))
         plain = pack.seal.open(0, front[HEAD_BYTES:], name.path.encode())
         index = _decoder.decode(plain)
-        origins = [read_by(reader, name.writer, origin_in(data)) for data in index.origins]
+        origins = [
+            read_by(reader, name.writer, _dated(origin_in(data), name)) for data in index.origins
+        ]
         sizes = (entry.num_bytes + TAG_BYTES for entry in index.blocks)
         offsets = accumulate(sizes, initial=name.front_bytes)
         return {
@@ -242,6 +245,13 @@ def read_front(
         raise UnknownKeyError(f"{name.path}: {error}") from None
     except (AlteredError, msgspec.DecodeError, IndexError) as error:
         raise AlteredError(f"the index of {name.path} is broken: {error}") from None
+
+
+def _dated(origin: Origin, name: PackName) -> Origin:
+    """An origin of an earlier version has the time at which its pack was written."""
+    if origin.born_s != UNKNOWN_S:
+        return origin
+    return replace(origin, born_s=born_at(name.at_ms / 1000))
 
 
 def open_block(

@@ -34,7 +34,7 @@ from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
 from prfaas.pool.shared.tier_keys import TierKeys
-from prfaas.pool.store.origins import Origin, Scope
+from prfaas.pool.store.origins import Matches, Origin, Scope
 from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.units import NS_PER_S
 
@@ -238,6 +238,26 @@ class S3Tier(ShownBlocks[PackedBlock]):
                 await self._writer.flush()
         self._writer.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+        """Remove those of some blocks that are too old, and packs of this node without others."""
+        found = ((name, self._blocks.get(name)) for name in names)
+        old = {name: place for name, place in found if place and is_over(place.origin)}
+        if not old:
+            return 0
+        self._blocks.drop(old)
+        if self._health.is_up:
+            self._on_gone(old)
+        packs = {place.pack.name for place in old.values()}
+        own = [pack for pack in packs if pack.writer == self._pool]
+        victims = self._blocks.emptied(own)
+        try:
+            await self._packs.delete(victims, self._settings.timing.request_s)
+        except TransferError:
+            self._metrics.count_shared("delete", "failed")
+        # Packs that are still there are read again, and are tried again.
+        self._follower.forget(victims)
+        return len(old)
 
     # --- purges ---
 

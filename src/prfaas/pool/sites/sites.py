@@ -161,6 +161,13 @@ class Sites:
         """See `SiteRules.allows`."""
         return self._rules is None or self._rules.allows(gateway, message, answer)
 
+    def claims(self, gateway: str, tag: str) -> bool:
+        """Return True if a gateway may say something about all blocks of a tag."""
+        site = self.site_of_gateway(gateway)
+        if self._agreements is None or site is None:
+            return True
+        return self._agreements.claim(tag, site)
+
     def ended(self, transfer_id: bytes) -> None:
         """A transfer is over."""
         if self._rules is not None:

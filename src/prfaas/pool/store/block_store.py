@@ -71,6 +71,7 @@ class BlockStore:
         self._lower: list[LowerTier] = []
         """The tiers below, the fastest first."""
         self._is_barred: Matches = lambda _: False
+        self._is_over: Matches | None = None
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
@@ -100,9 +101,16 @@ class BlockStore:
         """Refuse, from now on, new blocks for which `is_barred` returns True."""
         self._is_barred = is_barred
 
+    def age(self, is_over: Matches | None) -> None:
+        """Miss blocks for which `is_over` returns True, from now on; None for no limit of ages."""
+        self._is_over = is_over
+
     def is_barred(self, origin: Origin) -> bool:
         """Return True if blocks of that origin are not kept at present."""
-        return self._is_barred(origin)
+        return self._is_barred(origin) or self._is_old(origin)
+
+    def _is_old(self, origin: Origin) -> bool:
+        return self._is_over is not None and self._is_over(origin)
 
     def spill_to(self, disk: LowerTier) -> None:
         """Have a disk below, from now on."""
@@ -118,7 +126,10 @@ class BlockStore:
         return len(self._blocks)
 
     def __contains__(self, name: BlockName) -> bool:
-        return name in self._blocks or self._below(name) is not None
+        block = self._blocks.get(name)
+        if block is not None and not self._is_old(block.origin):
+            return True
+        return self._below(name) is not None
 
     @property
     def num_pinned(self) -> int:
@@ -148,9 +159,12 @@ class BlockStore:
             yield from (name for name in tier.names() if self._is_only_in(tier, name))
 
     def get(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
-        """A block in memory, which counts as used now; None if it is not there."""
+        """A block in memory, which counts as used now; None if it is not there, or too old."""
         name = layout_id, key
         block = self._blocks.get(name)
+        if block is not None and self._is_old(block.origin):
+            self.drop([name])
+            return None
         if block is not None:
             self._use(name, block)
         return block
@@ -400,7 +414,7 @@ class BlockStore:
         known = self.get(layout_id, key)
         if known is not None:
             return known
-        if self._is_barred(origin):
+        if self.is_barred(origin):
             return None
         is_new = name not in self
         block = self._blocks[name] = StoredBlock(buffer, digest, origin)
@@ -460,8 +474,9 @@ class BlockStore:
         _report(self._observer.evicted, (name for name in names if name not in self))
 
     def _below(self, name: BlockName) -> LowerTier | None:
-        """The fastest tier below memory that has a block."""
-        return next((tier for tier in self._lower if name in tier), None)
+        """The fastest tier below memory that has a block, which is not too old."""
+        found = (tier for tier in self._lower if name in tier)
+        return next((tier for tier in found if not self._is_old(tier.origin(name))), None)
 
     def _is_only_in(self, tier: LowerTier, name: BlockName) -> bool:
         return name not in self._blocks and self._below(name) is tier

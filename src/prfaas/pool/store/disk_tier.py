@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,9 @@ class DiskTier:
         self._on_gone = on_gone
         self._policy = TenantShares(policy or LeastRecentlyUsed(), capacity_bytes)
         self._shares: Mapping[str, Share] = {}
+        self._apart: Set[str] = frozenset()
+        """Tags of tenants without a share that have segments of their own: blocks of a segment
+        get too old together."""
         self._tenants: dict[int, str] = {}
         """Tag of the tenant of each segment; empty if blocks of several may be in it."""
         self._segment_bytes = min(limits.segment_bytes, capacity_bytes // SEGMENTS_MIN)
@@ -185,9 +188,40 @@ class DiskTier:
         self._shares = dict(shares)
         if self._files.keyring is not None:
             self._files.keyring.keep({tag for tag, share in shares.items() if share.reserve})
-        self._active = {tag: each for tag, each in self._active.items() if not tag or tag in shares}
+        self._keep_active()
         sizes = self._sizes.items()
         self._policy.assign(shares, (Held(each, self._tenants[each], size) for each, size in sizes))
+
+    def keep_apart(self, tenants: Set[str]) -> None:
+        """Write blocks of tenants, by their tags, to segments of their own from now on."""
+        self._apart = tenants
+        self._keep_active()
+
+    def _keep_active(self) -> None:
+        own = {"", *self._shares, *self._apart}
+        self._active = {tag: each for tag, each in self._active.items() if tag in own}
+
+    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+        """Remove those of some blocks that are too old, and segments without others.
+
+        Marks nothing on disk: a record has the time at which its block was computed.
+        """
+        found = ((name, self._places.get(name)) for name in names)
+        old = {name: place for name, place in found if place and is_over(place.origin)}
+        for name in old:
+            del self._places[name]
+        self._unlisted += old.items()
+        self._on_gone(old)
+        for number in sorted({place.segment for place in old.values()}):
+            async with self._turn:
+                if number in self._segments and not self._is_live(number):
+                    await self._drop(number)
+        return len(old)
+
+    def _is_live(self, number: int) -> bool:
+        """Return True if a segment has a block; the last one, most often."""
+        places = (self._places.get(name) for name in reversed(self._segments[number]))
+        return any(place is not None and place.segment == number for place in places)
 
     @property
     def held_bytes(self) -> Mapping[str, int]:
@@ -423,7 +457,7 @@ class DiskTier:
     def _writer_of(self, offer: _Offer) -> str:
         """Tag of the tenant in whose segments a block is written."""
         tag = offer.block.origin.tenant
-        return tag if tag in self._shares else ""
+        return tag if tag in self._shares or tag in self._apart else ""
 
     def _segment_bytes_of(self, tenant: str) -> int:
         """Largest segment of a tenant: a small share has several."""

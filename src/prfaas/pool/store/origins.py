@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from prfaas.core.cache.ages import NOT_READ_S, UNKNOWN_S
 from prfaas.wire.messages.fields import EVERY, SOURCES_MAX, Sources
 
 PURGED = "purged"
@@ -39,12 +40,14 @@ class Origin:
         via: The engine or pool that handed it over.
         transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
         tenant: Tag of the tenant that it belongs to (`core/kv/tenant_tag.py`); empty if unknown.
+        born_s: Unix time at which it was computed, seconds (`core/cache/ages.py`); 0 if unknown.
     """
 
     sources: frozenset[str] = frozenset()
     via: str = ""
     transfer_id: bytes = b""
     tenant: str = ""
+    born_s: int = UNKNOWN_S
 
     def is_of(self, source: str) -> bool:
         """Return True if it has to go when `source` is purged."""
@@ -112,29 +115,40 @@ def joined(sources: Iterable[str]) -> frozenset[str]:
 
 
 @lru_cache(SHARED_MAX)
-def received(peer: str, transfer_id: bytes, tenant: str = "", *, is_inherited: bool) -> Origin:
+def received(
+    peer: str,
+    transfer_id: bytes,
+    tenant: str = "",
+    born_s: int = UNKNOWN_S,
+    *,
+    is_inherited: bool,
+) -> Origin:
     """The origin of a block that came over a link.
 
     Args:
         peer: The sender.
         transfer_id: Its transfer.
         tenant: Tag of the tenant in its ticket.
+        born_s: When it was computed.
         is_inherited: True if the sender has it, or a block it was computed from, from others.
     """
     sources = frozenset({peer, EVERY} if is_inherited else {peer})
-    return Origin(sources, peer, transfer_id, tenant)
+    return Origin(sources, peer, transfer_id, tenant, born_s)
 
 
 @lru_cache(SHARED_MAX)
-def computed(engine: str, sources: frozenset[str], tenant: str = "") -> Origin:
+def computed(
+    engine: str, sources: frozenset[str], tenant: str = "", born_s: int = UNKNOWN_S
+) -> Origin:
     """The origin of a block that an engine stores.
 
     Args:
         engine: Its name.
         sources: Pools of which it used blocks.
         tenant: Tag of the tenant, as the engine named it.
+        born_s: The time at present.
     """
-    return Origin(joined(sources), engine, tenant=tenant)
+    return Origin(joined(sources), engine, tenant=tenant, born_s=born_s)
 
 
 def read_by(reader: str, writer: str, origin: Origin) -> Origin:
@@ -148,7 +162,7 @@ def read_by(reader: str, writer: str, origin: Origin) -> Origin:
     if writer == reader:
         return origin
     sources = joined({*origin.sources, writer})
-    return Origin(sources, writer, origin.transfer_id, origin.tenant)
+    return Origin(sources, writer, origin.transfer_id, origin.tenant, origin.born_s)
 
 
 class _Spec(msgspec.Struct, array_like=True, frozen=True):
@@ -157,6 +171,8 @@ class _Spec(msgspec.Struct, array_like=True, frozen=True):
     transfer_id: bytes
     tenant: str = ""
     """Missing in records of earlier versions."""
+    born_s: Annotated[int, msgspec.Meta(ge=0, lt=NOT_READ_S)] = UNKNOWN_S
+    """The same."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -166,7 +182,9 @@ _decoder = msgspec.msgpack.Decoder(_Spec)
 @lru_cache(SHARED_MAX)
 def origin_bytes(origin: Origin) -> bytes:
     """An origin as the disk keeps it, ORIGIN_BYTES_MAX at most."""
-    spec = _Spec(sorted(origin.sources), origin.via, origin.transfer_id, origin.tenant)
+    spec = _Spec(
+        sorted(origin.sources), origin.via, origin.transfer_id, origin.tenant, origin.born_s
+    )
     return _encoder.encode(spec)
 
 
@@ -177,4 +195,4 @@ def origin_in(data: bytes) -> Origin:
         spec = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return UNKNOWN
-    return Origin(frozenset(spec.sources), spec.via, spec.transfer_id, spec.tenant)
+    return Origin(frozenset(spec.sources), spec.via, spec.transfer_id, spec.tenant, spec.born_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
-from prfaas.pool.store.origins import LOCAL, Origin, Scope
+from prfaas.pool.store.origins import LOCAL, Matches, Origin, Scope
 
 
 @dataclass(slots=True)
@@ -106,6 +106,10 @@ class LowerTier(Protocol):
         Returns:
             Its digest; None if it could not be read, in time or at all.
         """
+        ...
+
+    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+        """Remove those of some blocks that are too old; return their number."""
         ...
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:

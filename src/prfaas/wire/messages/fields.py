@@ -28,6 +28,8 @@ TENANTS_HELD_MAX = 64
 """Tenants whose bytes a pool reports."""
 SHARES_MAX = 1000
 """Tenants of a gateway."""
+MaxAge = Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
+"""Seconds."""
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Tag = Annotated[str, msgspec.Meta(max_length=TAG_CHARS, pattern=TAG_PATTERN)]
 """Tag of a tenant (`core/kv/tenant_tag.py`); empty if unknown."""

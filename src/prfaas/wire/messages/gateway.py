@@ -16,6 +16,7 @@ from prfaas.wire.messages.fields import (
     Count,
     Key,
     LayoutId,
+    MaxAge,
     Name,
     Nanoseconds,
     PurgedSource,
@@ -37,6 +38,11 @@ class Subscribe(Message, tag="subscribe"):
         msgspec.field(default_factory=dict)
     )
     """Reserve and limit of tenants with a share of memory and disk, by their tags."""
+    ages: Annotated[dict[Tag, MaxAge], msgspec.Meta(max_length=SHARES_MAX + 1)] = msgspec.field(
+        default_factory=dict
+    )
+    """Largest ages of blocks by the tags of tenants, seconds; that of the empty tag is for all
+    others."""
 
 
 class Snapshot(Message, tag="snapshot"):

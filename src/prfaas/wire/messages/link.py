@@ -55,10 +55,12 @@ class Resumed(Message, tag="resumed"):
     """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed.
 
     `encryption` is the protection of the hello that data connections of this session use, empty for
-    TLS; `secret` is what their keys are made of (`wire/sealed/keys.py`).
+    TLS; `secret` is what their keys are made of (`wire/sealed/keys.py`). `takes_ages` allows ages
+    in fragments; an older pool refuses them.
     """
 
     epoch: Text
+    takes_ages: bool = False
     encryption: Text = ""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
 

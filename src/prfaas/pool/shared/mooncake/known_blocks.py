@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from prfaas.core.cache.ages import NOT_READ_S
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.store.origins import UNKNOWN, Origin
 
@@ -14,17 +16,20 @@ KNOWN_MAX = 1_000_000
 """Blocks that are known: about a third of a KiB each."""
 
 
+NOT_READ = replace(UNKNOWN, born_s=NOT_READ_S)
+
+
 class Known(NamedTuple):
     """A block in the store.
 
     Attributes:
         num_bytes: Its size.
-        origin: Where it came from; UNKNOWN until it is read, unless this node wrote it.
+        origin: Where it came from; NOT_READ until it is read, unless this node wrote it.
         is_own: True if this node wrote it.
     """
 
     num_bytes: int
-    origin: Origin = UNKNOWN
+    origin: Origin = NOT_READ
     is_own: bool = False
 
 

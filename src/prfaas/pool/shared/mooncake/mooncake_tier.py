@@ -31,7 +31,7 @@ from prfaas.pool.shared.mooncake.orders import NAMES_MAX, Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
-from prfaas.pool.store.origins import Origin, Scope, sliced
+from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import ReadBudget
 
 log = logging.getLogger(__name__)
@@ -316,6 +316,13 @@ class MooncakeTier(ShownBlocks[Known]):
         """A name that no block has."""
         layout_id, group = next(iter(self._sizes))
         return layout_id, BlockKey(group, bytes(32))
+
+    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+        """Forget those of some blocks that are too old. The store evicts them in its own order."""
+        found = ((name, self._blocks.get(name)) for name in names)
+        old = [name for name, known in found if known is not None and is_over(known.origin)]
+        self._gone(old)
+        return len(old)
 
     # --- purges ---
 
