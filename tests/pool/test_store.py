@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -356,6 +357,42 @@ def test_copies_outside_the_memory_have_a_limit() -> None:
     assert store.outside_bytes <= 16 * MIB
     assert all(name_of(number) in store for number in range(100, 124))
     assert sum(name not in store for name in names) == 24 - store.outside_bytes // SIZE
+
+
+def test_copies_that_no_request_waits_for_leave_the_memory_outside() -> None:
+    """The request has left while its transfer goes on: they are put without a lease."""
+    store, names = full_of_own_and_copies(50, 14)
+    buffers = [store.receive_buffer(SIZE) for _ in range(4)]
+    for number, data in enumerate(buffers, 100):
+        assert isinstance(data, bytearray)
+        assert store.put(*name_of(number), data, b"d" * 32, is_copy=True)
+    buffers.clear()
+    del data
+    store.expire(1)
+    assert (store.outside_bytes, store.loose_bytes) == (0, 0)
+    assert all(name in store for name in names)
+
+
+def test_room_is_made_from_idle_copies_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each eviction looks at the copy that it evicts, however many there are."""
+    store, names = full_of_own_and_copies(10, 54)
+    for name in names[10:]:
+        _pin(store, name, 1)
+        _pin(store, name, -1)
+    assert isinstance(store.receive_buffer(SIZE), bytearray)
+    looked: list[BlockName] = []
+    look = store._arena_bytes
+
+    def looks(name: BlockName) -> int:
+        looked.append(name)
+        return look(name)
+
+    monkeypatch.setattr(store, "_arena_bytes", looks)
+    store.keep_room()
+
+    num_evicted = sum(name not in store for name in names)
+    assert num_evicted == 8
+    assert len(looked) == num_evicted
 
 
 def test_memory_that_copies_are_received_into_costs_no_block_of_this_host() -> None:

@@ -344,8 +344,10 @@ class BlockStore:
         if buffer is not data:
             buffer[:] = data
         kept = self.keep(layout_id, key, buffer, digest, origin)
-        if lease_until_ns is not None:
-            self.lease(name, lease_until_ns, is_copy=is_copy)
+        if lease_until_ns is not None or is_copy:
+            self.lease(name, lease_until_ns or 0, is_copy=is_copy)
+            if lease_until_ns is None:
+                self.release(name)  # A copy that no request waits for.
         self.keep_room()
         return kept is not None
 
@@ -574,10 +576,11 @@ class BlockStore:
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
-            # Copies that are left without a lease are read at present.
-            read = sum(map(self._arena_bytes, self._policy.copies()))
-            if not self._policy.is_copy(victim) and not self._is_short(room - read):
-                return
+            if not self._policy.is_copy(victim):
+                # Copies that are left without a lease are read at present.
+                read = sum(map(self._arena_bytes, self._policy.copies()))
+                if not self._is_short(room - read):
+                    return
             if self._disk is not None and victim not in self._disk:
                 self._clean_bytes = 0
                 self.spill()
