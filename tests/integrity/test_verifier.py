@@ -264,7 +264,7 @@ class Gateway:
     async def purge(
         self, source: str, *, is_dry: bool, loop: Loop = Loop.OPERATOR
     ) -> dict[str, object]:
-        assert self.drained, "blocks are dropped before nothing new is sent there"
+        assert self.drained or not self.by_name, "blocks are dropped before nothing new is sent there"
         if self._is_busy:
             self._is_busy = False
             raise RequestError("a purge is running", status=409)
@@ -287,6 +287,21 @@ async def test_a_barred_source_gets_nothing_new_and_is_purged(*, is_busy: bool) 
     # A second alarm changes nothing more.
     await barring.bar("prfaas-pool", "its blocks differ")
     assert len(gateway.notes) == 1
+
+
+@pytest.mark.parametrize("state", ["drained", "gone"])
+async def test_a_source_without_engines_in_use_is_purged_and_reported(state: str) -> None:
+    """An operator drained them, or they left when it had sent its blocks."""
+    gateway = Gateway()
+    if state == "drained":
+        gateway.drained.add("away")
+    else:
+        gateway.by_name.clear()
+    barring = Barring(gateway, gateway, gateway, gateway.note, pause_s=0)
+    for _ in range(2):
+        await barring.bar("prfaas-pool", "its blocks differ")
+    assert gateway.purges == ["prfaas-pool"] * 2
+    assert gateway.notes == [(Loop.INTEGRITY, "bar", "source prfaas-pool")]
 
 
 async def test_a_pool_of_the_pd_cluster_is_not_barred() -> None:

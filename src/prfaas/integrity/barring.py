@@ -81,12 +81,14 @@ class Barring:
     ) -> None:
         self._engines, self._driver, self._purging = engines, driver, purging
         self._note, self._pause_s = note, pause_s
+        self._barred: set[str] = set()
 
     async def bar(self, source: str, why: str) -> None:
         """Bar a source.
 
-        Its blocks are purged at once, and again after the last prefill that was under way. A pool
-        of a PD cluster is not barred: it passed on what it may have from others.
+        Its blocks are purged at once, and again after the last prefill that was under way; so too
+        if an operator has drained its engines, or none is known at present. A pool of a PD cluster
+        is not barred: it passed on what it may have from others.
 
         Args:
             source: Pool that sent the blocks.
@@ -99,8 +101,9 @@ class Barring:
         in_use = [each for each in engines if not self._driver.is_drained(each.name)]
         for each in in_use:
             self._driver.set_drained(each.name, time.monotonic_ns(), drained=True)
-        if not in_use:
+        if not in_use and source in self._barred:
             return
+        self._barred.add(source)
         names = ", ".join(each.name for each in in_use)
         log_event(_log, logging.ERROR, "source_barred", source=source, engines=names, why=why)
         self._note(Loop.INTEGRITY, "bar", f"source {source}", old="in use", new="barred", why=why)
