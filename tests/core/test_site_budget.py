@@ -17,6 +17,7 @@ from prfaas.core.transfer.site_budget import (
     allocate,
     demand,
     equal_share,
+    idle_share,
 )
 
 BUDGET = 9_000_000
@@ -139,6 +140,22 @@ def test_a_holder_that_the_gateway_lost_costs_one_equal_share_at_most() -> None:
     assert BUDGET < max(after) <= BUDGET + equal_share(BUDGET, 3)
 
 
+def test_a_holder_keeps_the_part_of_an_idle_one_while_others_are_not_heard_of() -> None:
+    """Both may send all of the budget; at one bit a second its sockets would stop for hours."""
+    site = Site()
+    site.wanted["a"] = HUNGRY
+    for _ in range(3):
+        site.tick()
+    site.reached -= {"a", "c"}
+
+    rates = []
+    for _ in range(GONE_NS // TICK_NS):
+        site.tick()
+        rates.append(site.rate("b"))
+
+    assert min(rates) == idle_share(BUDGET, 3)
+
+
 @settings(max_examples=60)
 @given(
     st.lists(
@@ -178,5 +195,5 @@ def test_a_lease_is_bounded(lease: Lease) -> None:
 
     held.take("gateway", lease, 0)
 
-    assert 1 <= held.bits_per_s(1) <= BUDGET
+    assert idle_share(BUDGET, 3) <= held.bits_per_s(1) <= BUDGET
     assert held.bits_per_s(LEASE_NS) == BUDGET // 3

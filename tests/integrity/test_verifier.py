@@ -264,7 +264,9 @@ class Gateway:
     async def purge(
         self, source: str, *, is_dry: bool, loop: Loop = Loop.OPERATOR
     ) -> dict[str, object]:
-        assert self.drained or not self.by_name, "blocks are dropped before nothing new is sent there"
+        assert self.drained or not self.by_name, (
+            "blocks are dropped before nothing new is sent there"
+        )
         if self._is_busy:
             self._is_busy = False
             raise RequestError("a purge is running", status=409)

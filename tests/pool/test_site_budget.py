@@ -11,7 +11,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
-from prfaas.core.transfer.site_budget import equal_share
+from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.link_budgets import LeaseGiver
 from prfaas.pool.node.settings import PoolSettings
@@ -197,6 +197,20 @@ async def test_without_a_gateway_every_pool_node_has_an_equal_share(trunk: Trunk
     assert sum(rates.values()) <= SLACK * BUDGET
     for rate in rates.values():
         assert rate <= SLACK * equal
+
+
+@pytest.mark.timeout(60)
+async def test_a_link_keeps_to_the_budget_that_it_came_with(trunk: Trunk) -> None:
+    """As the links of contracts and members do: the settings of the pool node have none."""
+    node = trunk.senders["prfaas-a"].node
+    node.peers.remove("pd-pool")
+    node.peers.add("pd-pool", (LOOPBACK, trunk.pd.port), BUDGET // 10)
+    node._site_share.take("gateway", Lease(BUDGET, LEASE_NS))
+
+    seconds = node.links["pd-pool"].seconds_to_send(BUDGET // 10 // 8)
+
+    assert seconds is not None
+    assert seconds >= 1.0
 
 
 @pytest.mark.timeout(120)

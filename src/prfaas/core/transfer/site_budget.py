@@ -6,7 +6,9 @@ again. A growing lease waits until the leases that shrink for it were sent `TICK
 the sum of all stays within the budget.
 
 The sum can be above the budget by one equal share for each holder that runs and that the gateway
-has not reached for `GONE_NS`: it may be dead, and its share is given to others.
+has not reached for `GONE_NS`: it may be dead, and its share is given to others. No lease is below
+the part of an idle holder: the kernel times the next segment of a socket by the rate of the last
+one, so that a few bytes at next to nothing hold a connection up for hours.
 """
 
 from __future__ import annotations
@@ -46,6 +48,11 @@ class Lease(NamedTuple):
 def equal_share(budget_bits_per_s: int, num_holders: int) -> int:
     """Return what a holder may send without a lease, bits a second, at least 1."""
     return max(1, budget_bits_per_s // max(1, num_holders))
+
+
+def idle_share(budget_bits_per_s: int, num_holders: int) -> int:
+    """Return the least that a holder may send, bits a second, at least 1."""
+    return max(1, int(IDLE_SHARE * equal_share(budget_bits_per_s, num_holders)))
 
 
 def demand(backlog_bytes: int, goodput_bits_per_s: int) -> float:
@@ -113,6 +120,7 @@ class LeaseBook:
     def __init__(self, budget_bits_per_s: int, holders: Collection[str], now_ns: int) -> None:
         self._budget = budget_bits_per_s
         self._equal = equal_share(budget_bits_per_s, len(holders))
+        self._least = idle_share(budget_bits_per_s, len(holders))
         self._holders = {name: _Holder(now_ns) for name in holders}
         self._never_heard = set(holders)
 
@@ -139,7 +147,7 @@ class LeaseBook:
         for name, holder in live.items():
             more = max(0, targets[name] - bounds[name])
             rate = min(targets[name], bounds[name]) + int(share * more)
-            holder.granted, holder.ends_at_ns = max(1, rate), now_ns + LEASE_NS
+            holder.granted, holder.ends_at_ns = max(self._least, rate), now_ns + LEASE_NS
             found[name] = Lease(holder.granted, LEASE_NS)
         return found
 
@@ -165,11 +173,13 @@ class HeldLeases:
     def __init__(self, budget_bits_per_s: int, num_holders: int) -> None:
         self._budget = budget_bits_per_s
         self._equal = equal_share(budget_bits_per_s, num_holders)
+        self._least = idle_share(budget_bits_per_s, num_holders)
         self._leases: dict[str, tuple[int, int]] = {}
 
     def take(self, gateway: str, lease: Lease, now_ns: int) -> None:
-        """Record a lease; it is never for more than the budget, nor for longer than `LEASE_NS`."""
-        rate = max(1, min(lease.bits_per_s, self._budget))
+        """Record a lease; it is never for more than the budget, for less than the part of an idle
+        holder, nor for longer than `LEASE_NS`."""
+        rate = max(self._least, min(lease.bits_per_s, self._budget))
         self._leases[gateway] = rate, now_ns + min(lease.for_ns, LEASE_NS)
 
     def bits_per_s(self, now_ns: int) -> int:

@@ -158,9 +158,7 @@ class PoolNode:
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
         self._site_share, self._comparing = (
-            SiteShare(
-                settings.site_budget, settings.site, self.links, settings.link_budgets, clock_ns
-            ),
+            SiteShare(settings.site_budget, settings.site, self.links, clock_ns),
             Comparing(self.store, self._known_layouts),
         )
         self._aging = Aging(

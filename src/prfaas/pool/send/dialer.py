@@ -128,7 +128,7 @@ class Dialer:
         self._busy = BusyMeter(lambda: io.thread_id)
         self._receiver_busy = 0.0
         self._clock_ns = clock_ns
-        self._budget_bits_per_s = budget_bits_per_s
+        self._own_bits_per_s = self._budget_bits_per_s = budget_bits_per_s
         self._connections = connections
         self._channel: Channel | None = None
         self._senders: DataSenders | None = None
@@ -179,7 +179,8 @@ class Dialer:
         return self._secret.encryption if self._secret is not None else LinkEncryption.TLS
 
     def limit(self, bits_per_s: int) -> None:
-        """Send no more than that from now on."""
+        """Send no more than that from now on; the budget of the link itself stays a limit."""
+        bits_per_s = min(bits_per_s, self._own_bits_per_s or bits_per_s)
         if bits_per_s != self._budget_bits_per_s:
             self._budget_bits_per_s = self._meter.budget_bits_per_s = bits_per_s
             self._pacer.limit(bits_per_s)

@@ -23,11 +23,12 @@ class LimitedLink(Protocol):
 class SiteShare:
     """Limits links by the lease that stands, or by an equal share of the budget.
 
+    A link whose own budget is less than its part keeps to its own.
+
     Args:
         budget_bits_per_s: Of the site; 0 limits nothing.
         site: Names of the pool nodes of the site, this one included.
         links: All links, by peer.
-        own: Budgets of single links, which stay the upper limit, by peer.
         clock_ns: Monotonic clock, nanoseconds.
     """
 
@@ -36,12 +37,11 @@ class SiteShare:
         budget_bits_per_s: int,
         site: frozenset[str],
         links: Mapping[str, LimitedLink],
-        own: Mapping[str, int],
         clock_ns: Callable[[], int],
     ) -> None:
         self._is_limited = budget_bits_per_s > 0
         self._leases = HeldLeases(budget_bits_per_s, len(site))
-        self._site, self._links, self._own = site, links, own
+        self._site, self._links = site, links
         self._clock_ns = clock_ns
         self.apply()
 
@@ -62,5 +62,4 @@ class SiteShare:
             wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
         rates = allocate(self._leases.bits_per_s(self._clock_ns()), wanted)
         for peer, rate in rates.items():
-            own = self._own.get(peer, 0)
-            away[peer].limit(max(1, min(rate, own) if own else rate))
+            away[peer].limit(max(1, rate))
