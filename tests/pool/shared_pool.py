@@ -1,7 +1,7 @@
 """A pool node that sites a and b share, a pool node at each, and authorities of their own."""
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +96,12 @@ async def shared(
     home: Path,
     memory_bytes: int = MEMORY,
     audit: AuditSettings | None = None,
+    node: Mapping[str, object] | None = None,
     **contract: object,
 ) -> AsyncIterator[Shared]:
-    """Start the nodes, and stop them."""
+    """Start the nodes, and stop them; `node` are settings of the shared one."""
     for site, names in {
-        "prfaas": ["prfaas-pool"],
+        "prfaas": ["prfaas-pool", "gateway-prfaas", "other-pool"],
         "a": ["gateway-a", "pd-a-pool"],
         "b": ["gateway-b", "pd-b-pool"],
     }.items():
@@ -137,19 +138,14 @@ async def shared(
         for site in "ab"
     }
     write_contracts(home, {site: each.port for site, each in pds.items()}, **contract)
-    node = await start(
-        "prfaas",
-        "prfaas-pool",
-        contracts=home / "contracts.toml",
-        sources=frozenset(),
-        memory_bytes=memory_bytes,
-        audit=audit,
-    )
+    more: dict[str, object] = {"sources": frozenset(), "memory_bytes": memory_bytes, "audit": audit}
+    more |= {"contracts": home / "contracts.toml", **(node or {})}
+    shared_node = await start("prfaas", "prfaas-pool", **more)
     engine = Engine("engine", home / "prfaas-pool.sock", home / "a")
-    made = Shared(home, node, pds, engine)
+    made = Shared(home, shared_node, pds, engine)
     try:
         await engine.connected()
-        links = node.node.links
+        links = shared_node.node.links
         await until(lambda: len(links) == 2 and all(link.is_up for link in links.values()))
         yield made
     finally:
@@ -157,5 +153,14 @@ async def shared(
         for peer in made.peers:
             peer.pinging.cancel()
             peer.channel.close("the test is over")
-        for each in (node, *pds.values()):
+        for each in (shared_node, *pds.values()):
             await each.kill()
+
+
+def forge(home: Path, site: str, name: str) -> None:
+    """An identity with any name, of the authority of a site."""
+    folder = home / site
+    trusted = (folder / "ca.pem").read_bytes()
+    (folder / "ca.pem").write_bytes((folder / "own.pem").read_bytes())
+    make_identity(folder, name)
+    (folder / "ca.pem").write_bytes(trusted)

@@ -1,5 +1,6 @@
 """A pool node that two sites share: nothing of one is for the other, whatever a gateway sends."""
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.wire.identity import make_identity
-from prfaas.wire.messages.base import Goodbye
-from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.identity import identity_in, make_identity
+from prfaas.wire.messages.base import Goodbye, Ping, Pong
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.engine import MISS, Lookup
+from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import (
     PoolState,
     Purge,
@@ -22,10 +25,10 @@ from prfaas.wire.messages.gateway import (
     Subscribe,
     TransferEnded,
 )
-from prfaas.wire.messages.link import Abort
+from prfaas.wire.messages.link import Abort, Join, PoolHello, Resumed
 
-from .shared_pool import TAGS, Shared, shared
-from .sites import Peer, dial, until
+from .shared_pool import TAGS, Shared, forge, shared
+from .sites import LOOPBACK, Peer, dial, until
 
 
 def blocks(first: int, count: int = 4) -> list[BlockKey]:
@@ -214,3 +217,102 @@ async def test_the_bill_of_transfers_and_storage_is_by_site(tmp_path: Path) -> N
     assert {site: rows[site, Phase.TRANSFER].sent_bytes for site in "ab"} == sent
     assert all(sent.values())
     assert all(rows[site, Phase.STORAGE].byte_ns for site in "ab")
+
+
+async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path) -> None:
+    node = {"sources": frozenset({"other-pool"})}
+    async with shared(tmp_path, node=node) as world:
+        forge(tmp_path, "b", "other-pool")
+        forger = await dial(world.node, tmp_path / "b", "other-pool")
+        world.peers.append(forger)
+        forger.channel.send(PoolHello(pool="other-pool", epoch="e", link="1" * 32))
+        await until(lambda: forger.closed or forger.of(Resumed))
+        assert not forger.of(Resumed)
+        assert not world.node.node.link_port.is_connected("other-pool")
+        own = await dial(world.node, tmp_path / "prfaas", "other-pool")
+        world.peers.append(own)
+        own.channel.send(PoolHello(pool="other-pool", epoch="e", link="2" * 32))
+        await until(lambda: own.of(Resumed))
+        # A data connection of the forger ends, and the link stands.
+        refused = world.node.metric("connections_refused_total", port="link")
+        tls = identity_in(tmp_path / "b", "other-pool").dialling().data
+        reader, writer = await asyncio.open_connection(LOOPBACK, world.node.port, ssl=tls)
+        writer.write(encode(Join(pool="other-pool", link="2" * 32, number=1)))
+        await until(
+            lambda: world.node.metric("connections_refused_total", port="link") > refused
+        )
+        writer.transport.abort()
+        assert own.channel.is_open
+
+
+async def test_a_forged_name_is_answered_like_an_unknown_one(tmp_path: Path) -> None:
+    """Or names of gateways, and their sites, could be tried."""
+    async with shared(tmp_path) as world:
+        answers = set[str]()
+        for name in ("gateway-a", "gateway-q"):
+            forge(tmp_path, "b", name)
+            forger = await dial(world.node, tmp_path / "b", name)
+            world.peers.append(forger)
+            await until(lambda peer=forger: peer.closed)  # type: ignore[misc]
+            answers |= {e.reason for e in forger.messages if isinstance(e, Goodbye)}
+        assert len(answers) == 1
+        assert not any("gateway-" in answer for answer in answers)
+
+
+async def test_a_gateway_of_a_site_does_not_learn_how_busy_the_node_is(tmp_path: Path) -> None:
+    node = {"gateways": frozenset({"gateway-prfaas"})}
+    async with shared(tmp_path, node=node) as world:
+        world.node.node.link_port._busy.share = lambda: 0.5  # type: ignore[method-assign]
+        own = await dial(world.node, tmp_path / "prfaas", "gateway-prfaas")
+        b = await world.gateway("b")
+        world.peers.append(own)
+        for peer, busy in ((own, 0.5), (b, 0.0)):
+            peer.channel.send(Ping(at_ns=1))
+            await until(partial(peer.of, Pong))
+            assert [e.busy for e in peer.messages if isinstance(e, Pong)] == [busy]
+
+
+async def test_a_gateway_is_no_source_to_wait_for(tmp_path: Path) -> None:
+    async with shared(tmp_path) as world:
+        await world.gateway("b")
+        await until(lambda: world.node.node.feed.num_subscribers)
+        lookup = Lookup(job=900, keys=wire_keys(A), transfer_id=b"t" * 16, source="gateway-b")
+        world.engine.send(lookup)
+        await until(lambda: 900 in world.engine.found)
+        assert list(world.engine.found[900]) == [MISS] * len(A)
+
+
+async def test_a_gateway_of_the_prfaas_site_reads_all_events(tmp_path: Path) -> None:
+    node = {"gateways": frozenset({"gateway-prfaas"})}
+    async with shared(tmp_path, node=node) as world:
+        early = await dial(world.node, tmp_path / "prfaas", "gateway-prfaas")
+        world.peers.append(early)
+        early.channel.send(Subscribe(gateway="gateway-prfaas"))
+        await both_stored(world)
+        late = await dial(world.node, tmp_path / "prfaas", "gateway-prfaas")
+        world.peers.append(late)
+        late.channel.send(Subscribe(gateway="gateway-prfaas"))
+        for peer in (early, late):
+            await until(partial(has_seen, peer, [*A, *B]))
+            await until(partial(peer.of, PoolState))
+            assert peer.channel.is_open
+
+
+async def test_an_authority_file_that_is_away_ends_neither_the_node_nor_a_revocation(
+    tmp_path: Path,
+) -> None:
+    async with shared(tmp_path) as world:
+        a, b = await world.gateway("a"), await world.gateway("b")
+        own = tmp_path / "prfaas" / "ca.pem"
+        own.rename(tmp_path / "prfaas" / "away")
+        world.contracts("b")
+        await until(lambda: a.closed and "pd-a-pool" not in world.node.node.links)
+        assert await world.prefill("b", B)
+        await until(lambda: world.pds["b"].held() == set(B))
+        assert not b.closed
+        world.contracts("a", "b")
+        await until(lambda: "pd-a-pool" in world.node.node.links)
+        (tmp_path / "prfaas" / "away").rename(own)
+        await until(lambda: not world.node.node._is_opener_due)
+        await until(lambda: world.node.node.links["pd-a-pool"].is_up)
+        assert await world.prefill("a", A)

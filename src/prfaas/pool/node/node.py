@@ -105,6 +105,8 @@ class PoolNode:
         self._engines: dict[str, EngineSession] = {}
         self._spans = TransferSpans(settings.tracing, settings.name)
         self._one_ended = asyncio.Event()
+        self._is_opener_due = False
+        """True while the authorities of changed contracts are not in force for tickets."""
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as last reported to gateways."""
         self._dialling, self._accepting = (
@@ -128,7 +130,8 @@ class PoolNode:
             regions=settings.regions,
             rule=self.sites.check_ticket,
         )
-        sources, hosts = AllowList(settings.sources), AllowList(settings.hosts)
+        sources = AllowList(settings.sources, self.sites.prove)
+        hosts = AllowList(settings.hosts, self.sites.prove)
         self.shared: SharedTier | None = None
         read_limit_s: float | None = None
         if settings.shared is not None:
@@ -203,6 +206,7 @@ class PoolNode:
             probes=settings.probes,
             on_met=self._tickets.met,
             allows=self.sites.allows,
+            shows_load=lambda peer: self.sites.contracts.site_of(peer) is None,
         )
         self.peers = Peers(
             settings,
@@ -446,7 +450,8 @@ class PoolNode:
             telemetry=telemetry,
             is_draining=self._tickets.is_draining,
             tiers=self._tiers(),
-            tenants=tenant_uses(self.store, self.disk),
+            # With contracts, memory is counted by site: a gateway of this site reads tags there.
+            tenants={} if self.sites.is_shared else tenant_uses(self.store, self.disk),
             num_leased=self.store.num_leased,
             leased_bytes=self.store.leased_bytes,
         )
@@ -572,19 +577,33 @@ class PoolNode:
 
     def _follow_sites(self) -> None:
         """Put changed contracts in force: links and connections of sites without one end."""
-        if (changed := self.sites.look()) is None:
-            return
-        self.sites.trust(self._dialling, self._accepting, self._io.call)
-        self._opener.renew()
-        self.store.share(self.sites.shares)
-        for peer in changed.gone:
-            if peer in self.links:
-                self.links[peer].end()
-                self.peers.remove(peer)
-            self.link_port.dismiss(peer)
-        for peer, (address, budget) in changed.came.items():
-            self.peers.add(peer, address, budget)
-        self._state_changed()
+        if (changed := self.sites.look()) is not None:
+            self.sites.trust(self._dialling, self._accepting, self._io.call)
+            self.store.share(self.sites.shares)
+            for peer in changed.gone:
+                if peer in self.links:
+                    self.links[peer].end()
+                    self.peers.remove(peer)
+                self.link_port.dismiss(peer)
+            for peer, (address, budget) in changed.came.items():
+                self.peers.add(peer, address, budget)
+            self._state_changed()
+        if changed is not None or self._is_opener_due:
+            self._renew_opener()
+
+    def _renew_opener(self) -> None:
+        """Check tickets with the authorities in force; a file that cannot be read is tried again.
+
+        Until then, `Sites.prove` refuses the tickets of sites without a contract.
+        """
+        try:
+            self._opener.renew()
+        except ConfigError as error:
+            if not self._is_opener_due:
+                log_event(log, logging.ERROR, "identity_kept", why=str(error))
+            self._is_opener_due = True
+        else:
+            self._is_opener_due = False
 
     def _origin_of(self, name: BlockName) -> Origin | None:
         return self.store.origin_of(name)

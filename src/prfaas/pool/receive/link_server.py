@@ -104,8 +104,9 @@ class LinkPort:
         on_compare: Callable[[Compare, Callable[[Message], None]], None] = lambda *_: None,
         allows: Callable[[str, Message, Callable[[Message], None]], bool] = lambda *_: True,
         on_lease: Callable[[str, LinkLease], None] = lambda *_: None,
+        shows_load: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._pool, self._allows = pool, allows
+        self._pool, self._allows, self._shows_load = pool, allows, shows_load
         self._encryption = encryption
         self._decoding = decoding
         self._busy = BusyMeter(lambda: io.thread_id)
@@ -182,15 +183,17 @@ class LinkPort:
 
     def is_connected(self, source: str) -> bool:
         """Return True if a link from the pool `source` stands."""
-        return any(channel.peer == source and channel.is_open for channel in self._channels)
+        return any(channel.peer == source and channel.is_open for channel in self._from_sources)
 
     def _greet(self, channel: Channel) -> None:
-        channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
+        # No peer is set before a role is proved: a forged name is answered like an unknown one.
+        name = peer_name(channel.ssl_object, self._sources | self._gateways)
         refusal: PeerError | None = None
         for admits, channels in self._roles():
             try:
                 peer_name(channel.ssl_object, admits)
                 channels.add(channel)
+                channel.peer = name
             except PeerError as error:
                 refusal = error
         if refusal and channel not in self._from_sources | self._from_gateways:
@@ -226,7 +229,7 @@ class LinkPort:
             case Ping():
                 if message.at_ns:
                     received = self.data.received(channel.peer)
-                    busy = self._busy.share()
+                    busy = self._busy.share() if self._shows_load(channel.peer) else 0.0
                     channel.send(Pong(at_ns=message.at_ns, received=received, busy=busy))
                 self.data.drop_older(channel.peer, message.connections)
             case Goodbye():
