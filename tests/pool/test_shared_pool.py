@@ -236,11 +236,9 @@ async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path
         # A data connection of the forger ends, and the link stands.
         refused = world.node.metric("connections_refused_total", port="link")
         tls = identity_in(tmp_path / "b", "other-pool").dialling().data
-        reader, writer = await asyncio.open_connection(LOOPBACK, world.node.port, ssl=tls)
+        _, writer = await asyncio.open_connection(LOOPBACK, world.node.port, ssl=tls)
         writer.write(encode(Join(pool="other-pool", link="2" * 32, number=1)))
-        await until(
-            lambda: world.node.metric("connections_refused_total", port="link") > refused
-        )
+        await until(lambda: world.node.metric("connections_refused_total", port="link") > refused)
         writer.transport.abort()
         assert own.channel.is_open
 

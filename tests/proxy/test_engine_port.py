@@ -1,6 +1,7 @@
 """The proxy's port for gateways, over TLS, in front of a timing engine: who gets what, and when."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.proxy.bodies import read_prefill
 from prfaas.proxy.proxy import Proxy, ProxySettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.engines.timing.worlds import MODEL, started, write_plan
@@ -162,6 +164,8 @@ async def test_the_load_is_that_of_the_site_alone(tmp_path: Path, checkpoint: Pa
         ({"prompt": "text"}, 400),
         ({"prompt": []}, 400),
         ({"kv_transfer_params": {"prfaas": {}, "do_remote_prefill": True}}, 400),
+        ({"kv_transfer_params": {"prfaas": {"wait": {"wait_ms": 10**9}}}}, 400),
+        ({"kv_transfer_params": {"prfaas": {"wait_ms": 10**9}}}, 400),
     ],
 )
 async def test_nothing_but_a_prefill_of_the_site_is_passed_on(
@@ -216,3 +220,13 @@ async def test_the_bill_is_by_site(tmp_path: Path, checkpoint: Path) -> None:
     bill = make_bill(logs_in_folders([tmp_path / "audit"]), Period())
     billed = {key.tenant: row.amounts.tokens for key, row in bill.rows.items()}
     assert billed == computed
+
+
+@pytest.mark.parametrize(
+    ("orders", "can_wait"),
+    [({}, False), ({"wait": {"wait_ms": 10}}, True), ({"wait_ms": 10}, True), ({"wait": 1}, False)],
+)
+def test_a_prefill_that_can_wait_is_known(orders: dict[str, Any], can_wait: bool) -> None:
+    """In both places where an engine takes an order to wait."""
+    body = BODY | {"kv_transfer_params": {"prfaas": orders}}
+    assert read_prefill(json.dumps(body).encode()).can_wait == can_wait

@@ -10,6 +10,8 @@ from prfaas.errors import RequestError
 
 TOKENS_MAX = 4_000_000
 SALT_CHARS_MAX = 512
+WAIT_MS_MAX = 120_000
+"""Longest time that a prompt may keep an engine waiting for blocks in transit."""
 
 
 class Prefill(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,10 +29,9 @@ class Prefill(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     kv_transfer_params: dict[str, Any] | None = None
 
     @property
-    def waits(self) -> bool:
+    def can_wait(self) -> bool:
         """Return True if the engine is to wait for blocks in transit before it computes."""
-        orders = (self.kv_transfer_params or {}).get("prfaas")
-        return isinstance(orders, dict) and "wait" in orders
+        return bool(_waits(self))
 
 
 class Usage(msgspec.Struct):
@@ -67,7 +68,17 @@ def read_prefill(body: bytes) -> Prefill:
         raise RequestError("a prefill is not streamed", param="stream")
     if set(found.kv_transfer_params or {}) - {"prfaas"}:
         raise RequestError("orders for other connectors are refused", param="kv_transfer_params")
+    for order in _waits(found):
+        if not isinstance(wait_ms := order["wait_ms"], int) or not 0 <= wait_ms <= WAIT_MS_MAX:
+            raise RequestError(f"wait_ms is 0 to {WAIT_MS_MAX}", param="kv_transfer_params")
     return found
+
+
+def _waits(prefill: Prefill) -> list[dict[str, Any]]:
+    """Orders to wait: `PushOrder.wait`, or a `WaitOrder` in its place."""
+    orders = (prefill.kv_transfer_params or {}).get("prfaas")
+    places = [orders, orders.get("wait")] if isinstance(orders, dict) else []
+    return [each for each in places if isinstance(each, dict) and "wait_ms" in each]
 
 
 def computed_in(answer: bytes, num_tokens: int) -> int:

@@ -141,7 +141,7 @@ class EnginePort:
         headers = {name: value for name in PASSED_HEADERS if (value := request.headers.get(name))}
         try:
             async with self._turns.turn(
-                site, self._engine, num_tokens, waits=prefill.waits
+                site, self._engine, num_tokens, can_wait=prefill.can_wait
             ) as turn:
                 return await self._forward(site, prefill, headers, turn)
         except TurnRefusedError as error:

@@ -13,9 +13,6 @@ from prfaas.core.sharing.contracts import Contract
 from prfaas.core.sharing.engine_queue import EngineQueue, Why
 from prfaas.units import NS_PER_S
 
-SMOOTHING = 0.1
-"""Weight of the latest request in the average speed of an engine."""
-
 
 class TurnRefusedError(Exception):
     """A request may not wait; `why` has the reason."""
@@ -31,13 +28,11 @@ class Turn:
 
     Attributes:
         waited_ns: Time in the queue.
-        computed: Tokens that it cost; None until the answer is known.
-        held_ns: Time at the engine, once it has ended.
+        computed: Tokens that the engine computed; None without an answer.
     """
 
     waited_ns: int
     computed: int | None = None
-    held_ns: int = 0
 
 
 class Turns:
@@ -57,8 +52,6 @@ class Turns:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._running: dict[int, asyncio.Task[object]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._tokens_per_s: dict[str, float] = {}
-        """Speed of each engine, for one request."""
 
     def agree(self, contracts: Iterable[Contract]) -> None:
         """Put contracts in force; requests of sites without one end."""
@@ -71,7 +64,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(
-        self, site: str, engine: str, tokens: int, *, waits: bool = False
+        self, site: str, engine: str, tokens: int, *, can_wait: bool = False
     ) -> AsyncIterator[Turn]:
         """Wait for a turn, and keep it until the end of the block.
 
@@ -79,13 +72,13 @@ class Turns:
             site: Whose request it is.
             engine: For which engine.
             tokens: Of the prompt.
-            waits: The engine may wait before it computes: then the time counts too.
+            can_wait: See `EngineQueue.ask`.
 
         Raises:
             TurnRefusedError: The site may have no more requests.
         """
         job, asked_ns = next(self._numbers), self._clock_ns()
-        if (why := self.queue.ask(job, site, engine, tokens)) is not None:
+        if (why := self.queue.ask(job, site, engine, tokens, can_wait=can_wait)) is not None:
             raise TurnRefusedError(why)
         self._waiting[job] = begun = asyncio.get_running_loop().create_future()
         turn: Turn | None = None
@@ -95,31 +88,12 @@ class Turns:
             turn = Turn(self._clock_ns() - asked_ns)
             if (task := asyncio.current_task()) is not None:
                 self._running[job] = task
-            began_ns = self._clock_ns()
-            try:
-                yield turn
-            finally:
-                turn.held_ns = self._clock_ns() - began_ns
+            yield turn
         finally:
             self._waiting.pop(job, None)
             self._running.pop(job, None)
-            if turn is not None:
-                self._charge(engine, turn, waits=waits)
             self.queue.leave(job, turn.computed if turn is not None else None, self._clock_ns())
             self._start()
-
-    def _charge(self, engine: str, turn: Turn, *, waits: bool) -> None:
-        """Charge a request that kept a slot without computing by the time, else learn the speed."""
-        if turn.computed is None:
-            return
-        held_s, known = turn.held_ns / NS_PER_S, self._tokens_per_s.get(engine)
-        if waits:
-            turn.computed = max(turn.computed, int(held_s * (known or 0)))
-        elif turn.computed and held_s:
-            speed = turn.computed / held_s
-            self._tokens_per_s[engine] = (
-                speed if known is None else known + SMOOTHING * (speed - known)
-            )
 
     def _start(self) -> None:
         now_ns = self._clock_ns()

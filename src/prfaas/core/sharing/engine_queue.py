@@ -7,10 +7,14 @@ previous one ends, its length is the tokens that are computed divided by the sit
 least start is next. Times are those of all engines together, so that a site which wants a single
 engine gets its share of all of them there, as far as that engine has it.
 
-A site that is alone gets everything. One that was idle starts with the site that is least ahead:
-it has no credit from that time. One that wants less than its share of all engines, since it wants
-only some of them, falls behind by LAG_MAX at most. A request is charged with its whole prompt when
-it starts; what was cached is given back when it has ended.
+A site that is alone gets everything. One that wanted nothing of an engine begins there at the
+virtual time that this engine has reached: it has no credit from before, whatever it did at other
+engines. One that wants less than its share of all engines, since it wants only some of them, falls
+behind by LAG_MAX at most.
+
+A request is charged with its whole prompt when it starts; what was cached is given back when it has
+ended. One that may keep an engine waiting, or that ends without an answer, is charged for its time
+as well: the tokens that the engine computes in that time.
 """
 
 from __future__ import annotations
@@ -28,8 +32,14 @@ RATE_WINDOW_NS = 10 * NS_PER_S
 """A site with a limited rate may use so much of it at once."""
 
 
-LAG_MAX = 2_000_000.0
-"""Tokens of all sites together that a site may be behind."""
+LAG_MAX = 100_000.0
+"""Tokens of all sites together that a site may be behind: a few prompts."""
+SPEED_UNKNOWN = 1000.0
+"""Prompt tokens per second of an engine that has not answered yet: a low one."""
+SPEED_TOKENS_MIN = 512
+"""Requests that compute less say nothing about speed: they could make time cheap."""
+SMOOTHING = 0.1
+"""Weight of the latest request in the average speed of an engine."""
 
 
 class Why(StrEnum):
@@ -44,7 +54,9 @@ class _Job:
     site: str
     engine: str
     tokens: int
+    can_wait: bool
     is_running: bool = False
+    began_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -57,11 +69,12 @@ class _Site:
     """Jobs by engine."""
     num_waiting: int = 0
     num_running: dict[str, int] = field(default_factory=dict)
+    charged: int = 0
+    """Tokens of requests that have ended."""
 
-    @property
-    def is_active(self) -> bool:
-        """Return True if it has requests."""
-        return bool(self.num_waiting) or any(self.num_running.values())
+    def wants(self, engine: str) -> bool:
+        """Return True if it has requests for an engine."""
+        return bool(self.waiting.get(engine) or self.num_running.get(engine))
 
 
 class EngineQueue:
@@ -78,6 +91,10 @@ class EngineQueue:
         self._jobs: dict[int, _Job] = {}
         self._latest = 0.0
         """The latest start of a request."""
+        self._reached = dict.fromkeys(slots, 0.0)
+        """The latest start of a request at each engine."""
+        self._speeds: dict[str, float] = {}
+        """Tokens per second of each engine, for one request."""
         self._shares = 1.0
         """Sum of the shares of all sites."""
 
@@ -101,7 +118,9 @@ class EngineQueue:
             del self._sites[name]
         return [number for number, job in self._jobs.items() if job.site not in new]
 
-    def ask(self, job: int, site: str, engine: str, tokens: int) -> Why | None:
+    def ask(
+        self, job: int, site: str, engine: str, tokens: int, *, can_wait: bool = False
+    ) -> Why | None:
         """Have a request wait for its turn; return why it may not.
 
         Args:
@@ -109,15 +128,16 @@ class EngineQueue:
             site: Its site.
             engine: The engine that it is for.
             tokens: Of its prompt, at least 1.
+            can_wait: The engine may wait before it computes: time is charged as well.
         """
         known = self._sites.get(site)
         if known is None:
             return Why.NO_CONTRACT
         if known.num_waiting >= known.contract.queued_max:
             return Why.QUEUE_FULL
-        if not known.is_active:
-            known.start = max(known.start, self._least())
-        self._jobs[job] = _Job(site, engine, tokens)
+        if not known.wants(engine):
+            known.start = max(known.start, self._reached[engine])
+        self._jobs[job] = _Job(site, engine, tokens, can_wait)
         known.waiting.setdefault(engine, deque()).append(job)
         known.num_waiting += 1
         return None
@@ -144,14 +164,16 @@ class EngineQueue:
 
         Args:
             job: The request.
-            computed: Tokens that the engine computed for it; None if unknown, then all of its
-                prompt. Not used for a request that has not started.
+            computed: Tokens that the engine computed for it; None if it ended without an answer:
+                then all of its prompt, and its time. Not used for one that has not started.
             now_ns: Time.
         """
         gone = self._jobs.pop(job)
         site = self._sites.get(gone.site)
+        cost = gone.tokens
         if gone.is_running:
             self._free[gone.engine] += 1
+            cost = self._cost(gone, computed, now_ns - gone.began_ns)
         if site is None:
             return
         if not gone.is_running:
@@ -160,10 +182,11 @@ class EngineQueue:
                 site.num_waiting -= 1
             return
         site.num_running[gone.engine] = max(0, site.num_running.get(gone.engine, 0) - 1)
-        if computed is not None and computed != gone.tokens:
-            site.start += self._length(site, computed - gone.tokens)
+        site.charged += cost
+        if cost != gone.tokens:
+            site.start += self._length(site, cost - gone.tokens)
             if site.bucket is not None:
-                site.bucket.take(computed - gone.tokens, now_ns)
+                site.bucket.take(cost - gone.tokens, now_ns)
 
     def num_waiting(self, site: str) -> int:
         """Requests of a site that wait, for all engines."""
@@ -180,6 +203,11 @@ class EngineQueue:
         known = self._sites.get(site)
         return known.num_running.get(engine, 0) if known is not None else 0
 
+    def charged(self, site: str) -> int:
+        """Tokens that the requests of a site were charged, once they had ended."""
+        known = self._sites.get(site)
+        return known.charged if known is not None else 0
+
     def _next(self, engine: str, now_ns: int) -> _Site | None:
         """The site with the least start among those that wait for an engine, within their rates."""
         ready = [
@@ -189,10 +217,16 @@ class EngineQueue:
         ]
         return min(ready, key=lambda site: site.start, default=None)
 
-    def _least(self) -> float:
-        """Start of the active site that is least ahead."""
-        starts = [site.start for site in self._sites.values() if site.is_active]
-        return min(starts, default=self._latest)
+    def _cost(self, job: _Job, computed: int | None, held_ns: int) -> int:
+        """Tokens to charge a request that ends; an answer also shows the speed of its engine."""
+        speed, held_s = self._speeds.get(job.engine), held_ns / NS_PER_S
+        if computed is None or job.can_wait:
+            by_time = int(held_s * (speed or SPEED_UNKNOWN))
+            return max(job.tokens if computed is None else computed, by_time)
+        if computed >= SPEED_TOKENS_MIN and held_s > 0:
+            now = computed / held_s
+            self._speeds[job.engine] = now if speed is None else speed + SMOOTHING * (now - speed)
+        return computed
 
     def _length(self, site: _Site, tokens: int) -> float:
         return tokens * self._shares / site.contract.share
@@ -200,12 +234,14 @@ class EngineQueue:
     def _begin(self, site: _Site, engine: str, now_ns: int) -> int:
         number = site.waiting[engine].popleft()
         job = self._jobs[number]
-        job.is_running = True
+        job.is_running, job.began_ns = True, now_ns
         site.num_waiting -= 1
         site.num_running[engine] = site.num_running.get(engine, 0) + 1
         self._free[engine] -= 1
         self._latest = max(site.start, self._latest)
-        site.start = max(site.start, self._latest - LAG_MAX) + self._length(site, job.tokens)
+        begins = max(site.start, self._latest - LAG_MAX)
+        self._reached[engine] = max(begins, self._reached[engine])
+        site.start = begins + self._length(site, job.tokens)
         if site.bucket is not None:
             site.bucket.take(job.tokens, now_ns)
         return number

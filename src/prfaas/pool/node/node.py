@@ -78,6 +78,9 @@ class PoolNode:
         ConfigError: The host has less than the settings allow.
     """
 
+    _is_opener_due = False
+    """True while the authorities of changed contracts are not in force for tickets."""
+
     def __init__(
         self,
         settings: PoolSettings,
@@ -105,8 +108,6 @@ class PoolNode:
         self._engines: dict[str, EngineSession] = {}
         self._spans = TransferSpans(settings.tracing, settings.name)
         self._one_ended = asyncio.Event()
-        self._is_opener_due = False
-        """True while the authorities of changed contracts are not in force for tickets."""
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as last reported to gateways."""
         self._dialling, self._accepting = (
@@ -130,8 +131,9 @@ class PoolNode:
             regions=settings.regions,
             rule=self.sites.check_ticket,
         )
-        sources = AllowList(settings.sources, self.sites.prove)
-        hosts = AllowList(settings.hosts, self.sites.prove)
+        sources, hosts = (
+            AllowList(names, self.sites.prove) for names in (settings.sources, settings.hosts)
+        )
         self.shared: SharedTier | None = None
         read_limit_s: float | None = None
         if settings.shared is not None:
