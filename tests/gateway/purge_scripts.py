@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, Purged
+from prfaas.wire.messages.gateway import Purge, Purged, PurgePrefix
 
 from .conftest import World
 from .scripted_pool import ScriptedPool
@@ -19,7 +19,7 @@ def script(world: World, num_blocks: int = 3, problem: str = "") -> list[tuple[s
 
     def asked(pool: ScriptedPool, message: Message) -> None:
         told.append((pool.name, type(message).__name__))
-        if isinstance(message, Purge):
+        if isinstance(message, Purge | PurgePrefix) and not getattr(message, "is_over", False):
             pool.send(
                 Purged(
                     job=message.job,

@@ -23,6 +23,7 @@ from prfaas.wire.messages.gateway import (
     Purge,
     PurgeEnd,
     PurgeEnded,
+    PurgePrefix,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -128,9 +129,9 @@ class ScriptedPool:
                         ],
                     )
                 )
-            case Purge() as message if self.on_purge is not None:
+            case Purge() | PurgePrefix(is_over=False) as message if self.on_purge is not None:
                 self.on_purge(self, message)
-            case PurgeEnd() as message:
+            case PurgeEnd() | PurgePrefix() as message:
                 if self.on_purge is not None:
                     self.on_purge(self, message)
                 self.send(PurgeEnded(job=message.job, was_barred=self.is_barred))

@@ -20,11 +20,12 @@ from prfaas.purge.reports import TAKEN_AGAIN
 from prfaas.purge.targets import Target
 from prfaas.purge.unfinished import Unfinished
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, PurgeEnd
+from prfaas.wire.messages.gateway import Purge, PurgeEnd, PurgePrefix
 from tests.gateway.purge_scripts import ENGINES, script
 
-from .conftest import World, until
+from .conftest import World, running, until
 from .ctl_runner import run
+from .prompts import LONG
 from .scripted_pool import ScriptedPool
 
 
@@ -398,3 +399,59 @@ def test_an_intent_is_whole_or_not_there_and_damage_is_no_purge(
     intents.end(target)
     intents.end(target)
     assert intents.pending() == []
+
+
+async def asked(world: World, request_id: str = "mine-1234") -> None:
+    """A request whose prompt has names."""
+    body, headers = {"model": "tiny", "prompt": LONG}, {"X-Request-Id": request_id}
+    url = f"{world.url}/v1/completions"
+    async with world.http.post(url, json=body, headers=headers) as response:
+        assert response.status == 200
+
+
+async def test_a_purge_of_a_prompt_names_its_blocks_to_all_pools(world: World) -> None:
+    told = script(world)
+    named: list[PurgePrefix] = []
+    for pool in (world.prfaas_pool, world.pd_pool):
+        answer = pool.on_purge
+
+        def note(pool: ScriptedPool, message: Message, answer: Any = answer) -> None:
+            assert isinstance(message, PurgePrefix)
+            named.append(message)
+            answer(pool, message)
+
+        pool.on_purge = note
+    await asked(world)
+    status, report = await world.post({"prefix_of": "mine-123"}, "/control/purge")
+    assert (status, report["is_complete"], report["request"]) == (200, True, "mine-1234")
+    assert {engine["problem"] for engine in report["engines"]} == {""}
+    await until(lambda: len(told) == 7)
+    assert {message.hashes for message in named} == {named[0].hashes}
+    assert len(named[0].hashes) % 32 == 0
+    assert len(named[0].hashes) > 0
+    assert {message.tenant for message in named} == {world.gateway.tenants.tag_of(DEFAULT_NAME)}
+    assert [message.is_over for message in named] == [False, False, True, True]
+    assert world.gateway.journal.latest(1)[0].what == "prompt of request mine-1234"
+
+
+async def test_ctl_counts_the_blocks_of_a_prompt_before_it_drops_them(world: World) -> None:
+    script(world)
+    await asked(world)
+    done = await run("purge", "--prefix-of", "mine-1234", url=world.url)
+    assert done.exit_code == 0
+    has, dropped = "has 3 blocks of the prompt of mine-1234", "dropped 3 blocks of the prompt"
+    assert done.output.index(has) < done.output.index(dropped)
+    unknown = await run("purge", "--prefix-of", "nobody-knows-it", url=world.url)
+    assert unknown.exit_code != 0
+    assert "no such request among the 1 whose names" in str(unknown.exception)
+
+
+async def test_without_names_a_purge_of_a_prompt_is_refused(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    tables = {"gateway": {"request_names": "0B"}}
+    async with running(checkpoint, identities, tmp_path / "state", **tables) as world:
+        await asked(world)
+        status, found = await world.post({"prefix_of": "mine-1234"}, "/control/purge")
+        assert status == 404
+        assert "gateway.request_names" in found["error"]["message"]

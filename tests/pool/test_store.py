@@ -1,7 +1,7 @@
 """The block store against a model: a list of names in the order of their last use."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 
 import pytest
 from hypothesis import given, settings
@@ -152,6 +152,9 @@ class SlowDisk:
 
     async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
         return 0
+
+    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+        pass
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         return {name for name in names if name in self.written}

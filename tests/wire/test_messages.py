@@ -48,6 +48,7 @@ from prfaas.wire.messages.gateway import (
     Purged,
     PurgeEnd,
     PurgeEnded,
+    PurgePrefix,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -125,6 +126,7 @@ EVERY: list[AnyMessage] = [
     PurgeEnd(job=9, source="prfaas-pool"),
     LinkLease(bits_per_s=10**9, for_ns=3 * 10**9),
     PurgeEnded(job=9, was_barred=True),
+    PurgePrefix(job=9, hashes=b"h" * 64, tenant="a" * 32, is_dry=True),
     Compare(job=2, layout_id=b"L" * 32, pairs=[(KEYS[0], KEYS[0])], limits={"float32": 0.02}),
     Compared(job=2, num_equal=1, num_different=2, num_missing=3, worst={"bfloat16": 0.5}),
     Compared(

@@ -95,13 +95,25 @@ class PoolAudit:
         self._tickets.pop((direction, transfer_id), None)
 
     def purged(
-        self, gateway: str, source: str, *, tenant: str | None, outcome: str, **counts: int
+        self,
+        gateway: str,
+        source: str,
+        *,
+        tenant: str | None,
+        outcome: str,
+        prefix: str = "",
+        **counts: int,
     ) -> None:
-        """Blocks of a source, or of a tenant, were dropped, and the tenant's keys destroyed."""
+        """Blocks of a source, or of a tenant, were dropped, and the tenant's keys destroyed.
+
+        With the last hash of a prompt as `prefix`, blocks of this prompt were, and no keys.
+        """
         if self._log is not None:
             named = {"kind": Kind.PURGE, "gateway": gateway, "from": source, "outcome": outcome}
             if tenant is not None:
                 named |= {"tenant": tenant}
+            if prefix:
+                named |= {"prefix": prefix}
             self._log.write({**named, **counts})
 
     async def written(self) -> bool:

@@ -171,7 +171,7 @@ class Gateway:
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path, is_shared=len(self.tenants.by_name) > 1)
         self.index = PrefixIndex()
-        self.records = Records()
+        self.records = Records(names_bytes_max=deployment.gateway.request_names)
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over, self._transfer_judged)
         self.journal = Journal(self._changed)

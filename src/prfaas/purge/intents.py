@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 
 from prfaas.logs import log_event
-from prfaas.purge.targets import Target
+from prfaas.purge.targets import HASHES_BYTES_MAX, Target
 
 _log = logging.getLogger(__name__)
 
 FOLDER = "purges"
 INTENTS_MAX = 1000
-FILE_BYTES_MAX = 4096
+FILE_BYTES_MAX = 2 * HASHES_BYTES_MAX
 
 
 class Intents:
@@ -75,7 +75,11 @@ class Intents:
         return found
 
     def _path(self, target: Target) -> Path:
-        digest = hashlib.blake2b(msgspec.json.encode(target), digest_size=16).hexdigest()
+        # Earlier versions have the first three fields: a purge that they began ends here.
+        named: object = target
+        if not target.request:
+            named = {"source": target.source, "tenant": target.tenant, "tag": target.tag}
+        digest = hashlib.blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
         return self._folder / f"{self._gateway}.{digest}.json"
 
     def _synchronise(self) -> None:

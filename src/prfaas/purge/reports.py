@@ -34,6 +34,7 @@ def report_of(
     return {
         "source": target.source,
         "tenant": target.tenant,
+        "request": target.request,
         "dry_run": decision is None,
         "is_complete": not any(problems),
         "pools": [_at_pool(name, told) for name, told in found.items()],

@@ -264,25 +264,39 @@ def explain(gateway: Gateway, request_id: str) -> None:
 @ctl.command()
 @click.argument("tenant", required=False)
 @click.option("--source", help="The pool whose blocks are not trusted.")
+@click.option("--prefix-of", help="A recent request, the blocks of whose prompt are dropped.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @talks
-def purge(gateway: Gateway, tenant: str | None, source: str | None, dry_run: bool) -> None:
-    """Drop all blocks of TENANT, or all that came from a pool or were computed from such blocks.
+def purge(
+    gateway: Gateway, tenant: str | None, source: str | None, prefix_of: str | None, dry_run: bool
+) -> None:
+    """Drop all blocks of TENANT, all of a pool or computed from such blocks, or those of a prompt.
 
     Every pool node drops them from memory, disk and the tier of its site, and every engine resets
     its cache. The keys of TENANT are destroyed. Exits with 1 if a part was not reachable; the
     gateway then repeats the purge until it is complete.
 
+    --prefix-of takes the X-Request-Id of an answer of this gateway, or eight or more of its first
+    characters. Other prompts of the tenant that begin alike share blocks with it: they lose them,
+    such as those of a system prompt. The number of blocks is printed first. Blocks of the answer
+    stay.
+
     \b
     Examples:
       prfaas ctl purge search
+      prfaas ctl purge --prefix-of 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e --dry-run
       prfaas ctl purge --source prfaas-pool --dry-run
       prfaas ctl purge --source prfaas-pool
     """
-    if (tenant is None) == (source is None):
-        raise click.UsageError("Give either TENANT or --source POOL.")
-    named, name = ("source", source) if tenant is None else ("tenant", tenant)
-    found = gateway.client.post("purge", body={named: name, "dry_run": dry_run}, limit_s=PURGE_S)
+    given = {"tenant": tenant, "source": source, "prefix_of": prefix_of}
+    target = {name: value for name, value in given.items() if value is not None}
+    if len(target) != 1:
+        raise click.UsageError("Give one of TENANT, --source POOL and --prefix-of REQUEST.")
+    ask = functools.partial(gateway.client.post, "purge", limit_s=PURGE_S)
+    if prefix_of is not None and not dry_run:
+        found = ask(body={**target, "dry_run": True})
+        click.echo("\n".join(purge_lines(found)), err=True)
+    found = ask(body={**target, "dry_run": dry_run})
     gateway.show(found, purge_lines)
     if not found["is_complete"]:
         sys.exit(1)

@@ -132,6 +132,8 @@ def purge_lines(found: Json) -> list[str]:
     """Lines of a purge report, done or dry: one for each pool node and engine."""
     does = "has" if found["dry_run"] else "dropped"
     target = found["source"] or f"tenant {found['tenant']}"
+    if found.get("request"):
+        target = f"the prompt of {found['request']}"
     lines = []
     for pool in found["pools"]:
         amount = (

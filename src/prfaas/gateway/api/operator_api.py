@@ -59,6 +59,7 @@ class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
 
     source: Name = ""
     tenant: Name = ""
+    prefix_of: Name = ""
     dry_run: bool = False
 
 
@@ -85,7 +86,7 @@ class ControlApi:
     async def _purge(self, request: web.Request) -> web.Response:
         body = await _body(request, PurgeBody)
         return json_response(
-            await self.purging.purge(body.source, body.tenant, is_dry=body.dry_run)
+            await self.purging.purge(body.source, body.tenant, body.prefix_of, is_dry=body.dry_run)
         )
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -71,27 +71,37 @@ class Purging:
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(
-        self, source: str, tenant: str = "", *, is_dry: bool, loop: Loop = Loop.OPERATOR
+        self,
+        source: str,
+        tenant: str = "",
+        prefix_of: str = "",
+        *,
+        is_dry: bool,
+        loop: Loop = Loop.OPERATOR,
     ) -> JsonObject:
         """Drop blocks. Goes on also when no request waits for it any more.
 
         Args:
             source: Name of a pool; one that the deployment has no longer will do.
             tenant: Name of a tenant; one that the deployment has no longer will do.
+            prefix_of: Id of a recent request, for the blocks of its prompt.
             is_dry: Only count them.
             loop: Author of the purge.
 
         Raises:
             RequestError: Nobody knows of such a pool or tenant, or a purge is under way.
         """
-        if bool(source) == bool(tenant):
-            raise RequestError("give either the source or the tenant whose blocks are purged")
+        if [bool(source), bool(tenant), bool(prefix_of)].count(True) != 1:
+            raise RequestError("give the source, the tenant or the request whose blocks are purged")
         if self._tasks:
             raise RequestError(
                 "a purge is running at this gateway; try again after its end", status=409
             )
-        tag = self._tenants.tag_of(tenant) if tenant else None
-        return await self._start(Target(source, tenant, tag), loop, is_dry=is_dry)
+        if prefix_of:
+            target = self._live.records.names.target(prefix_of, self._tenants.tag_of)
+        else:
+            target = Target(source, tenant, self._tenants.tag_of(tenant) if tenant else None)
+        return await self._start(target, loop, is_dry=is_dry)
 
     async def repeat(self) -> None:
         """Repeat what is not done of purges, at growing intervals while that has no success."""
@@ -136,7 +146,7 @@ class Purging:
         self, target: Target, loop: Loop, *, is_dry: bool, parts: frozenset[str] | None = None
     ) -> JsonObject:
         pools, tenants = self._live.pools.names(), self._tenants.by_name
-        is_known = target.source in pools or target.tenant in tenants
+        is_known = bool(target.hashes) or target.source in pools or target.tenant in tenants
         if is_dry or (not is_known and target not in self._intents.pending()):
             found = await self._at_pools(target, is_dry=True)
             if not is_known and not any(pool.num_blocks or pool.problem for pool in found.values()):

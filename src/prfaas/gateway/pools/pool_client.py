@@ -31,9 +31,7 @@ from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
     LinkTelemetry,
-    Purge,
     Purged,
-    PurgeEnd,
     PurgeEnded,
     Subscribe,
 )
@@ -128,7 +126,7 @@ class PoolClient:
             PeerError: It is not connected, or does not answer.
         """
         self._next_job += 1
-        message = Purge(job=self._next_job, source=target.source, is_dry=is_dry, tenant=target.tag)
+        message = target.asks(self._next_job, is_dry=is_dry)
         answer = await self._answered(message.job, message)
         if not isinstance(answer, Purged):
             raise PeerError("it answers something else")
@@ -144,7 +142,7 @@ class PoolClient:
             PeerError: It is not connected, or does not answer.
         """
         self._next_job += 1
-        message = PurgeEnd(job=self._next_job, source=target.source, tenant=target.tag)
+        message = target.ends(self._next_job)
         answer = await self._answered(message.job, message)
         return isinstance(answer, PurgeEnded) and answer.was_barred
 

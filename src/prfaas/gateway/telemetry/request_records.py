@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import Record
+from prfaas.purge.recent_names import RecentNames
 from prfaas.units import NS_PER_MS
 
 RECORDS_MAX = 1000
@@ -18,7 +19,8 @@ PREFIX_CHARS_MIN = 8
 class Records:
     """The last requests, the oldest forgotten first."""
 
-    def __init__(self, records_max: int = RECORDS_MAX) -> None:
+    def __init__(self, records_max: int = RECORDS_MAX, names_bytes_max: int = 0) -> None:
+        self.names = RecentNames(names_bytes_max)
         self._records: deque[Record] = deque(maxlen=records_max)
 
     def add(self, record: Record) -> None:

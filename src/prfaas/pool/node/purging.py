@@ -24,6 +24,7 @@ from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.node.prefix_purging import PrefixPurging
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
@@ -31,7 +32,7 @@ from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import PURGED, Matches, Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
+from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded, PurgePrefix
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Purging:
         self._bars: dict[tuple[Scope, str], int] = {}
         """Scopes of which nothing is taken, by which gateway's wish, and until when."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._prefixes = PrefixPurging(store, disk, shared, metrics, audit, clock_ns, bar_ns)
         store.bar(self.is_barred)
 
     def is_barred(self, origin: Origin) -> bool:
@@ -84,9 +86,15 @@ class Purging:
         return any(scope.covers(origin, self._pool) for scope, _ in self._bars)
 
     def asked(
-        self, message: Purge | PurgeEnd, gateway: str, answer: Callable[[Message], None]
+        self,
+        message: Purge | PurgeEnd | PurgePrefix,
+        gateway: str,
+        answer: Callable[[Message], None],
     ) -> None:
         """A gateway begins a purge, or ends it."""
+        if isinstance(message, PurgePrefix):
+            self._prefixes.asked(message, gateway, answer)
+            return
         scope = Scope(message.source, message.tenant)
         if isinstance(message, PurgeEnd):
             bar = self._bars.pop((scope, gateway), None)
@@ -102,6 +110,7 @@ class Purging:
 
     def expire(self) -> None:
         """End the bars that a gateway left behind."""
+        self._prefixes.expire()
         now = self._clock_ns()
         for name, until_ns in list(self._bars.items()):
             if now >= until_ns:

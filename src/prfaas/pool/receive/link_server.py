@@ -33,7 +33,7 @@ from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode
 from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import LinkLease, Purge, PurgeEnd, Subscribe
+from prfaas.wire.messages.gateway import LinkLease, Purge, PurgeEnd, PurgePrefix, Subscribe
 from prfaas.wire.messages.link import (
     Abort,
     Arrived,
@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 
 KEYS_AT_ONCE = 4096
 
-_OfGateway = Subscribe | Survey | Pull | Abort | Release | Purge | PurgeEnd | Compare | LinkLease
+_AnyPurge = Purge | PurgeEnd | PurgePrefix
+_OfGateway = Subscribe | Survey | Pull | Abort | Release | _AnyPurge | Compare | LinkLease
 
 
 class LinkPort:
@@ -94,7 +95,7 @@ class LinkPort:
         on_abort: Callable[[bytes, str], None],
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
         on_refused: Callable[[Refused, str], None],
-        on_purge: Callable[[Purge | PurgeEnd, str, Callable[[Message], None]], None],
+        on_purge: Callable[[_AnyPurge, str, Callable[[Message], None]], None],
         clock_ns: Callable[[], int],
         decoding: Decoding,
         encryption: LinkEncryption = LinkEncryption.TLS,
@@ -256,6 +257,7 @@ class LinkPort:
                 | Release()
                 | Purge()
                 | PurgeEnd()
+                | PurgePrefix()
                 | Compare()
                 | LinkLease()
             ):
@@ -276,7 +278,7 @@ class LinkPort:
                 self._on_abort(message.transfer_id, message.reason)
             case Release():
                 self._inbound.release(message.transfer_id)
-            case Purge() | PurgeEnd():
+            case Purge() | PurgeEnd() | PurgePrefix():
                 self._on_purge(message, channel.peer, channel.send)
             case LinkLease():
                 self._on_lease(channel.peer, message)

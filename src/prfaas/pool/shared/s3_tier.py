@@ -34,7 +34,7 @@ from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
 from prfaas.pool.shared.tier_keys import TierKeys
-from prfaas.pool.store.origins import Matches, Origin, Scope
+from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import ReadBudget
 from prfaas.units import NS_PER_S
 
@@ -260,6 +260,31 @@ class S3Tier(ShownBlocks[PackedBlock]):
         return len(old)
 
     # --- purges ---
+
+    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+        """Delete the packs with a block with one of some hashes and a matching origin.
+
+        Raises:
+            TransferError: Not all could be deleted.
+        """
+        await self._writer.drop(matches)
+        limit_s, victims = self._settings.timing.request_s, set[PackName]()
+        self._follower.forget(await self._packs.refresh(limit_s))
+        for names in sliced(list(self._blocks)):
+            places = (self._blocks.get(name) for name in names if name[1].block_hash in hashes)
+            victims |= {place.pack.name for place in places if place and matches(place.origin)}
+            await asyncio.sleep(0)
+        known = self._blocks.packs
+
+        async def is_other(pack: PackName) -> bool:
+            """Return True for a victim of a layout that no engine of this node uses."""
+            blocks = {} if pack in known else await self._fronts.read(pack) or {}
+            return any(name[1].block_hash in hashes for name in blocks)
+
+        victims |= await self._those(is_other)
+        self._follower.forget(victims)
+        await self._packs.delete(list(victims), limit_s)
+        self._tell_unread(len(self._fronts.skipped) + self._packs.num_ignored)
 
     async def drop(self, scope: Scope) -> None:
         """Drop blocks of the site: packs with one of a source, or keys of a tenant.

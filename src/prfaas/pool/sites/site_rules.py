@@ -11,7 +11,7 @@ from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
-from prfaas.wire.messages.gateway import LinkLease, Purge, Purged, PurgeEnd
+from prfaas.wire.messages.gateway import LinkLease, Purge, Purged, PurgeEnd, PurgePrefix
 from prfaas.wire.messages.link import Abort, Release
 
 TRANSFERS_MAX = 100_000
@@ -75,10 +75,10 @@ class SiteRules:
         match message:
             case Abort() | Release():
                 return self._transfers.get(message.transfer_id, site) == site
-            case Purge() | PurgeEnd():
+            case Purge() | PurgeEnd() | PurgePrefix():
                 if message.tenant is not None and self._agreements.claim(message.tenant, site):
                     return True
-                if isinstance(message, Purge):
+                if isinstance(message, Purge | PurgePrefix):
                     answer(_not_purged(message))
                 return False
             case Compare() | LinkLease():
@@ -86,7 +86,7 @@ class SiteRules:
         return True
 
 
-def _not_purged(message: Purge) -> Purged:
+def _not_purged(message: Purge | PurgePrefix) -> Purged:
     return Purged(
         job=message.job,
         num_blocks=0,

@@ -9,7 +9,7 @@ offered every block once, when it is stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -72,6 +72,7 @@ class BlockStore:
         """The tiers below, the fastest first."""
         self._is_barred: Matches = lambda _: False
         self._is_over: Matches | None = None
+        self._barred_hashes: Set[bytes] = frozenset()
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
@@ -100,6 +101,10 @@ class BlockStore:
     def bar(self, is_barred: Matches) -> None:
         """Refuse, from now on, new blocks for which `is_barred` returns True."""
         self._is_barred = is_barred
+
+    def bar_hashes(self, hashes: Set[bytes]) -> None:
+        """Refuse, from now on, new blocks with these hashes, and no others."""
+        self._barred_hashes = hashes
 
     def age(self, is_over: Matches | None) -> None:
         """Miss blocks for which `is_over` returns True, from now on; None for no limit of ages."""
@@ -416,7 +421,7 @@ class BlockStore:
         known = self.get(layout_id, key)
         if known is not None:
             return known
-        if self.is_barred(origin):
+        if self.is_barred(origin) or key.block_hash in self._barred_hashes:
             return None
         is_new = name not in self
         block = self._blocks[name] = StoredBlock(buffer, digest, origin)

@@ -218,6 +218,25 @@ class DiskTier:
                     await self._drop(number)
         return len(old)
 
+    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+        """Drop the blocks with some hashes and a matching origin, also after a restart.
+
+        Raises:
+            OSError: Not all could be marked.
+            ConfigError: The segments on disk are not read yet.
+        """
+        for offer in [each for each in self._queue if each.name[1].block_hash in hashes]:
+            self._queue.remove(offer)
+            self._queued_bytes -= len(offer.block.data)
+            offer.done()
+        async with self._turn:  # What was being written is there now.
+            pass
+        for names in sliced([*self._places], self._limits.slice_blocks):
+            await self.expire(matches, [name for name in names if name[1].block_hash in hashes])
+            await asyncio.sleep(0)
+        # Marks all records of the tenant that were dropped: none of them may come back.
+        await self.erase(matches)
+
     def _is_live(self, number: int) -> bool:
         """Return True if a segment has a block; the last one, most often."""
         places = (self._places.get(name) for name in reversed(self._segments[number]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +111,15 @@ class LowerTier(Protocol):
     async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
         """Remove those of some blocks that are too old; return their number."""
         ...
+
+    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+        """Drop for good the blocks with some hashes and a matching origin.
+
+        Raises:
+            OSError: Not all could be marked on disk.
+            TransferError: Not all could be deleted.
+            ConfigError: The disk is still being read.
+        """
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         """Ask the tier itself for blocks.

@@ -31,6 +31,7 @@ from prfaas.wire.messages.gateway import (
     Purged,
     PurgeEnd,
     PurgeEnded,
+    PurgePrefix,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -95,6 +96,7 @@ AnyMessage = (
     | Purge
     | PurgeEnd
     | PurgeEnded
+    | PurgePrefix
     | Purged
     | Compare
     | Compared

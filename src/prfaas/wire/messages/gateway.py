@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
@@ -133,6 +134,24 @@ class PurgeEnd(Message, tag="purge_end"):
     job: Count
     source: PurgedSource = ""
     tenant: Tag | None = None
+
+
+class PurgePrefix(Message, tag="purge_prefix"):
+    """Drop the blocks with these hashes in all tiers, and refuse further ones.
+
+    More is taken after the same message with `is_over`, and after two minutes anyway. The answers
+    are those to `Purge` and `PurgeEnd`.
+    """
+
+    job: Count
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]
+    """Of the blocks of a prompt, one behind the other."""
+    tenant: Tag = ""
+    """Tag of its tenant: blocks of others stay, except those without a tenant."""
+    is_dry: bool = False
+    """Only count them."""
+    is_over: bool = False
+    """Take them again."""
 
 
 class PurgeEnded(Message, tag="purge_ended"):

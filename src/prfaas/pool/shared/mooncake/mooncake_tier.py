@@ -326,6 +326,15 @@ class MooncakeTier(ShownBlocks[Known]):
 
     # --- purges ---
 
+    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+        """Delete every block of the site, as `drop` does: others wrote blocks of the prompt too.
+
+        Raises:
+            TransferError: The store failed.
+        """
+        await self._writer.drop(matches)
+        await self.drop(Scope(tenant=""))
+
     async def drop(self, scope: Scope) -> None:
         """Delete every block of the site, of whatever source and tenant.
 

@@ -1,0 +1,78 @@
+"""Names of recent prompts: bounded, and never those of another tenant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import RequestError
+from prfaas.purge.intents import Intents
+from prfaas.purge.recent_names import REQUEST_BYTES, RecentNames
+from prfaas.purge.targets import Target
+
+
+def tag_of(tenant: str) -> str:
+    return tenant * 32
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60))
+def test_memory_is_bounded_and_counted(prompts: list[tuple[int, int]]) -> None:
+    limit = 4 * REQUEST_BYTES
+    names = RecentNames(limit, requests_max=3)
+    for request, num_blocks in prompts:
+        names.keep(f"request-{request}", "a", [bytes(32)] * num_blocks)
+        assert names.num_bytes <= limit
+        assert len(names) <= 3
+        kept = sum(REQUEST_BYTES + len(each) for each in names._names.values())
+        assert names.num_bytes == kept
+
+
+def test_the_last_prompts_are_found_by_id_and_by_its_beginning() -> None:
+    names = RecentNames(1 << 20, requests_max=2)
+    for number in range(3):
+        names.keep(f"{number}-request", "a", [bytes([number]) * 32, b"x" * 32])
+    target = names.target("2-request", tag_of)
+    assert target == Target(
+        tenant="a", tag="a" * 32, request="2-request", hashes=bytes([2]) * 32 + b"x" * 32
+    )
+    assert names.target("2-reques", tag_of) == target
+    for unknown in ("0-request", "2-r", ""):
+        with pytest.raises(RequestError, match="no such request"):
+            names.target(unknown, tag_of)
+
+
+def test_an_id_of_two_tenants_is_refused() -> None:
+    names = RecentNames(1 << 20)
+    names.keep("the-request", "a", [b"a" * 32])
+    names.keep("the-request", "b", [b"b" * 32])
+    with pytest.raises(RequestError, match="several requests have this id"):
+        names.target("the-request", tag_of)
+
+
+def test_without_memory_none_are_kept() -> None:
+    names = RecentNames(0)
+    names.keep("the-request", "a", [b"a" * 32])
+    assert len(names) == 0
+    with pytest.raises(RequestError, match="keeps no names"):
+        names.target("the-request", tag_of)
+
+
+def test_a_purge_of_the_longest_prompt_survives_a_crash(tmp_path: Path) -> None:
+    target = Target(tenant="a", tag="a" * 32, request="r", hashes=b"h" * (4 << 20))
+    intents = Intents(tmp_path, "gateway")
+    intents.begin(target)
+    assert intents.pending() == [target]
+    intents.end(target)
+    assert intents.pending() == []
+
+
+def test_a_purge_that_an_earlier_version_began_ends(tmp_path: Path) -> None:
+    intents = Intents(tmp_path, "gateway")
+    target = Target("prfaas-pool")
+    intents.begin(target)
+    [file] = (tmp_path / "purges").iterdir()
+    # The digest that earlier versions gave it.
+    assert file.name == "gateway.9735a633c43f3b589525f5516b5d98e9.json"
