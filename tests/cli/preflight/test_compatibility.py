@@ -61,12 +61,14 @@ def test_engines_with_equal_rows_convert_nothing() -> None:
 
 
 def test_engines_that_name_blocks_by_different_schemes_share_none() -> None:
-    prefill, decode = engine("p", facts={"hash_scheme": "sglang_pages"}), engine("d")
+    facts = {"dtype": "a", "hash_scheme": "sglang_pages"}
+    prefill, decode = engine("p", facts=facts), engine("d")
     layout = msgspec.structs.replace(
         prefill.layout, layout_id=b"S" * 32, hash_scheme=HashScheme.SGLANG_PAGES
     )
-    pair = Pair(replace(prefill, layout=layout), replace(decode, facts={"hash_scheme": "x"}))
+    pair = Pair(replace(prefill, layout=layout), replace(decode, facts={"dtype": "a"}))
     assert pair.row[-2:] == ("sglang_pages > sha256_cbor", "refused")
+    assert "hash_scheme: sha256_cbor at d, sglang_pages at p; " in pair.words
     assert "share none" in pair.words
 
 

@@ -39,3 +39,13 @@ def test_differences_come_in_the_order_of_the_first_and_name_both_values() -> No
 
 def test_without_facts_the_words_say_so() -> None:
     assert in_words([], "pd", "prfaas") == f"pd and prfaas: {UNKNOWN}"
+
+
+def test_vllm_leaves_its_hash_scheme_out_and_a_difference_names_both() -> None:
+    """Layout ids of engines that name no scheme stay as they were."""
+    vllm, sglang = {"dtype": "a"}, {"dtype": "a", "hash_scheme": "sglang_pages"}
+    assert in_words(differences(vllm, sglang), "d", "p") == (
+        "hash_scheme: sha256_cbor at d, sglang_pages at p"
+    )
+    assert [each.theirs for each in differences(sglang, vllm)] == ["sha256_cbor"]
+    assert differences(vllm, {**vllm, "hash_scheme": "sha256_cbor"}) == []

@@ -206,7 +206,7 @@ def test_what_can_not_be_known_is_refused(described: dict[str, Any], name: str, 
 def test_the_id_is_the_digest_of_the_facts(described: dict[str, Any]) -> None:
     base = described["base"]
     assert facts_id(base["facts"]).hex() == base["id"]
-    assert base["facts"]["hash_scheme"] == "sha256_cbor"
+    assert "hash_scheme" not in base["facts"], "ids of engines that run today would change"
 
 
 def test_facts_hold_no_path_and_are_short(described: dict[str, Any]) -> None:

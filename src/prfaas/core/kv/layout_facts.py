@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from prfaas.core.kv.blocks import HashScheme
+
 Facts = Mapping[str, str]
 """Values by name, the most telling names first."""
 
@@ -20,6 +22,8 @@ NAME_CHARS_MAX = 128
 VALUE_CHARS_MAX = 160
 ABSENT = "(none)"
 """Value of a fact that only the other side has."""
+DEFAULTS = {"hash_scheme": HashScheme.SHA256_CBOR.value}
+"""Values of facts that an engine leaves out: a new fact would change all layout ids."""
 UNKNOWN = "an older prfaas sends no facts, or the ids are made by different rules"
 
 
@@ -34,7 +38,7 @@ class Difference(NamedTuple):
 
     Attributes:
         fact: Its name.
-        ours: Value at the first engine; `ABSENT` if it has none.
+        ours: Value at the first engine; its default or `ABSENT` if it has none.
         theirs: Value at the second engine.
     """
 
@@ -46,7 +50,8 @@ class Difference(NamedTuple):
 def differences(ours: Facts, theirs: Facts) -> list[Difference]:
     """Return the facts that differ, in the order of `ours`, then those that `theirs` alone has."""
     names = dict.fromkeys([*ours, *theirs])
-    pairs = ((name, ours.get(name, ABSENT), theirs.get(name, ABSENT)) for name in names)
+    absent = {name: DEFAULTS.get(name, ABSENT) for name in names}
+    pairs = ((name, ours.get(name, absent[name]), theirs.get(name, absent[name])) for name in names)
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.blocks import HashScheme, Layout
 from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.core.kv.layout_facts import FACTS_MAX
 from prfaas.engines.identity import variables
@@ -243,11 +243,13 @@ def _groups(
         if group.index in layers:
             facts[f"{at}.parts"] = _parts(layers[group.index])
     facts |= {
-        "hash_scheme": layout.hash_scheme.value,
         "hash_seed": text_of(layout.hash_seed),
         "num_groups": text_of(len(layout.groups)),
         "tokens_per_hash": text_of(layout.tokens_per_hash),
     }
+    if layout.hash_scheme is not HashScheme.SHA256_CBOR:
+        # vLLM's own is the default of a fact that is absent (`layout_facts.py`).
+        facts["hash_scheme"] = layout.hash_scheme.value
     for group in layout.groups:
         found, at = kv_cache_config.kv_cache_groups[group.index], f"group.{group.index}"
         facts |= {
