@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from prfaas.core.kv.checkpoints import default_spacing
+from prfaas.core.kv.blocks import GroupKind
+from prfaas.core.kv.checkpoints import CheckpointRule
+from prfaas.core.routing.cost_tables import layout_of
 from prfaas.sim.scenario.run import Run, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.units import NS_PER_S
@@ -62,33 +66,47 @@ def simulated(tokens: int, spacing: int, bandwidth: str, cut_s: float | None = N
         return run(load_scenario(file))
 
 
-def default_of(bandwidth: str) -> int:
-    """The default of a gateway whose plan is the case study's."""
+def spacing_of(bandwidth: str, tokens: int, setting: int | Literal["auto"]) -> int:
+    """The spacing of a gateway whose plan is the case study's, for a prompt of so many tokens."""
     setup = simulated(PROMPTS[0], 0, bandwidth).scenario.setup
     costs = setup.costs
-    each_ns = costs.local_prefill_ns(32_768) / 32_768
-    rate = setup.prfaas[0].link.bits_per_s
-    return default_spacing(costs.state_bytes, each_ns, rate, BLOCK_TOKENS)
+    rule = CheckpointRule.planned(
+        setting, costs.local_prefill_ns, [setup.prfaas[0].link.bits_per_s]
+    )
+    each = layout_of(costs, tokens)
+    groups = tuple(
+        replace(
+            group,
+            tokens_per_block=BLOCK_TOKENS,
+            block_bytes=group.block_bytes
+            * (BLOCK_TOKENS if group.kind is GroupKind.FULL_ATTENTION else 1),
+        )
+        for group in each.groups
+    )
+    made = rule.of(replace(each, groups=groups), have_tokens=0, final_tokens=tokens)
+    return made.checkpoint_tokens
 
 
 def main() -> None:
     """Print the table."""
     for bandwidth in LINKS:
-        print(f"default spacing at {bandwidth}: {default_of(bandwidth):,} tokens")
         print("| prompt | link | checkpoint every | resumed | recomputed | TTFT | extra egress |")
         print("|---|---|---|---|---|---|---|")
         for tokens in PROMPTS:
             plain = simulated(tokens, 0, bandwidth)
             costs = plain.scenario.setup.costs
             cut_s = CUT_AT * costs.remote_prefill_ns(tokens) / NS_PER_S
-            for spacing in sorted({*SPACINGS, default_of(bandwidth)}):
+            auto = spacing_of(bandwidth, tokens, "auto")
+            least = spacing_of(bandwidth, tokens, 1)
+            print(f"{tokens:,} tokens: auto is {auto:,}, the least of a number {least:,}")
+            for spacing in sorted({*SPACINGS, least, auto}):
                 broken = simulated(tokens, spacing, bandwidth, cut_s)
                 [request] = broken.simulation.requests
                 made = broken.scenario.setup.prfaas[0].costs
                 whole = costs.shipped_bytes(tokens, 0)
                 extra = made.shipped_bytes(tokens, 0) / whole - 1
                 print(
-                    f"| {tokens:,} | {bandwidth} | {f'{spacing:,}' if spacing else 'none'} | "
+                    f"| {tokens:,} | {bandwidth} | {_words(spacing, least, auto)} | "
                     f"{request.kept_tokens:,} | {tokens - request.kept_tokens:,} | "
                     f"{request.ttft_ns / NS_PER_S:.2f} s | {extra:.1%} |"
                 )
@@ -97,6 +115,12 @@ def main() -> None:
                 f"| {tokens:,} | {bandwidth} | not broken | - | 0 | "
                 f"{request.ttft_ns / NS_PER_S:.2f} s | - |"
             )
+
+
+def _words(spacing: int, least: int, auto: int) -> str:
+    words = f"{spacing:,}" if spacing else "none"
+    marks = [mark for mark, at in (("auto", auto), ("least", least)) if at == spacing]
+    return words + (f" ({', '.join(marks)})" if marks else "")
 
 
 if __name__ == "__main__":

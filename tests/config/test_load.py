@@ -232,6 +232,11 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),
     (lambda t: t.pop("clusters"), "clusters", "is required"),
     (lambda t: t["routing"].update(reroling=True), "routing", "needs a plan"),
+    (
+        lambda t: t["routing"].update(state_checkpoints="auto"),
+        "routing",
+        'state_checkpoints = "auto" needs a plan',
+    ),
     (lambda t: t["routing"].update(pull=True), "routing", "pull needs a plan"),
     (lambda t: t["routing"].update(second_price=0.02), "routing", "second_price needs a plan"),
     (lambda t: t["routing"].update(second_price=0, plan="p"), "second_price", "greater than 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -86,11 +86,13 @@ class RoutingTable(Table):
     """Time limit of decode for blocks after the end of the prefill leg, and of a local prefill for
     a pulled prefix."""
 
-    state_checkpoints: Annotated[int, Field(ge=0, le=2**30)] | None = None
-    """Least distance, tokens, of intermediate states of linear layers that a transfer ships beside
+    state_checkpoints: Annotated[int, Field(ge=0, le=2**30)] | Literal["auto"] = 0
+    """Least distance, tokens, of intermediate states of linear layers that a hand-off ships beside
     the last one, if the link has room: after a broken transfer decode resumes at the last that
-    arrived. 0 ships none. If absent, it follows from the plan by the size of a state against the
-    cost of recompute (`core/kv/checkpoints.py`); without a `plan` none are shipped."""
+    arrived. 0 ships none. A number is raised where the states would more than double the bytes of
+    a hand-off. "auto" chooses by the size of a state against the cost of recompute, adds at most
+    10 % to the bytes, and needs a `plan`. Upgrade all engines before you set it
+    (`docs/decisions/0033-later-states.md`)."""
 
     _limits = field_validator(
         "ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell", "replication_half_life"
@@ -139,6 +141,15 @@ class RoutingTable(Table):
             )
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
+        return self
+
+    @model_validator(mode="after")
+    def _can_space(self) -> RoutingTable:
+        if self.state_checkpoints == "auto" and self.plan is None:
+            raise ValueError(
+                'state_checkpoints = "auto" needs a plan: it weighs prefill time against bytes; '
+                "or set a number of tokens"
+            )
         return self
 
     @property

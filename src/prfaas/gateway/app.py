@@ -243,7 +243,9 @@ class Gateway:
             self.guards,
             Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max),
         )
-        prefill_leg = PrefillLeg(self.engines, model, deployment.routing, tickets)
+        prefill_leg = PrefillLeg(
+            self.engines, model, deployment.routing, tickets, self.driver.checkpoints
+        )
         self.parts = RunParts(
             holding=holding,
             planner=planner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
@@ -91,12 +91,17 @@ class Received:
         ]
 
     def _names(self, hashes: Sequence[bytes]) -> list[tuple[Key, bool]]:
-        """Names of the prefix's blocks, and of those that were shipped."""
+        """Names of the prefix's blocks, and of those that were shipped.
+
+        Checkpoints are not among them: few of those that may be shipped are kept anywhere, and a
+        comparison that misses blocks is not complete.
+        """
+        layout = replace(self.layout, checkpoint_tokens=0)
         return [
             ((group, names[at : at + HASH_BYTES]), first == self.have_tokens)
             for first, last in ((0, self.have_tokens), (self.have_tokens, self.final_tokens))
             for group, names in manifest_of(
-                self.layout, hashes, have_tokens=first, final_tokens=last
+                layout, hashes, have_tokens=first, final_tokens=last
             ).items()
             for at in range(0, len(names), HASH_BYTES)
         ]

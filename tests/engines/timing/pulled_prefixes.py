@@ -32,10 +32,11 @@ async def pulling(
     directory: Path,
     roles: Mapping[str, str] = MappingProxyType({}),
     plan_text: str = PLAN,
+    **routing: int,
 ) -> AsyncIterator[World]:
     """Two clusters; that of PrfaaS has computed `KNOWN` for somebody else."""
     plan = str(write_plan(directory, plan_text))
-    table = {"offload_threshold": 200, "plan": plan, "pull": True}
+    table = {"offload_threshold": 200, "plan": plan, "pull": True, **routing}
     async with running(
         directory,
         checkpoint,

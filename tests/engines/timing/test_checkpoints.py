@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.lab.faults import Fault
 from prfaas.wire.fragments import ReceivedBlock
+from tests.engines.timing.pulled_prefixes import PROMPT as PULLED
+from tests.engines.timing.pulled_prefixes import pulling
 from tests.pool.sites import until
 
 from .deployment import World, alone, running
-from .worlds import PLAN, SPAN
+from .worlds import PLAN, SPAN, write_plan
 
 pytestmark = pytest.mark.timeout(120)
 PLAN_OF_LARGE_BLOCKS = PLAN.replace("64B", "4KiB")
@@ -118,29 +121,63 @@ async def test_a_cut_transfer_is_resumed_at_the_last_whole_checkpoint(
         if spacing:
             # Steps end every 64 tokens: the next of them after each spacing.
             step = -(-spacing // 64) * 64
-            # The state itself comes behind its last block of attention.
-            assert usable >= (arrivals.number(0) * SPAN - 1) // step * step > 0
+            # The state of the last step may come behind all of its attention.
+            assert usable >= (arrivals.number(0) * SPAN - 64) // step * step > 0
         else:
             assert (usable, arrivals.number(1)) == (0, 0)
 
 
-@pytest.mark.parametrize("spacing", [0, 128])
+@pytest.mark.parametrize(
+    ("setting", "num_extra"),
+    [
+        ({}, 0),
+        ({"state_checkpoints": 0}, 0),
+        ({"state_checkpoints": 128}, 5),
+        # Ten states would more than double the bytes, and steps end every 64 tokens.
+        ({"state_checkpoints": 1}, 10),
+        # A tenth of the bytes is one state.
+        ({"state_checkpoints": "auto"}, 1),
+    ],
+)
 async def test_checkpoints_are_counted_as_bytes_of_the_transfer(
     checkpoint: Path,
     identities: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    spacing: int,
+    setting: dict[str, int | str],
+    num_extra: int,
 ) -> None:
-    routing = {"offload_threshold": 200, "state_checkpoints": spacing}
+    """With a plan, and none that nobody has asked for."""
+    routing = {
+        "offload_threshold": 200,
+        "policy": "paper",
+        "plan": str(write_plan(tmp_path)),
+        **setting,
+    }
     async with running(tmp_path, checkpoint, identities, routing=routing) as world:
         arrivals = Arrivals(world, monkeypatch)
         await world.complete(PROMPT)
         record = await world.record()
         assert (record["path"], record["fallback"]) == ("remote", None)
-        num_extra = (FINAL - 1) // spacing if spacing else 0
         assert arrivals.number(1) == 1 + num_extra
         assert record["kv_bytes"] == FINAL * 64 + (1 + num_extra) * STATE_BYTES
         source = world.sites["prfaas-pool"]
         sent = source.metric("pool_checkpoint_bytes_total", peer="pd-pool", outcome="sent")
         assert sent == num_extra * STATE_BYTES
+        assert signed_bytes(world) == record["kv_bytes"]
+
+
+async def test_a_pull_is_not_charged_for_checkpoints(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """It ships the last state alone."""
+    async with pulling(checkpoint, identities, tmp_path, state_checkpoints=SPAN) as world:
+        await world.complete(PULLED)
+        record = await world.record()
+        assert record["pulled_tokens"] == 176
+        assert signed_bytes(world) == record["kv_bytes"] == 176 * 64 + STATE_BYTES
+
+
+def signed_bytes(world: World) -> float:
+    name, labels = "prfaas_tenant_link_bytes_total", {"tenant": DEFAULT_NAME}
+    return world.gateway.metrics.registry.get_sample_value(name, labels) or 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
+from typing import Literal
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
@@ -18,6 +19,10 @@ TYPICAL_TOKENS = 32_768
 TOKENS_BETWEEN_BREAKS = 100 * TYPICAL_TOKENS
 """Tokens shipped between two broken transfers: one transfer of 32K tokens in a hundred. Assumed,
 and not measured: an operator who knows it sets the spacing."""
+AUTO_SHARE = 0.1
+"""Most that checkpoints of the rule add to a transfer, as a share of its other bytes."""
+SET_SHARE = 1.0
+"""The same of a spacing that an operator has set."""
 
 
 def default_spacing(
@@ -63,46 +68,71 @@ class CheckpointRule:
     """Spacing of checkpoints in a deployment.
 
     Attributes:
-        tokens: Least distance that the operator has set, tokens; 0 ships none; None is the default.
+        tokens: Least distance that the operator has set, tokens; 0 ships none; None is the rule.
         recompute_ns_per_token: Prefill time of a token in the cluster that decodes; 0 is unknown.
         link_bits_per_s: Rate of the slowest link; 0 is unknown.
     """
 
-    tokens: int | None = None
+    tokens: int | None = 0
     recompute_ns_per_token: float = 0.0
     link_bits_per_s: float = 0.0
 
     @classmethod
     def planned(
         cls,
-        tokens: int | None,
+        tokens: int | Literal["auto"],
         recompute_ns: Callable[[int], int] | None,
         links_bits_per_s: Iterable[float],
     ) -> CheckpointRule:
-        """A rule whose default has the costs of a plan.
+        """A rule that has the costs of a plan.
 
         Args:
-            tokens: What the operator has set.
+            tokens: What the operator has set; "auto" is the rule.
             recompute_ns: Prefill time in the cluster that decodes by tokens; None without a plan.
             links_bits_per_s: Rates of the links.
         """
         each_ns = recompute_ns(TYPICAL_TOKENS) / TYPICAL_TOKENS if recompute_ns else 0.0
-        return cls(tokens, each_ns, min(links_bits_per_s, default=0.0))
+        return cls(
+            None if tokens == "auto" else tokens, each_ns, min(links_bits_per_s, default=0.0)
+        )
 
-    def of(self, layout: Layout) -> Layout:
-        """Return a layout with its spacing, in whole boundaries; without state it stays."""
-        state_bytes = sum(
-            group.block_bytes for group in layout.groups if group.kind is GroupKind.LINEAR_STATE
-        )
-        boundary = layout.boundary_tokens
-        if not state_bytes or self.tokens == 0:
+    def of(self, layout: Layout, *, have_tokens: int, final_tokens: int) -> Layout:
+        """Return the layout with the spacing of one hand-off, in whole boundaries.
+
+        It is no shorter than the bytes of the hand-off allow: the states that it admits are at
+        most `AUTO_SHARE` or `SET_SHARE` of the attention and of the last state. Where that is less
+        than one state, and without linear state, the layout stays.
+
+        Args:
+            layout: Of the prompt's blocks, without a spacing.
+            have_tokens: Usable prefix that the other side holds already.
+            final_tokens: Length at which the other side will resume.
+        """
+        state_bytes = _bytes_of(layout, GroupKind.LINEAR_STATE)
+        new_tokens = final_tokens - have_tokens
+        if not state_bytes or new_tokens <= 0 or self.tokens == 0:
             return layout
-        if self.tokens is not None:
-            return replace(layout, checkpoint_tokens=-(-self.tokens // boundary) * boundary)
-        spacing = default_spacing(
-            state_bytes, self.recompute_ns_per_token, self.link_bits_per_s, boundary
-        )
-        return replace(layout, checkpoint_tokens=spacing)
+        boundary, spacing = layout.boundary_tokens, self.tokens
+        if spacing is None:
+            spacing = default_spacing(
+                state_bytes, self.recompute_ns_per_token, self.link_bits_per_s, boundary
+            )
+        share = AUTO_SHARE if self.tokens is None else SET_SHARE
+        attention_bytes = _bytes_of(layout, GroupKind.FULL_ATTENTION, new_tokens)
+        num_max = int(share * (attention_bytes + state_bytes) / state_bytes)
+        if not spacing or not num_max:
+            return layout
+        least = -(-new_tokens // (num_max + 1))
+        return replace(layout, checkpoint_tokens=-(-max(spacing, least) // boundary) * boundary)
+
+
+def _bytes_of(layout: Layout, kind: GroupKind, num_tokens: int = 0) -> int:
+    """Bytes of the blocks of a kind: of so many tokens, or of one block a group."""
+    return sum(
+        group.block_bytes * (num_tokens // group.tokens_per_block if num_tokens else 1)
+        for group in layout.groups
+        if group.kind is kind
+    )
 
 
 def num_checkpoints(have_tokens: int, final_tokens: int, spacing: int) -> int:

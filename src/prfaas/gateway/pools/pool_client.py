@@ -268,8 +268,7 @@ class Pools:
             self.on_change(pool)
 
         def client(pool: str, address: tuple[str, int]) -> PoolClient:
-            rule = driver.checkpoints
-            followed = Subscription(pool, index, transfers, partial(tell, pool), rule)
+            followed = Subscription(pool, index, transfers, partial(tell, pool))
             return PoolClient(pool, address, gateway, tls, followed, timing, shares, ages)
 
         self._make = client

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.checkpoints import CheckpointRule
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.routing.pool_state import PoolView
@@ -34,7 +33,6 @@ class Subscription:
         index: Follows the pool's blocks.
         transfers: Observer of the transfers that end.
         on_change: Called with what is known of the pool whenever that has changed.
-        checkpoints: Spacing of checkpoints by layout.
     """
 
     def __init__(
@@ -43,9 +41,8 @@ class Subscription:
         index: PrefixIndex,
         transfers: Transfers,
         on_change: Callable[[PoolView], None] = lambda _: None,
-        checkpoints: CheckpointRule | None = None,
     ) -> None:
-        self._on_change, self._checkpoints = on_change, checkpoints or CheckpointRule(0)
+        self._on_change = on_change
         self._pool = pool
         self._index = index
         self._transfers = transfers
@@ -130,7 +127,7 @@ class Subscription:
             case TransferEnded():
                 self._transfers.ended(self._pool, event)
             case PoolState():
-                layouts = {n: self._checkpoints.of(s.layout()) for n, s in event.layouts.items()}
+                layouts = {n: s.layout() for n, s in event.layouts.items()}
                 self._learn(event.facts, layouts)
                 self.tiers, self.tenants = dict(event.tiers), event.tenants
                 self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes

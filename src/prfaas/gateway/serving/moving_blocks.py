@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -58,11 +59,11 @@ class MovingBlocks:
             view.service = record.service
         return view
 
-    def charge(self, plan: Plan, final_tokens: int) -> None:
+    def charge(self, plan: Plan, layout: Layout | None, final_tokens: int) -> None:
         """Charge blocks of a prefix that come from a PrfaaS cluster on their tenant's limit."""
-        if plan.layout is not None:
+        if layout is not None:
             have = plan.routed.present_tokens
-            num_bytes = shipped_bytes(plan.layout, have_tokens=have, final_tokens=final_tokens)
+            num_bytes = shipped_bytes(layout, have_tokens=have, final_tokens=final_tokens)
             self._exchange.record.allowed(num_bytes)
             self._exchange.tenant.quota.ship(num_bytes, time.monotonic_ns())
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from prfaas.config.routing import RoutingTable
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.checkpoints import CheckpointRule
 from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX, manifest_of
 from prfaas.core.request.events import PrefillFailure
 from prfaas.errors import EngineError
@@ -54,6 +56,7 @@ class PrefillLeg:
     model: str
     limits: RoutingTable
     tickets: TicketOffice
+    checkpoints: CheckpointRule
 
     async def run(
         self,
@@ -88,27 +91,33 @@ class PrefillLeg:
             return False
         return True
 
+    def layout_of(self, plan: Plan) -> Layout | None:
+        """Layout of a hand-off, which may ship checkpoints; nothing else does."""
+        have, final = plan.routed.present_tokens, plan.route.final_tokens
+        layout = plan.layout
+        return layout and self.checkpoints.of(layout, have_tokens=have, final_tokens=final)
+
     def _order(
         self, plan: Plan, transfer: TransferView, awaited: TransferView | None
     ) -> JsonObject:
         """Instructions for the engine's tier and the pools."""
-        if plan.layout is None:
+        if (layout := self.layout_of(plan)) is None:
             raise PrefillGivenUpError(_Why.NO_LAYOUT, "no engine has announced a layout")
         span = {"have_tokens": plan.routed.present_tokens, "final_tokens": plan.route.final_tokens}
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
-        if plan.layout.checkpoint_tokens:
-            order["checkpoint_tokens"] = plan.layout.checkpoint_tokens
+        if layout.checkpoint_tokens:
+            order["checkpoint_tokens"] = layout.checkpoint_tokens
         if awaited is not None:
             order["wait"] = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
         if transfer.stays:
             return order
-        blocks = manifest_of(plan.layout, plan.arrival.hashes, **span)
+        blocks = manifest_of(layout, plan.arrival.hashes, **span)
         if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
             raise PrefillGivenUpError(
                 _Why.TOO_MANY_BLOCKS, "the prompt has more blocks than a ticket can name"
             )
         ticket = self.tickets.issue(
-            transfer, plan.layout, plan.arrival.tenant, blocks, **span, quality=plan.arrival.quality
+            transfer, layout, plan.arrival.tenant, blocks, **span, quality=plan.arrival.quality
         )
         return {**order, "ticket": ticket}
 

@@ -158,7 +158,8 @@ class RequestRun(Executor):
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         if self._plan.routed.decision.path is Path.REMOTE:
-            self._moving.charge(self._plan, self._plan.route.final_tokens)
+            layout = self._parts.prefill_leg.layout_of(self._plan)
+            self._moving.charge(self._plan, layout, self._plan.route.final_tokens)
         self._next = partial(self._legs.prefill, self._engine(action))
 
     def _await_blocks(self, action: actions.AwaitBlocks) -> None:
@@ -185,7 +186,7 @@ class RequestRun(Executor):
 
     def _start_pull(self, _: actions.StartPull) -> None:
         if self._plan.routed.decision.pull_tokens:
-            self._moving.charge(self._plan, self._plan.routed.hit_tokens)
+            self._moving.charge(self._plan, self._plan.layout, self._plan.routed.hit_tokens)
         if not self._moving.fetch(self._plan):
             self._report(PullNotAsked())
 
