@@ -276,7 +276,7 @@ class Driver:
         assert len(self.closed) == len(set(self.closed))
         if is_over:
             assert not self.open
-            assert self.wakes_at_ns is None
+            assert not self.life.watches
         if self.life.stage in (Stage.PREFILLING, Stage.DECODING):
             assert bool(self.leg) is not self.is_held
         if self.is_held and not is_over:

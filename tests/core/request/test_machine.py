@@ -69,7 +69,7 @@ def remote(**more: object) -> Driver:
 def test_a_remote_request_is_prefilled_then_decoded_then_released() -> None:
     driver = remote()
     assert kinds(driver.begin()) == [StartPrefill]
-    assert driver.step(PrefillDone()) == [StartDecode("d"), WakeAt(None)]
+    assert driver.step(PrefillDone()) == [StartDecode("d")]
     assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED)) == []
     assert driver.step(FirstToken()) == []
     assert driver.step(Finished(7680, 7680)) == [Release(HAND_OFF)]
@@ -227,8 +227,8 @@ def test_a_prefill_that_takes_too_long_is_left_and_blamed() -> None:
 def test_a_pull_that_ends_leaves_the_alarm_of_the_prefill() -> None:
     driver = Driver(routed(Path.LOCAL, pulls=True))
     assert driver.begin()[-1] == WakeAt(LIMITS.transfer_timeout_ns)
-    assert driver.step(PullNotAsked())[-1] == WakeAt(LIMITS.prefill_timeout_ns)
-    # A driver that wakes it all the same is told anew.
+    assert kinds(driver.step(PullNotAsked())) == [Abort, FellBack]
+    # The alarm of the pull is not cancelled; when it rings, it is set for the prefill.
     early = driver.step(Woke(), LIMITS.transfer_timeout_ns)
     assert early == [WakeAt(LIMITS.prefill_timeout_ns)]
 
@@ -266,7 +266,7 @@ def test_blocks_that_have_come_are_not_given_up_however_long_decode_takes() -> N
     driver = Driver(routed(Path.REMOTE, predicted_ns=10 * NS_PER_S), books=books)
     driver.begin()
     driver.step(PrefillDone())
-    assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED)) == [WakeAt(None)]
+    assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED)) == []
     assert driver.step(Woke(), 1000 * NS_PER_S) == []
 
 
@@ -339,7 +339,9 @@ def test_a_pull_ends_with_its_time_and_not_after_the_first_token() -> None:
     assert fallbacks(actions) == [("pull", "timeout")]
     driver = Driver(routed(Path.LOCAL, pulls=True), apart=False)
     driver.begin()
-    assert driver.step(FirstToken()) == [WakeAt(None)]
+    assert driver.step(FirstToken()) == []
+    assert not driver.life.watches
+    assert driver.step(Woke(), LIMITS.transfer_timeout_ns) == []
     assert driver.step(TransferEnded(PULL, TransferEnd.LINK_LOST)) == []
     assert fallbacks(driver.step(Finished(1000, 1000))) == [("pull", "link_lost")]
 
@@ -347,7 +349,7 @@ def test_a_pull_ends_with_its_time_and_not_after_the_first_token() -> None:
 def test_a_pull_that_came_whole_outlives_its_source() -> None:
     driver = Driver(routed(Path.LOCAL, pulls=True), apart=False)
     driver.begin()
-    assert driver.step(TransferEnded(PULL, TransferEnd.COMMITTED)) == [WakeAt(None)]
+    assert driver.step(TransferEnded(PULL, TransferEnd.COMMITTED)) == []
     late = TransferEnded(PULL, TransferEnd.LINK_LOST, at_destination=False)
     assert driver.step(late) == []
     assert driver.step(Finished(5000, 5000)) == [Release(PULL)]

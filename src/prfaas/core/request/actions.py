@@ -101,9 +101,9 @@ class Fail(Action, frozen=True):
 
 
 class WakeAt(Action, frozen=True):
-    """Report `Woke` at this instant, ns, once; replaces the last one. None cancels it."""
+    """Report `Woke` at this instant, ns, once, unless the request ends; replaces the last one."""
 
-    at_ns: int | None
+    at_ns: int
 
 
 AnyAction = (

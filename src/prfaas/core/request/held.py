@@ -67,7 +67,8 @@ class HeldLife(RequestLife):
             elif not awaits.is_coming:
                 self._held = self._awaits = None
                 actions.append(held)
-            self._set_alarm(actions)
+            if self._needs_alarm:
+                self._set_alarm(actions)
         return actions
 
     @property
@@ -86,7 +87,8 @@ class HeldLife(RequestLife):
         if which is Blocks.HAND_OFF:
             # A pull has its timeout; that of a hand-off is the wait of the engine that decodes.
             ends_at_ns = now_ns + self._fleet.limits.transfer_timeout_ns
-            self._watches.append(Timeout(blocks, ends_at_ns))
+            self.watches.append(Timeout(blocks, ends_at_ns))
+            self._needs_alarm = True
         return AwaitBlocks(which)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from prfaas.core.dispatch import types
@@ -77,8 +78,9 @@ _OF_PLACE = frozenset(
 _ROUTED, _PREFILLING, _DECODING = Stage.ROUTED, Stage.PREFILLING, Stage.DECODING
 _STREAMING, _ENDED = Stage.STREAMING, Stage.ENDED
 _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
-_START_PULL, _STOP_PREFILL, _NO_ALARM = StartPull(), StopPrefill(), WakeAt(None)
+_START_PULL, _STOP_PREFILL = StartPull(), StopPrefill()
 _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
+_wakes_at_ns = attrgetter("wakes_at_ns")
 
 
 @dataclass(slots=True)
@@ -121,15 +123,15 @@ class RequestLife:
         "_fleet",
         "_has_streamed",
         "_legs_left",
+        "_needs_alarm",
         "_prefills_left",
         "_suspects",
-        "_wakes_at_ns",
-        "_watches",
         "blocks",
         "decode",
         "outcome",
         "route",
         "stage",
+        "watches",
     )
 
     def __init__(self, route: Route, fleet: Fleet) -> None:
@@ -143,8 +145,9 @@ class RequestLife:
         self.outcome = Outcome.RUNNING
         self.blocks = OnTheWay(fleet.breakers)
         """Blocks that it waits for."""
-        self._watches: list[Watch] = []
-        self._wakes_at_ns: int | None = None
+        self.watches: list[Watch] = []
+        """What `Woke` is for; empty once it has no effect."""
+        self._needs_alarm = False
         self._legs_left = fleet.limits.legs_max
         self._prefills_left = fleet.limits.prefills_max
         self._broke: EngineBroke | None = None
@@ -167,7 +170,7 @@ class RequestLife:
         if self.stage not in stages:
             return []
         actions: list[AnyAction] = handler(self, event, now_ns)
-        if self._watches:
+        if self._needs_alarm:
             self._set_alarm(actions)
         return actions
 
@@ -187,18 +190,14 @@ class RequestLife:
         return pull.destination != self.route.pools[1]
 
     def _set_alarm(self, actions: list[AnyAction]) -> None:
-        """Have the driver wake this life when a watch has to be looked at, if that has changed."""
-        earliest_ns = None
-        for watch in self._watches:
-            at_ns = watch.wakes_at_ns
-            if (earliest_ns is None or at_ns < earliest_ns) and self._is_live(watch):
-                earliest_ns = at_ns
-        if earliest_ns is None:
-            # What is not waited for now is never waited for again.
-            self._watches.clear()
-        if earliest_ns != self._wakes_at_ns:
-            self._wakes_at_ns = earliest_ns
-            actions.append(_NO_ALARM if earliest_ns is None else WakeAt(earliest_ns))
+        """Have the driver wake this life when a watch has to be looked at.
+
+        An alarm is not cancelled if its watch is of no more use by then: few alarms find one that
+        is, and each cancellation would cost a step and an action.
+        """
+        self._needs_alarm = False
+        if self.watches:
+            actions.append(WakeAt(min(map(_wakes_at_ns, self.watches))))
 
     # The way to the first token
 
@@ -211,12 +210,13 @@ class RequestLife:
         """Begin the first leg of a route, and what brings its blocks."""
         route, routed, limits = self.route, self.route.routed, self._fleet.limits
         actions: list[AnyAction] = []
+        self._needs_alarm = True
         if routed.pulled_from:
             pull = Movement(*routed.pull_link, routed.hit_tokens)
             self.blocks.begin(_PULL, pull, now_ns)
             if routed.pulls:
                 self._watch_route(pull, routed.prefill, now_ns)
-            self._watches.append(Timeout(pull, now_ns + limits.transfer_timeout_ns))
+            self.watches.append(Timeout(pull, now_ns + limits.transfer_timeout_ns))
             actions.append(_START_PULL)
         if not route.prefill:
             return actions + self._start_decode(now_ns)
@@ -225,7 +225,7 @@ class RequestLife:
         if hand_off.crosses_link:
             self._watch_route(hand_off, route.decode, now_ns)
         local = route.decode, routed.facts.num_prompt_tokens - routed.facts.present_tokens
-        self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
+        self.watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
         self._prefills_left -= 1
         actions.append(_start_prefill(route.prefill))
@@ -242,7 +242,7 @@ class RequestLife:
             deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
         link_bytes = self._books.backlog_bytes(*blocks.link, now_ns)
         path = RemotePath(now_ns, predicted_ns, deadline_ns, link_bytes)
-        self._watches.append(RouteWatch(self._fleet, self.route.number, local, blocks, path))
+        self.watches.append(RouteWatch(self._fleet, self.route.number, local, blocks, path))
 
     def _prefilled(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         number, books = self.route.number, self._books
@@ -288,7 +288,7 @@ class RequestLife:
         if again is None:
             books.fall_back(number, now_ns)
             return self._start_decode(now_ns)
-        self._watches.clear()
+        self.watches.clear()
         routed, self.decode = route.routed, route.decode = again
         route.prefill, route.pools = routed.prefill, (routed.prefill_pool, routed.destination)
         return self._take_route(now_ns)
@@ -305,6 +305,7 @@ class RequestLife:
     def _first_token(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
         self._has_begun(now_ns, is_streamed=True)
         self.stage = _STREAMING
+        self.watches.clear()
         return []
 
     def _has_begun(self, now_ns: int, *, is_streamed: bool) -> None:
@@ -368,9 +369,16 @@ class RequestLife:
         return actions
 
     def _woke(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        self._wakes_at_ns = None
+        actions = self._look(now_ns)
+        # What is not waited for now is never waited for again.
+        self.watches = [watch for watch in self.watches if self._is_live(watch)]
+        self._needs_alarm = True
+        return actions
+
+    def _look(self, now_ns: int) -> list[AnyAction]:
+        """Look at the watches, and leave what one of them gives up."""
         actions: list[AnyAction] = []
-        for watch in self._watches:
+        for watch in self.watches:
             beside = self.stage is _DECODING
             alarm = watch.look(now_ns, beside=beside) if self._is_live(watch) else None
             if alarm is None:
@@ -390,7 +398,7 @@ class RequestLife:
         """Return True while a watch is of use."""
         if watch.blocks is None:
             return self.stage is _PREFILLING
-        return watch.blocks.is_coming and self.stage is not _STREAMING and self.stage is not _ENDED
+        return watch.blocks.is_coming
 
     # Another engine
 
@@ -451,6 +459,7 @@ class RequestLife:
     def _end(self, outcome: Outcome, now_ns: int) -> None:
         """Close every book."""
         self.stage, self.outcome = _ENDED, outcome
+        self.watches.clear()
         if self._suspects:
             # A failure on several engines without success counts against none of them.
             is_alone = outcome is Outcome.FAILED and len(set(self._suspects)) == 1

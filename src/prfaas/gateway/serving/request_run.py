@@ -114,6 +114,7 @@ class RequestRun(Executor):
             self._parts.metrics.control.pulled(self._plan.routed.pull_link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
+        self._set_timer(None)
         self._verify()
         self._moving.close()
         self._legs.close()

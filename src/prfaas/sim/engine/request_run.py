@@ -264,12 +264,11 @@ class RequestRun(Executor):
 
     def _wake_at(self, action: actions.WakeAt) -> None:
         at_ns = self.wakes_at_ns = action.at_ns
-        if at_ns is not None:
-            self._parts.clock.at(at_ns, self.wake, at_ns)
+        self._parts.clock.at(at_ns, self.wake, at_ns)
 
     def wake(self, at_ns: int) -> None:
-        """The instant has come at which the machine wanted to be woken, unless that has changed."""
-        if at_ns == self.wakes_at_ns:
+        """The instant has come at which the machine wanted to be woken, if it is of use still."""
+        if at_ns == self.wakes_at_ns and self.life.watches:
             self.wakes_at_ns = None
             self._report(_WOKE)
 
