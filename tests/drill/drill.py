@@ -94,10 +94,13 @@ class Round:
 
 
 def prompt(chance: random.Random) -> list[BlockKey]:
-    """Blocks of a new prompt: attention, and state now and then."""
+    """Blocks of a new prompt: attention, and the state that decode resumes from.
+
+    Earlier states are checkpoints, which a link may leave out.
+    """
     count = chance.randint(3, 10)
     attention = [BlockKey(0, chance.randbytes(32)) for _ in range(count)]
-    return [*attention, *(BlockKey(1, key.block_hash) for key in attention[3::4])]
+    return [*attention, *(BlockKey(1, key.block_hash) for key in attention[3::4][-1:])]
 
 
 async def until(what: str, condition: Callable[[], bool], limit_s: float = SETTLE_S) -> None:
