@@ -10,6 +10,8 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.pool.node import purging
 from prfaas.wire.identity import identity_in, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong
 from prfaas.wire.messages.codec import encode
@@ -141,13 +143,30 @@ async def test_a_gateway_purges_its_own_tenants_alone(tmp_path: Path) -> None:
         b = await world.gateway("b")
         b.channel.send(Purge(job=0, tenant=TAGS["a"]))
         b.channel.send(Purge(job=1, source="prfaas-pool"))
-        await until(lambda: len(b.of(Purged)) == 2)
+        b.channel.send(Purge(job=2, source="other-pool", tenant=TAGS["b"]))
+        await until(lambda: len(b.of(Purged)) == 3)
         answers = [each.problem for each in b.messages if isinstance(each, Purged)]
         assert all("its own tenants" in problem for problem in answers)
         assert world.node.held() == {*A, *B}
         b.channel.send(Purge(job=9, tenant=TAGS["b"]))
-        await until(lambda: len(b.of(Purged)) == 3)
+        await until(lambda: len(b.of(Purged)) == 4)
         assert world.node.held() == set(A)
+
+
+async def test_purges_of_a_gateway_end_no_other_purge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "BARS_MAX", 2)
+    async with shared(tmp_path) as world:
+        a, b = await world.gateway("a"), await world.gateway("b")
+        a.channel.send(Purge(job=0, tenant=TAGS["a"]))
+        await until(partial(a.of, Purged))
+        for job in range(3):
+            b.channel.send(Purge(job=job, tenant=tenant_tag(f"salt {job}")))
+        await until(lambda: len(b.of(Purged)) == 3)
+        problems = [each.problem for each in b.messages if isinstance(each, Purged)]
+        assert sorted(bool(problem) for problem in problems) == [False, False, True]
+        assert len(world.node.node._purging._bars) == 3
 
 
 async def test_a_gateway_cannot_end_transfers_of_another_site(tmp_path: Path) -> None:
@@ -314,3 +333,15 @@ async def test_an_authority_file_that_is_away_ends_neither_the_node_nor_a_revoca
         await until(lambda: not world.node.node._is_opener_due)
         await until(lambda: world.node.node.links["pd-a-pool"].is_up)
         assert await world.prefill("a", A)
+
+
+async def test_a_later_contract_cannot_name_a_part_of_the_prfaas_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shared(tmp_path, node={"gateways": frozenset({"gateway-prfaas"})}) as world:
+        file = tmp_path / "contracts.toml"
+        (tmp_path / "new").write_text(file.read_text().replace("gateway-b", "gateway-prfaas"))
+        (tmp_path / "new").rename(file)
+        await until(lambda: "contracts_kept" in caplog.text or "contracts_changed" in caplog.text)
+        assert "is a part of this site" in caplog.text
+        assert world.node.node.sites.contracts.site_of_gateway["gateway-b"] == "b"

@@ -71,7 +71,9 @@ def write_contracts(home: Path, port: int, behind: str, *sites: str, more: str =
 
 
 @asynccontextmanager
-async def running(home: Path, checkpoint: Path, more: str = "") -> AsyncIterator[World]:
+async def running(
+    home: Path, checkpoint: Path, more: str = "", behind: str = ""
+) -> AsyncIterator[World]:
     for folder, name in (("prfaas", "proxy"), ("a", "gateway-a"), ("b", "gateway-b")):
         make_authority(home / folder)
         make_identity(home / folder, name, ["127.0.0.1"])
@@ -85,7 +87,7 @@ async def running(home: Path, checkpoint: Path, more: str = "") -> AsyncIterator
     made = engine_settings(plan, checkpoint, "engine", cluster="prfaas", time_scale=0.3)
     host, urls = await started(made)
     port = free_port()
-    write_contracts(home, port, urls["engine"], "a", "b", more=more)
+    write_contracts(home, port, behind or urls["engine"], "a", "b", more=more)
     audit = AuditSettings(home / "audit", home / "audit")
     proxy = Proxy(
         ProxySettings(
@@ -141,6 +143,7 @@ async def test_the_load_is_that_of_the_site_alone(tmp_path: Path, checkpoint: Pa
     async with running(tmp_path, checkpoint) as world:
         posts = [asyncio.create_task(world.post("a", prompt=[n] * 900)) for n in range(5)]
         await until(lambda: world.proxy._turns.queue.waiting_of("a", "engine") == 4)
+        assert world.metric("waiting", site="a") == 4
         a, b = [(await world.get(site, "/metrics"))[1] for site in "ab"]
         assert "vllm:num_requests_waiting 4.0" in a
         assert "vllm:num_requests_running 1.0" in a
@@ -230,3 +233,13 @@ def test_a_prefill_that_can_wait_is_known(orders: dict[str, Any], can_wait: bool
     """In both places where an engine takes an order to wait."""
     body = BODY | {"kv_transfer_params": {"prfaas": orders}}
     assert read_prefill(json.dumps(body).encode()).can_wait == can_wait
+
+
+async def test_a_site_does_not_pay_for_an_engine_that_is_not_there(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with running(tmp_path, checkpoint, behind=f"http://127.0.0.1:{free_port()}") as world:
+        assert await world.post("a") == 502
+        assert world.metric("tokens_total", site="a", kind="computed") == 0
+        assert world.proxy._turns.queue.charged("a") == 0
+        assert world.proxy._turns.queue._sites["a"].start == 0

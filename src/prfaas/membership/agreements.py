@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prfaas.config.governance.contracts import load_contracts
@@ -29,13 +29,19 @@ class Agreements:
     Args:
         path: The contracts file.
         folder: Keeps the owners of tags over a restart; None without.
+        check: Called with contracts before they are in force; raises `ConfigError` to refuse them.
 
     Raises:
         ConfigError: The file cannot be used.
     """
 
-    def __init__(self, path: Path, folder: Path | None = None) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        folder: Path | None = None,
+        check: Callable[[Contracts], None] = lambda _: None,
+    ) -> None:
+        self._path, self._check = path, check
         self._owners_file = folder / OWNERS_FILE if folder is not None else None
         self.authorities = SiteAuthorities()
         self.owners = TagOwners(self._kept())
@@ -87,7 +93,9 @@ class Agreements:
     def _load(self) -> None:
         file = load_contracts(self._path)
         files = file.authorities()
-        self.authorities.replace(Contracts(file.agreed()), files)
+        contracts = Contracts(file.agreed())
+        self._check(contracts)
+        self.authorities.replace(contracts, files)
         self._paths = [self._path, *files.values()]
 
     def _read(self) -> bytes:

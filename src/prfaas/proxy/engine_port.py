@@ -147,8 +147,6 @@ class EnginePort:
         except TurnRefusedError as error:
             self._metrics.refused.labels(reason=error.why.value).inc()
             return _error(_STATUS[error.why], f"refused: {error.why.value}")
-        finally:
-            self._metrics.waiting.labels(site=site).set(self._turns.queue.num_waiting(site))
 
     async def _forward(
         self, site: str, prefill: Prefill, headers: dict[str, str], turn: Turn
@@ -168,10 +166,14 @@ class EnginePort:
                 allow_redirects=False,
             ) as reply:
                 body = await _read(reply)
+            computed = computed_in(body, num_tokens) if reply.status == 200 else 0
             if reply.status == 200:
-                turn.computed = computed = computed_in(body, num_tokens)
+                turn.computed = computed
             return web.Response(status=reply.status, body=body, content_type="application/json")
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError) as error:
+            computed = 0
+            if isinstance(error, aiohttp.ClientConnectorError):
+                turn.computed = 0  # It never had the prompt: the share is not charged either.
             return _error(502, f"engine {self._engine} does not answer")
         finally:
             metrics.tokens.labels(site=site, kind="computed").inc(computed)

@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -98,7 +99,7 @@ class Proxy:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False
         ) as http:
-            self._turns.agree(self._agreements.contracts.by_site.values())
+            self._agree()
             try:
                 for name, table in self._engines.items():
                     await self._open(name, table, http)
@@ -149,13 +150,21 @@ class Proxy:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         self.ports[name] = int(runner.addresses[0][1])
 
+    def _agree(self) -> None:
+        """Put the contracts in force; the gauges of their sites are read at each scrape."""
+        sites = self._agreements.contracts.by_site
+        self._turns.agree(sites.values())
+        for site in sites:
+            waiting = partial(self._turns.queue.num_waiting, site)
+            self.metrics.waiting.labels(site=site).set_function(waiting)
+
     async def _follow(self) -> None:
         looks = 0
         while True:
             await asyncio.sleep(self._settings.look_s)
             if self._agreements.look():
                 self._agreements.authorities.trust(self._context)
-                self._turns.agree(self._agreements.contracts.by_site.values())
+                self._agree()
             looks += 1
             if looks % RECORD_LOOKS == 0:
                 self._record()

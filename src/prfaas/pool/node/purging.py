@@ -36,8 +36,8 @@ from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded, Pu
 
 log = logging.getLogger(__name__)
 
-BARS_MAX = 1024
-"""Sources and gateways, together; beyond it the oldest bar ends."""
+BARS_MAX = 256
+"""Purges of one gateway that have not ended; more are refused."""
 _PROBLEM_CHARS_MAX = 400
 
 
@@ -101,8 +101,10 @@ class Purging:
             answer(PurgeEnded(job=message.job, was_barred=bar is not None))
             return
         if not message.is_dry:
-            if len(self._bars) >= BARS_MAX:
-                del self._bars[next(iter(self._bars))]
+            num_bars = sum(each == gateway for _, each in self._bars)
+            if num_bars >= BARS_MAX and (scope, gateway) not in self._bars:
+                answer(_refused(message))
+                return
             self._bars[scope, gateway] = self._clock_ns() + self._bar_ns
         task = asyncio.create_task(self._purge(message, scope, gateway, answer))
         self._tasks.add(task)
@@ -211,6 +213,17 @@ class Purging:
         except TransferError as error:
             problem = _joined(problem, f"shared tier: {error}")
         return found, num_bytes, problem
+
+
+def _refused(message: Purge) -> Purged:
+    return Purged(
+        job=message.job,
+        num_blocks=0,
+        host_bytes=0,
+        disk_bytes=0,
+        num_transfers=0,
+        problem=f"{BARS_MAX} purges of this gateway have not ended",
+    )
 
 
 def _joined(*problems: str) -> str:

@@ -76,7 +76,10 @@ class SiteRules:
             case Abort() | Release():
                 return self._transfers.get(message.transfer_id, site) == site
             case Purge() | PurgeEnd() | PurgePrefix():
-                if message.tenant is not None and self._agreements.claim(message.tenant, site):
+                tag = message.tenant
+                # A source is a pool node, which other sites use as well.
+                source = "" if isinstance(message, PurgePrefix) else message.source
+                if tag is not None and not source and self._agreements.claim(tag, site):
                     return True
                 if isinstance(message, Purge | PurgePrefix):
                     answer(_not_purged(message))

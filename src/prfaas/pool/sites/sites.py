@@ -95,7 +95,9 @@ class Sites:
         if settings.contracts is None:
             self.feed = EventFeed(settings.feed)
         else:
-            self._agreements = agreements = Agreements(settings.contracts, settings.disk)
+            self._agreements = agreements = Agreements(
+                settings.contracts, settings.disk, self._check
+            )
             self.owner_of = agreements.owners.__getitem__
             self.feed = SiteFeeds(
                 settings.feed,
@@ -107,7 +109,6 @@ class Sites:
         self.gateways = AllowList(self._all_gateways(), self.prove)
         """Names of all gateways that may subscribe and sign."""
         self._parts = self._current()
-        self._check(self.contracts)
 
     @property
     def is_shared(self) -> bool:
