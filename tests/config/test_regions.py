@@ -20,7 +20,7 @@ def deployment(
 ) -> Deployment:
     return Deployment.model_validate(
         {
-            "model": {"name": "m", "path": "m"},
+            "model": {"name": "timing-m", "path": "m"},
             "routing": {"offload_threshold": 1},
             "security": {"identities": "."},
             "clusters": {
@@ -144,3 +144,12 @@ def test_more_regions_than_a_ticket_names_are_refused() -> None:
                 },
             }
         )
+
+
+def test_pages_without_tickets_are_refused_where_only_ticketed_blocks_are_kept() -> None:
+    """SGLang passes nothing of a request to its storage: each hand-off would move nothing."""
+    pages = {"timing": {"plan": "plan.toml", "hash_scheme": "sglang_pages"}}
+    with pytest.raises(ValidationError, match=r"far.timing.hash_scheme: pages .* without the tick"):
+        deployment({"region": "eu"}, {"region": "us", **pages})
+    assert not deployment({}, pages).residency.all
+    assert deployment({"region": "eu", **pages}, {"region": "us"}).residency.all == {"eu", "us"}

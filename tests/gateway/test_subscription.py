@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.gateway.pools.subscription import Subscription
@@ -200,3 +202,20 @@ async def test_a_silent_pool_is_given_up(world: World) -> None:
     assert client._channel is not None
     client._channel.heard_at -= 100
     await until(lambda: world.pd_pool.num_subscriptions == 2)
+
+
+@pytest.mark.parametrize(("num_missing", "told"), [(0, Told.GOOD), (1, Told.NOTHING)])
+async def test_a_transfer_whose_source_lacked_blocks_is_no_success_of_its_link(
+    world: World, monkeypatch: pytest.MonkeyPatch, num_missing: int, told: Told
+) -> None:
+    found: list[tuple[tuple[str, str], Told]] = []
+
+    def ended(link: tuple[str, str], told: Told, _: int) -> None:
+        found.append((link, told))
+
+    monkeypatch.setattr(type(world.gateway.guards), "ended", staticmethod(ended))
+    transfers = world.gateway.transfers
+    transfers.open(b"t" * 16, "a", "b")
+    event = msgspec.structs.replace(ended_event(b"t" * 16), num_missing=num_missing)
+    transfers.ended("b", event)
+    assert found == [(("a", "b"), told)]

@@ -432,7 +432,8 @@ class Gateway:
 
     def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:
         link, now_ns = (transfer.source, transfer.destination), time.monotonic_ns()
-        self.guards.ended(link, told_of_link(end), now_ns)
+        num_missing = event.num_missing if (event := transfer.best_event) else 0
+        self.guards.ended(link, told_of_link(end, num_missing), now_ns)
 
     def _app(self) -> web.Application:
         app = web.Application(

@@ -72,6 +72,18 @@ def test_engines_that_name_blocks_by_different_schemes_share_none() -> None:
     assert "share none" in pair.words
 
 
+def test_pages_of_sglang_are_refused_where_only_ticketed_blocks_are_kept() -> None:
+    made = engine("p")
+    pages = replace(
+        made, layout=msgspec.structs.replace(made.layout, hash_scheme=HashScheme.SGLANG_PAGES)
+    )
+    assert not Pair(pages, pages).is_refused
+    assert not Pair(made, made, is_ticketed=True).is_refused
+    refused = Pair(pages, pages, is_ticketed=True)
+    assert refused.row[-1] == "refused"
+    assert "come without a ticket" in refused.words
+
+
 def test_a_conversion_names_the_ranks_and_the_blocks_that_are_combined() -> None:
     pair = Pair(engine("p", ranks=8, block=272, shared=1088), engine("d", block=1088, shared=1088))
     assert pair.row[4:] == (

@@ -15,6 +15,7 @@ from rich.text import Text
 from prfaas.cli.preflight.pool_survey import survey
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.kv.layout_facts import Difference, Facts, differences, in_words
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import identity_in
@@ -71,15 +72,22 @@ class Pair:
     Attributes:
         prefill: The one that ships blocks.
         decode: The one that loads them.
+        is_ticketed: The prefill side keeps blocks of ticketed requests alone.
     """
 
     prefill: Engines
     decode: Engines
+    is_ticketed: bool = False
+
+    @property
+    def has_no_tickets(self) -> bool:
+        """True if blocks would need a ticket, and come from SGLang, which has none."""
+        return self.is_ticketed and self.prefill.layout.hash_scheme is HashScheme.SGLANG_PAGES
 
     @property
     def is_refused(self) -> bool:
         """True if nothing is offloaded between them."""
-        return self.prefill.layout.layout_id != self.decode.layout.layout_id
+        return self.has_no_tickets or self.prefill.layout.layout_id != self.decode.layout.layout_id
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -120,6 +128,12 @@ class Pair:
     def words(self) -> str:
         """The reason of a refusal, and the next step."""
         p, d = self.prefill, self.decode
+        if self.has_no_tickets:
+            return (
+                f"{p.words} to {d.words}: refused, nothing is handed over: pages of SGLang come "
+                "without a ticket, and with regions the pool node keeps none of those; remove the "
+                "regions, or use engines of vLLM's kind"
+            )
         found = differences(d.facts, p.facts) if p.facts and d.facts else []
         advice = next((text for each in found if (text := _advice(each))), "")
         return (
@@ -159,7 +173,10 @@ def pairs(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> list[P
         role: list(_engines(deployment, role, found))
         for role in (ClusterRole.PRFAAS, ClusterRole.PD)
     }
-    return [Pair(p, d) for p in sides[ClusterRole.PRFAAS] for d in sides[ClusterRole.PD]]
+    is_ticketed = bool(deployment.residency.all)
+    return [
+        Pair(p, d, is_ticketed) for p in sides[ClusterRole.PRFAAS] for d in sides[ClusterRole.PD]
+    ]
 
 
 def _engines(

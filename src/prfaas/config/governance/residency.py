@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, PoolTable
 from prfaas.config.tenants import TenantTable
+from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.transfer.residency import REGIONS_MAX, Regions, Residency, frozen
 
 
@@ -51,6 +52,7 @@ def check_regions(clusters: Mapping[str, ClusterTable], tenants: Mapping[str, Te
         return
     for name, table in clusters.items():
         _check_cluster(name, table)
+        _check_pages(name, table)
     found = residency_of(clusters, tenants)
     known = ", ".join(sorted(found.all))
     if len(found.all) > REGIONS_MAX:
@@ -70,6 +72,17 @@ def check_regions(clusters: Mapping[str, ClusterTable], tenants: Mapping[str, Te
                     "allow that, or serve the tenant from a deployment whose PD clusters are "
                     "inside its regions"
                 )
+
+
+def _check_pages(name: str, table: ClusterTable) -> None:
+    """With regions, pool nodes of PrfaaS clusters keep blocks of ticketed requests alone."""
+    scheme = table.timing.hash_scheme if table.timing else None
+    if table.role is ClusterRole.PRFAAS and scheme is HashScheme.SGLANG_PAGES:
+        raise ValueError(
+            f"clusters.{name}.timing.hash_scheme: pages of SGLang come without the ticket of their "
+            "request, and with regions a pool node of a PrfaaS cluster keeps none of those; remove "
+            "the regions, or use engines of vLLM's kind"
+        )
 
 
 def _check_cluster(name: str, table: ClusterTable) -> None:

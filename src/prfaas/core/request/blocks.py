@@ -183,8 +183,12 @@ class OnTheWay:
         return [_RELEASE_PULL if which is _PULL else _RELEASE_HAND_OFF]
 
 
-def told_of_link(end: TransferEnd) -> Told:
-    """Effect of the end of a transfer on the breaker of its link."""
+def told_of_link(end: TransferEnd, num_missing: int = 0) -> Told:
+    """Effect of the end of a transfer on the breaker of its link.
+
+    One whose source lacked blocks says nothing: pages that are never kept would look like a link
+    that works.
+    """
     if end is TransferEnd.COMMITTED:
-        return Told.GOOD
+        return Told.NOTHING if num_missing else Told.GOOD
     return Told.FAILED if end in LINK_FAULTS else Told.NOTHING
