@@ -13,6 +13,7 @@ from prfaas.core.cache.ages import (
     age_code,
     born_at,
     born_in,
+    is_age_code,
 )
 
 NOW_S = 1_800_000_000
@@ -30,6 +31,7 @@ def test_a_copy_of_a_copy_is_never_younger_and_hardly_older(ages: list[int]) -> 
         now_s += age_s
         code = age_code(born_s, now_s)
         assert 0 <= code <= AGE_UNKNOWN
+        assert is_age_code(code)
         born_s = born_in(code, now_s)
         if code == AGE_UNKNOWN:
             assert born_s == UNKNOWN_S
@@ -52,6 +54,12 @@ def test_a_block_of_unknown_age_is_over_any_limit_and_stays_without_one() -> Non
     assert MaxAges([{"a": 10**9}]).is_over("a", UNKNOWN_S, NOW_S)
     assert not MaxAges([{"a": 10**9}]).is_over("b", UNKNOWN_S, NOW_S)
     assert born_in(AGE_UNKNOWN, NOW_S) == UNKNOWN_S
+
+
+def test_most_other_flags_are_no_age() -> None:
+    valid = [code for code in range(1 << 15) if is_age_code(code)]
+    assert len(valid) == 1024 + 20 * 512 + 1
+    assert valid[-1] == AGE_UNKNOWN
 
 
 def test_of_two_gateways_the_strictest_limit_counts() -> None:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 
 import blake3
 
+from prfaas.core.cache.ages import is_age_code
 from prfaas.core.codec.codecs import RAW_NUMBER
 from prfaas.core.codec.lossy import Mode
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
@@ -220,7 +221,7 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
     is_long = len(data) == CODED_PREFIX_BYTES
     wanted = (CODED_FRAGMENT, STREAM_FRAGMENT) if is_long else (FRAGMENT,)
     is_known = (magic, version) == (MAGIC, VERSION) and kind in wanted
-    if not is_known:
+    if not is_known or not is_age_code(flags >> 1):
         raise PeerError(
             f"no fragment of version {VERSION}: {magic!r}, version {version}, kind {kind}, "
             f"flags {flags:#06x}"

@@ -80,6 +80,13 @@ def age_code(born_s: int, now_s: float) -> int:
     return exponent << _MANTISSA_BITS | mantissa
 
 
+def is_age_code(code: int) -> bool:
+    """Return True if `age_code` may return a code: every age has one."""
+    mantissa, exponent = code & ((1 << _MANTISSA_BITS) - 1), code >> _MANTISSA_BITS
+    is_short = exponent > 0 and not mantissa >> (_MANTISSA_BITS - 1)
+    return code == AGE_UNKNOWN or (exponent <= _EXPONENT_MAX and not is_short)
+
+
 def born_in(code: int, now_s: float) -> int:
     """Return the time at which a block was computed that has just arrived with a code."""
     if code == AGE_UNKNOWN:
