@@ -7,7 +7,7 @@ from itertools import product
 
 from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.core.kv.tenant_tag import (
+from prfaas.core.kv.tenant_salts import (
     class_salt,
     class_secret_of,
     salt_of,

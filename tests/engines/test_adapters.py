@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import BlockRequests
 from tests.engines.vllm_modules import needing_vllm
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from prfaas.cli.operate.ctl_views import explain_lines
 from prfaas.core.admission.quotas import Bucket
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.units import NS_PER_S

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prfaas.audit.changes import Loop
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.loops.purging import TRIES_FREE, Purging
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME

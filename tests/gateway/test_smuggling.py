@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 
 from .conftest import World
 from .prompts import LONG, SHORT

@@ -20,7 +20,7 @@ from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival
-from prfaas.core.kv.tenant_tag import tenant_tag, user_salt
+from prfaas.core.kv.tenant_salts import tenant_tag, user_salt
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import Access
 from prfaas.gateway.tenancy.api_keys import key_hash

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, check_ticket
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity

@@ -16,7 +16,7 @@ from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.transfer.transfer_state import TransferState
 from prfaas.errors import PeerError, RequestError
 from prfaas.integrity.barring import Barring

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.tenant_tag import salt_of
+from prfaas.core.kv.tenant_salts import salt_of
 from tests.live.conftest import Live, document
 
 pytestmark = [

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from prfaas.core.admission.quotas import Limits, Quota
-from prfaas.core.kv.tenant_tag import salt_of
+from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME, Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from tests.live.conftest import Live, document

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prfaas.config.routing import RoutingTable
-from prfaas.core.kv.tenant_tag import salt_of
-from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.core.kv.tenant_salts import salt_of
+from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.live.conftest import Live, document, gateway_over, until
 from tests.live.handoff_sizes import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes

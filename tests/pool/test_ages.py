@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.core.cache.ages import GRAIN_S
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.tenant_tag import tag_in, tenant_tag
+from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
 from prfaas.pool.node import aging
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, SnapshotEnd, Subscribe

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.pool.keys.keyring import FILE_NAME
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.store.disk_segments import SegmentFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.tenant_tag import tag_in, tenant_tag
+from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
 from prfaas.pool.store.disk_records import ALIGN_BYTES
 from prfaas.pool.store.disk_tier import DiskLimits
 from prfaas.wire.messages.engine import Store

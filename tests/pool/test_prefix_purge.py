@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, Purged, PurgeEnded, PurgePrefix
 from tests.s3.fixtures import Bucket

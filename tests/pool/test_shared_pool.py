@@ -10,7 +10,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.pool.node import purging
 from prfaas.wire.identity import identity_in, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong

@@ -40,7 +40,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.kv.checkpoints import Checkpoints
 from prfaas.core.kv.shipping import is_worth_sending
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.canonical.block_names import BlockNames
 from prfaas.engines.lineage import Lineage

@@ -18,7 +18,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.routing import RoutingTable
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.membership.machine import Membership
 from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.fleet import Fleet, Limits

@@ -10,7 +10,7 @@ from typing import Protocol
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.manifest import manifest_of
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
-from prfaas.core.kv.tenant_tag import SUB_SALT
+from prfaas.core.kv.tenant_salts import SUB_SALT
 from prfaas.wire.messages.fields import Key
 
 PAIRS_MAX = 16_384

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prfaas.config.governance.contracts import load_contracts
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.kv.tenant_tag import tag_in
+from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.sharing.contracts import Contracts
 from prfaas.core.sharing.tag_owners import TagOwners
 from prfaas.errors import ConfigError

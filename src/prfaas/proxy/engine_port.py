@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.sharing.engine_queue import Why
 from prfaas.errors import PeerError, RequestError
 from prfaas.membership.agreements import Agreements

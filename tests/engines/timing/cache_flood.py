@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity

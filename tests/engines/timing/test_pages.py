@@ -15,10 +15,10 @@ import pytest
 
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.kv.naming.page_chain import page_chain
-from prfaas.core.kv.tenant_tag import salt_of
+from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.engines.timing.profile import load_profile
 from prfaas.errors import ConfigError
-from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.pool.sites import until
 

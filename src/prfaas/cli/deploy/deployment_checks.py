@@ -17,7 +17,7 @@ from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
-from prfaas.gateway.tenancy.cache_salt import FILE_NAME
+from prfaas.gateway.tenancy.deployment_secret import FILE_NAME
 from prfaas.market.price_file import deployment_market
 from prfaas.market.services import check_targets
 from prfaas.units import format_size

@@ -1,7 +1,7 @@
 """Quality classes of KV blocks: how much of a block may be lost on a link.
 
 A block whose bytes were rounded taints every block that is computed after it. So the class is part
-of the salt of block names (`core/kv/tenant_tag.py`): blocks of two classes never have one name.
+of the salt of block names (`core/kv/tenant_salts.py`): blocks of two classes never have one name.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey, Layout
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in

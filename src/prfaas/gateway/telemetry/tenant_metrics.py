@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prfaas.core.kv.tenant_tag import tenant_tag
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.telemetry.families import Families
 from prfaas.gateway.telemetry.request_record import Record

@@ -10,7 +10,7 @@ from prfaas.config.tenants import TenantTable, max_ages
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
 from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.tenant_tag import (
+from prfaas.core.kv.tenant_salts import (
     class_salt,
     class_secret_of,
     salt_of,
@@ -23,7 +23,7 @@ from prfaas.core.transfer.residency import Regions
 from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.api_keys import KeyRing
-from prfaas.gateway.tenancy.cache_salt import deployment_secret
+from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.market.services import Services, services_of
 from prfaas.units import BITS_PER_BYTE
 

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from prfaas.core.kv.tenant_tag import TAG_PATTERN
+from prfaas.core.kv.tenant_salts import TAG_PATTERN
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Set
 from prfaas.core.cache.ages import born_in
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import Manifest
-from prfaas.core.kv.tenant_tag import tag_in
+from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import TransferError

@@ -39,7 +39,7 @@ class Origin:
         sources: Pools that it came from, or was computed from; EVERY among them stands for any.
         via: The engine or pool that handed it over.
         transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
-        tenant: Tag of the tenant that it belongs to (`core/kv/tenant_tag.py`); empty if unknown.
+        tenant: Tag of the tenant that it belongs to (`core/kv/tenant_salts.py`); empty if unknown.
         born_s: Unix time at which it was computed, seconds (`core/cache/ages.py`); 0 if unknown.
     """
 

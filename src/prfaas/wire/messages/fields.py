@@ -9,7 +9,7 @@ import msgspec
 
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
-from prfaas.core.kv.tenant_tag import TAG_CHARS, TAG_PATTERN
+from prfaas.core.kv.tenant_salts import TAG_CHARS, TAG_PATTERN
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -32,7 +32,7 @@ MaxAge = Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
 """Seconds."""
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Tag = Annotated[str, msgspec.Meta(max_length=TAG_CHARS, pattern=TAG_PATTERN)]
-"""Tag of a tenant (`core/kv/tenant_tag.py`); empty if unknown."""
+"""Tag of a tenant (`core/kv/tenant_salts.py`); empty if unknown."""
 PurgedSource = Annotated[str, msgspec.Meta(max_length=64)]
 """Name of a pool; empty if a tenant is purged."""
 TIERS_MAX = 8
