@@ -32,9 +32,9 @@ async def attacked(
 async def test_damaged_streams_leave_no_wrong_byte_and_nothing_behind(
     tmp_path: Path, encryption: LinkEncryption, num_lanes: int
 ) -> None:
-    figures = await attacked(tmp_path, encryption, num_streams=48, num_lanes=num_lanes)
+    figures = await attacked(tmp_path, encryption, num_streams=80, num_lanes=num_lanes)
 
-    assert figures.num_streams >= 48 + AT_ONCE
+    assert figures.num_streams >= 80 + AT_ONCE
     assert figures.num_links_ended > 0
     assert figures.num_blocks > AT_ONCE
     assert figures.num_rounded > 0

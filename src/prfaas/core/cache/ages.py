@@ -16,7 +16,7 @@ UNKNOWN_S = 0
 NOT_READ_S = 1 << 40
 """Time of a block that has to be read before it is known."""
 _MANTISSA_BITS, _EXPONENT_MAX = 10, 20
-AGE_UNKNOWN = (1 << 15) - 1
+AGE_UNKNOWN = (_EXPONENT_MAX + 1) << _MANTISSA_BITS
 """Code of an unknown age. Codes have 15 bits."""
 
 
