@@ -96,6 +96,22 @@ def test_a_link_has_a_budget_in_bits_and_a_number_of_connections(tmp_path: Path)
     assert (loaded.budget, loaded.connections) == (1_500_000_000, 8)
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_budget_of_a_site_needs_pool_nodes_that_the_file_lists(
+    tmp_path: Path, joins: bool
+) -> None:
+    def change(tables: dict[str, Any]) -> None:
+        tables["clusters"]["far"]["link_budget"] = "1Gbps"
+        if joins:
+            tables["membership"] = {"folder": "members"}
+
+    if joins:
+        with pytest.raises(ConfigError, match=r"clusters\.far\.link_budget .* \[membership\]"):
+            load(tmp_path, change)
+    else:
+        assert load(tmp_path, change).clusters["far"].link_budget == 10**9
+
+
 UNKNOWN: list[tuple[list[str], str, str]] = [
     ([], "modle", "model"),
     (["model"], "nam", "name"),

@@ -346,7 +346,8 @@ class ClusterTable(Table):
     link_budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
     """Limit of the rate of all links of its pool nodes to other clusters together, as in "10Gbps".
     Gateways give it out as leases, by what waits at each pool node; without a gateway each has an
-    equal share. `budget` of a link stays the limit of that link."""
+    equal share. `budget` of a link stays the limit of that link. Not with `[membership]`: its pool
+    nodes are in no file."""
     s3: S3Table | None = None
     """A tier below the memory and disks of its pool nodes, for blocks that they share. Needs the
     package: `pip install 'prfaas[s3]'`."""

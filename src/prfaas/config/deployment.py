@@ -257,6 +257,16 @@ class Deployment(Table):
         return self
 
     @model_validator(mode="after")
+    def _budgets_have_holders(self) -> Deployment:
+        for name, cluster in self.clusters.items() if self.membership.has_sources else ():
+            if cluster.link_budget:
+                raise ValueError(
+                    f"clusters.{name}.link_budget is shared by the pool nodes that the file lists, "
+                    "and [membership] may add others; give the links of each a `budget` instead"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _regions_fit(self) -> Deployment:
         check_regions(self.clusters, self.tenants)
         return self
