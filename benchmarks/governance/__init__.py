@@ -1,1 +1,1 @@
-"""What governance costs: each protection on and off, in turn, over a whole deployment."""
+"""Costs of governance: each protection on and off, in turn, over a whole deployment."""

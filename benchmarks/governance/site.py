@@ -31,7 +31,7 @@ KINDS = {"gateway": "gateway", "pool node": "pools"}
 
 @dataclass
 class Burst:
-    """What one turn of load has measured.
+    """Figures of one turn of load.
 
     Attributes:
         seconds: Its length.

@@ -170,7 +170,7 @@ def test_a_pool_node_that_is_not_in_the_file_is_named(prfaas: Prfaas, pod: Path)
 def test_a_socket_in_a_folder_of_the_node_that_is_roots_is_named(
     prfaas: Prfaas, pod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a hostPath is without the init container of the chart."""
+    """A hostPath without the init container of the chart."""
     may = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != "run" and may(path, mode)

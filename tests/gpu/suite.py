@@ -1,4 +1,4 @@
-"""What only accelerators show: identity of answers, copy rates, TTFT, and profiles of engines.
+"""Figures of accelerators: identity of answers, copy rates, TTFT, and profiles of engines.
 
     python -m tests.gpu.suite --out docs/results/gpu.md               # on a machine with a GPU
     python -m tests.gpu.suite --device cpu --lengths 2048 --out FILE  # the same code without one
@@ -41,7 +41,7 @@ MEMORY_SHARE = "0.4"
 
 @dataclass(frozen=True)
 class Machine:
-    """Where engines run.
+    """The device that engines run on.
 
     Attributes:
         device: "cuda" or "cpu".
@@ -72,7 +72,7 @@ def gpus() -> Machine | None:
 
 @dataclass
 class Figures:
-    """What a run of the suite measured; each list has lines of a table."""
+    """Figures of a run of the suite; each list has lines of a table."""
 
     machine: Machine
     identity: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ def engine_args(machine: Machine, kind: str, tokens_max: int, ranks: int = 1) ->
 def settings(
     machine: Machine, kind: str, tokens_max: int = 16_384, *, pd_ranks: int = 1, memory: str = ""
 ) -> str:
-    """What takes precedence over the laptop's deployment file, as TOML."""
+    """Settings that take precedence over the laptop's deployment file, as TOML."""
     lines = ['[routing]\ntransfer_timeout = "60s"']
     for cluster, engine in CLUSTERS:
         ranks = pd_ranks if cluster == "pd" else 1

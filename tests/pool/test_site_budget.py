@@ -102,7 +102,7 @@ class Trunk:
         link.finish(transfer)
 
     def limit(self, name: str) -> int:
-        """What a pool node may send now."""
+        """Rate that a pool node may send now."""
         share = self.senders[name].node._site_share
         return share._leases.bits_per_s(time.monotonic_ns())
 

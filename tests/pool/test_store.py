@@ -410,7 +410,7 @@ def test_memory_that_copies_are_received_into_costs_no_block_of_this_host() -> N
 
 
 def test_blocks_of_this_host_are_received_as_before() -> None:
-    """What is no copy evicts the least recently used block."""
+    """A block that is no copy evicts the least recently used one."""
     store, names = full_of_own_and_copies(64, 0)
     data = store.receive_buffer(SIZE)
     assert data is not None

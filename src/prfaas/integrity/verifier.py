@@ -59,7 +59,7 @@ class Bars(Protocol):
 
 @dataclass(slots=True)
 class Found:
-    """What the comparison of a prompt's blocks has found."""
+    """Findings of the comparison of a prompt's blocks."""
 
     num_blocks: int
     """Blocks of the prompt, compared or not."""

@@ -13,7 +13,7 @@ from prfaas.purge.targets import HASHES_BYTES_MAX, Target
 
 REQUESTS_MAX = 10_000
 REQUEST_BYTES = 512
-"""What a request costs beside its names, about."""
+"""Bytes of a request beside its names, about."""
 PREFIX_CHARS_MIN = 8
 
 

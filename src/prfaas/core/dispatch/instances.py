@@ -332,7 +332,7 @@ class _Search:
         self._rest = 0
         """Longest prefix of the instances of all other pools, tokens."""
         self._fetches = dict[str, Fetched]()
-        """What pools of them can fetch."""
+        """Prefixes that pools of them can fetch."""
         self._most: Fetched | None = None
         """Upper bound of that."""
         self._start = 0

@@ -146,7 +146,7 @@ class RequestLife:
         self.blocks = OnTheWay(fleet.breakers)
         """Blocks that it waits for."""
         self.watches: list[Watch] = []
-        """What `Woke` is for; empty once it has no effect."""
+        """Purpose of `Woke`; empty once it has no effect."""
         self._needs_alarm = False
         self._legs_left = fleet.limits.legs_max
         self._prefills_left = fleet.limits.prefills_max

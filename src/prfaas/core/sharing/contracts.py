@@ -12,7 +12,7 @@ SITES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What one PD site may use of a PrfaaS cluster.
+    """The part of a PrfaaS cluster that one PD site may use.
 
     Attributes:
         site: Name of the site.

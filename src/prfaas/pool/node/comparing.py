@@ -91,7 +91,7 @@ class Comparing:
 
 
 class _Answer:
-    """What a comparison has found so far."""
+    """Findings of a comparison so far."""
 
     def __init__(self) -> None:
         self._num_equal = self._num_different = 0

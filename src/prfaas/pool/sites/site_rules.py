@@ -1,4 +1,4 @@
-"""What the gateways and pool nodes of a site may do at a shared pool node."""
+"""Rights of the gateways and pool nodes of a site at a shared pool node."""
 
 from __future__ import annotations
 

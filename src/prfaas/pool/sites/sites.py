@@ -219,7 +219,7 @@ class Sites:
         return Changed(frozenset(gone), came)
 
     def _current(self) -> dict[str, object]:
-        """What a connection of each part of a site depends on."""
+        """Conditions of a connection of each part of a site."""
         if self._agreements is None:
             return {}
         authorities, parts = self._agreements.authorities, dict[str, object]()

@@ -103,7 +103,7 @@ class TransferEnded(Message, tag="transfer_ended"):
 
 
 class LinkLease(Message, tag="link_lease"):
-    """What all links of a pool node to other sites may send together, for a time.
+    """The rate that all links of a pool node to other sites may send together, for a time.
 
     Part of the budget of its site (`core/transfer/site_budget.py`); a pool node without such a
     budget ignores it.
