@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import random
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -307,23 +308,31 @@ class Attacker:
         raise AssertionError("a good stream does not arrive any more")
 
     async def _round(self, damage: Damage, count: int) -> None:
-        session = await self._begin()
+        async with asyncio.timeout(self._ended_s):
+            session = await self._begin()
         try:
             sends = [self._send(session, damage) for _ in range(count)]
             await asyncio.gather(*sends)
             if damage is Damage.NONE:
                 async with asyncio.timeout(self._ended_s):
                     await until(lambda: self._site.held() or session.peer.closed)
-            await self._check(session, damage)
-            session.peer.channel.send(Abort(transfer_id=session.transfer))
+            async with asyncio.timeout(self._ended_s):
+                again = await self._check(session, damage)
+            for transfer in (session.transfer, again):
+                session.peer.channel.send(Abort(transfer_id=transfer))
+            await self._released()  # By the end of transfers, while their link stands.
         finally:
             session.peer.pinging.cancel()
             session.peer.channel.close("the round is over")
+        await self._released()
+        self._compare()
+
+    async def _released(self) -> None:
         node = self._site.node
         async with asyncio.timeout(self._ended_s):
-            await until(lambda: not node.inbound.num_open)
-            await until(lambda: not node.link_port.data.unfinished_bytes)
-        self._compare()
+            await until(
+                lambda: not node.inbound.num_open and not node.link_port.data.unfinished_bytes
+            )
 
     async def _begin(self) -> Session:
         peer = await dial(self._site, self._identities, "prfaas-pool")
@@ -371,12 +380,12 @@ class Attacker:
         tls = None
         if session.secret is None:
             tls = identity_in(self._identities, "prfaas-pool").dialling().data
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
             reader, writer = await asyncio.open_connection(LOOPBACK, self._site.port, ssl=tls)
             try:
                 await self._say(reader, writer, opening + stream)
                 if tls is not None:
-                    await self._taken(session, number, len(stream))
+                    await self._taken(session, number, len(stream), reader)
             finally:
                 writer.transport.abort()
 
@@ -396,26 +405,33 @@ class Attacker:
                 writer.write_eof()
                 await reader.read(1)
 
-    async def _taken(self, session: Session, number: int, num_bytes: int) -> None:
-        """Wait until the node has read a stream; there is no end of one half within TLS."""
+    async def _taken(
+        self, session: Session, number: int, num_bytes: int, reader: asyncio.StreamReader
+    ) -> None:
+        """Wait until the node has read a stream or ended it; TLS has no end of one half."""
         data = self._site.node.link_port.data
-        async with asyncio.timeout(self._ended_s):
-            await until(
-                lambda: session.peer.closed or data.received("prfaas-pool").get(number) == num_bytes
-            )
 
-    async def _check(self, session: Session, damage: Damage) -> None:
+        def is_over() -> bool:
+            is_taken = data.received("prfaas-pool").get(number) == num_bytes
+            return is_taken or reader.at_eof() or bool(session.peer.closed)
+
+        async with asyncio.timeout(self._ended_s):
+            await until(is_over)
+
+    async def _check(self, session: Session, damage: Damage) -> bytes:
+        """Compare the node's verdict with what was done; return the transfer offered for that."""
         assert self.figures.unfinished_most <= UNFINISHED_MAX
         # The node has read every stream to its end: what follows comes after its verdict.
         before = len(session.peer.messages)
-        again = offer(self._identities, secrets.token_bytes(16), bytes_max=1024)
-        session.peer.channel.send(again)
+        again = secrets.token_bytes(16)
+        session.peer.channel.send(offer(self._identities, again, bytes_max=1024))
         await until(lambda: len(session.peer.messages) > before or bool(session.peer.closed))
         self.figures.num_links_ended += bool(session.peer.closed)
         if damage is not Damage.PEER:
             # On a machine that stands still, an end can be silent for too long.
             ended = [reason for reason in session.peer.closed if SILENT not in reason]
             assert not ended, f"the path's damage ended it: {ended}"
+        return again
 
     def _compare(self) -> None:
         """Compare every byte of every block that is there, and drop it."""

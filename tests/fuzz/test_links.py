@@ -61,7 +61,7 @@ async def test_without_tags_the_damage_of_a_path_is_found(
 async def test_blocks_that_are_never_finished_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Assembly, "close", lambda _: None)
+    monkeypatch.setattr(Assembly, "forget", lambda *_: None)
 
     with pytest.raises(TimeoutError):
         await attacked(tmp_path, LinkEncryption.SEALED, num_streams=400, ended_s=3.0)

@@ -14,6 +14,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
+LEFT = ("prefill/stalled", "transfer/late")
+"""Reasons to leave a route on a machine that stands still; the request is sent again."""
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -62,8 +64,11 @@ async def test_fields_that_only_decode_refuses(live: Live, fields: dict[str, Any
     ids=lambda fields: next(iter(fields)),
 )
 async def test_fields_that_decode_takes_are_shipped(live: Live, fields: dict[str, Any]) -> None:
-    text = f"taken {next(iter(fields))} " + document(5000)
-    status, computed, answer, fallback = await posted(live, fields, text)
+    for attempt in range(3):
+        text = f"taken {attempt} {next(iter(fields))} " + document(5000)
+        status, computed, answer, fallback = await posted(live, fields, text)
+        if fallback not in LEFT:
+            break
     assert status == 200, answer
     assert computed > 4000
     assert fallback == ""

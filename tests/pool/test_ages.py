@@ -10,7 +10,6 @@ import pytest
 from prfaas.core.cache.ages import GRAIN_S
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
-from prfaas.pool.node import aging
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, SnapshotEnd, Subscribe
 from tests.s3.fixtures import Bucket
@@ -38,6 +37,8 @@ def keys(first: int, last: int) -> list[BlockKey]:
     return [BlockKey(0, number.to_bytes(32, "big")) for number in range(first, last)]
 
 
+BY_HAND_S = 1e6
+"""No round but those that a test asks for."""
 OLD, OTHERS = keys(300, 308), keys(310, 314)
 
 
@@ -49,18 +50,9 @@ async def told(site: Site, world: World, ages: dict[str, int]) -> Peer:
     return gateway
 
 
-@pytest.fixture(autouse=True)
-def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No round but those that a test asks for."""
-    monkeypatch.setattr(aging, "ROUND_S", 1e6)
-
-
-async def test_old_blocks_are_removed_by_a_node_of_itself(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(aging, "ROUND_S", 0.01)
+async def test_old_blocks_are_removed_by_a_node_of_itself(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=0.01)
     engine = await world.engine("pd-pool")
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
@@ -72,7 +64,7 @@ async def test_old_blocks_are_removed_by_a_node_of_itself(
 
 async def test_an_old_block_is_missed_at_once_and_removed_in_its_turn(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
@@ -97,7 +89,7 @@ async def test_an_old_block_is_missed_at_once_and_removed_in_its_turn(world: Wor
 
 async def test_without_a_limit_no_block_is_too_old(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=LASTING)
@@ -109,7 +101,7 @@ async def test_without_a_limit_no_block_is_too_old(world: World) -> None:
 
 async def test_the_default_is_for_all_others_also_of_an_unknown_tenant(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
     gateway = await told(pd, world, {"": LIMIT_S, LASTING: 10 * LIMIT_S})
     assert await engine.store(OLD)
@@ -121,7 +113,7 @@ async def test_the_default_is_for_all_others_also_of_an_unknown_tenant(world: Wo
 
 async def test_a_round_inspects_a_bounded_number_of_blocks(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
@@ -165,7 +157,7 @@ async def test_blocks_on_disk_keep_their_age_across_a_restart(
 
 async def test_a_copy_at_another_pool_node_is_as_old_as_its_original(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     prfaas = await world.start("prfaas-pool", wall_s=clock)
     await world.linked(prfaas, pd)
     prefill, decode = await world.engine("prfaas-pool"), await world.engine("pd-pool")
@@ -186,7 +178,7 @@ async def test_a_copy_at_another_pool_node_is_as_old_as_its_original(world: Worl
 
 async def test_a_gateway_sets_no_age_of_tags_that_are_not_its_own(world: World) -> None:
     clock = Clock()
-    pd = await world.start_pd(wall_s=clock)
+    pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
     pd.node._aging._claims = lambda _, tag: tag == LASTING
     gateway = await told(pd, world, {MORTAL: 1, "": 1, LASTING: 2 * LIMIT_S})

@@ -67,6 +67,8 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_traceback() -> None:
     # Its own session stands for a terminal: Ctrl-C signals the command and its workers.
     words = [sys.executable, "-m", "prfaas", "simulate", str(EXAMPLES / "paper-poisson.toml")]
     words += ["--seeds", "20", "--jobs", "2"]
+    # A job in the background ignores Ctrl-C, and its commands inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True)
     while not workers_of(command.pid):
         assert command.poll() is None

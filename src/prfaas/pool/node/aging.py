@@ -19,7 +19,6 @@ from prfaas.pool.store.origins import SLICE, Origin
 from prfaas.pool.store.tier_ports import LowerTier, SharedTier
 from prfaas.wire.messages.gateway import Subscribe
 
-ROUND_S = 1.0
 TOO_OLD = "too_old"
 """Reason for which blocks are dropped."""
 
@@ -34,6 +33,7 @@ class Aging:
         claims: Returns True if a gateway may set the age of a tag.
         metrics: Count dropped blocks.
         wall_s: Unix time, seconds.
+        round_s: Time between rounds, seconds.
         slice_blocks: Blocks of each tier that a round inspects.
     """
 
@@ -45,11 +45,12 @@ class Aging:
         claims: Callable[[str, str], bool],
         metrics: PoolMetrics,
         wall_s: Callable[[], float],
+        round_s: float,
         slice_blocks: int = SLICE,
     ) -> None:
         self._store, self._disk, self._claims = store, disk, claims
         self._lower: list[LowerTier] = [tier for tier in (disk, shared) if tier is not None]
-        self._wall_s, self._slice = wall_s, slice_blocks
+        self._wall_s, self._slice, self._round_s = wall_s, slice_blocks, round_s
         self._dropped = metrics.blocks_dropped.labels(reason=TOO_OLD)
         self._by_gateway: dict[str, dict[str, int]] = {}
         self._ages = MaxAges()
@@ -78,7 +79,7 @@ class Aging:
 
     async def _follow(self, tier: LowerTier | None) -> None:
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(self._round_s)
             if self._ages:
                 await self.round(tier)
 

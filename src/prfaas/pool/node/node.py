@@ -167,7 +167,13 @@ class PoolNode:
             Comparing(self.store, self._known_layouts),
         )
         self._aging = Aging(
-            self.store, self.disk, self.shared, self.sites.claims, self.metrics, settings.wall_s
+            self.store,
+            self.disk,
+            self.shared,
+            self.sites.claims,
+            self.metrics,
+            settings.wall_s,
+            settings.age_round_s,
         )
         self._purging = Purging(
             settings.name,

@@ -32,6 +32,7 @@ LINK_GRACE_NS = 3 * 10**9
 
 DRAIN_NS = 10 * 10**9
 BAR_NS = 120 * 10**9
+AGE_ROUND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class PoolSettings:
         probes: Limits of link tests.
         disk_limits: Sizes and times of the disk tier.
         purge_bar_ns: Time limit of the refusal of a purged source's blocks, ns.
+        age_round_s: Time between removals of blocks that are too old, seconds.
         hello_timeout_s: Time limit for the first message of an engine.
         drain_ns: Time limit of running transfers after a stop, ns.
         wall_s: Unix time, seconds.
@@ -117,6 +119,7 @@ class PoolSettings:
     probes: ProbeLimits = link_probe.LIMITS
     disk_limits: DiskLimits = disk_tier.LIMITS
     purge_bar_ns: int = BAR_NS
+    age_round_s: float = AGE_ROUND_S
     hello_timeout_s: float = 10.0
     wall_s: Callable[[], float] = time.time
 
