@@ -108,6 +108,39 @@ async def test_a_link_that_is_lost_ends_the_wait(world: World) -> None:
     await until(lambda: not num_waits(prfaas))
 
 
+async def test_an_answer_while_the_link_is_down_reaches_the_source(world: World) -> None:
+    grace = {"link_grace_ns": 100 * 10**9}
+    pd = await world.start_pd(**grace)
+    prfaas = await world.start("prfaas-pool", **grace)
+    await world.linked(prfaas, pd)
+    prefill = await world.engine("prfaas-pool")
+    await world.engine("pd-pool")
+    gateway = await subscribe(pd, world.identities)
+    pull = ahead(world, PROMPT)
+    gateway.channel.send(pull)
+    await waits(prfaas)
+    assert await prefill.store(PROMPT[:2])
+    await until(lambda: set(PROMPT[:2]) <= pd.held())
+    world.relay.cut()
+    await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
+    gateway.channel.send(computed(pull))
+    # Its end shows that the message before it was handled.
+    gateway.channel.send(a_pull(world, PROMPT[2:3]))
+    await until(lambda: ends(gateway))
+    world.relay.is_plugged = True
+    await world.linked(prfaas, pd)
+    await until(lambda: len(ends(gateway)) == 2)
+    event = ends(gateway)[1]
+    assert (event.transfer_id, event.state, event.num_blocks, event.num_missing) == (
+        pull.transfer_id,
+        "committed",
+        2,
+        len(PROMPT) - 2,
+    )
+    assert pd.node._pulls._computed == set()
+    gateway.channel.close("done")
+
+
 async def test_many_transfers_wait_for_one_block(world: World) -> None:
     prfaas, pd, prefill, _, gateway = await sites(world)
     pulls = [ahead(world, PROMPT[:2]) for _ in range(8)]

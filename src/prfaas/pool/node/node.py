@@ -202,6 +202,7 @@ class PoolNode:
             on_abort=self._abort,
             on_pull=self._pulls.fetch,
             on_refused=self._pulls.refused,
+            on_resumed=self._pulls.resumed,
             on_purge=self._purging.asked,
             on_compare=self._comparing.asked,
             on_lease=lambda gateway, lease: self._site_share.take(

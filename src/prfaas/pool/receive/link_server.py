@@ -76,6 +76,8 @@ class LinkPort:
         probes: Limits of link tests.
         on_met: Called with a source and the regions in its certificate; True if they have changed.
         allows: Returns False for a message that a gateway may not send, once it is answered.
+        on_resumed: Called with each open transfer of a source that has reconnected, and the new
+            connection.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class LinkPort:
         allows: Callable[[str, Message, Callable[[Message], None]], bool] = lambda *_: True,
         on_lease: Callable[[str, LinkLease], None] = lambda *_: None,
         shows_load: Callable[[str], bool] = lambda _: True,
+        on_resumed: Callable[[bytes, Channel], None] = lambda *_: None,
     ) -> None:
         self._pool, self._allows, self._shows_load = pool, allows, shows_load
         self._encryption = encryption
@@ -123,7 +126,7 @@ class LinkPort:
         self._on_pull = on_pull
         self._on_refused = on_refused
         self._on_purge, self._on_compare, self._on_met = on_purge, on_compare, on_met
-        self._on_lease = on_lease
+        self._on_lease, self._on_resumed = on_lease, on_resumed
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -345,6 +348,8 @@ class LinkPort:
             for start in range(0, len(keys), KEYS_AT_ONCE):
                 part = wire_keys(keys[start : start + KEYS_AT_ONCE])
                 channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=part))
+        if transfer.is_open:
+            self._on_resumed(transfer_id, channel)
         self._settle(channel, transfer_id)
 
     # --- blocks ---

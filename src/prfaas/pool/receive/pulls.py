@@ -5,7 +5,8 @@
     gateway or engine ◄─Missing or Refused─ destination
 
 With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/ahead.py`), until the
-asker's second message, which takes the same path.
+asker's second message, which takes the same path. The destination repeats it when a broken link is
+back, since it may be lost with the old connection.
 
 From the offer on a pull is a transfer like any other: ticket, budget, digests, resume. The request
 travels against the direction of the link, so nothing has to be dialled, and no port opened, for it.
@@ -51,6 +52,8 @@ class Pulls:
         self._tickets = tickets
         self._channel_of = channel_of
         self._askers: dict[bytes, Callable[[Message], None]] = {}
+        self._computed: set[bytes] = set()
+        """Open pulls whose second message has come."""
 
     # --- the destination ---
 
@@ -64,8 +67,10 @@ class Pulls:
         """
         channel = self._channel_of(pull.source)
         if self._inbound.is_open(pull.transfer_id):
-            if pull.ahead is Ahead.COMPUTED and channel is not None:
-                channel.send(all_computed(pull.transfer_id, pull.source))
+            if pull.ahead is Ahead.COMPUTED:
+                self._computed.add(pull.transfer_id)
+                if channel is not None:
+                    channel.send(all_computed(pull.transfer_id, pull.source))
             return
         if pull.ahead is Ahead.COMPUTED:
             return
@@ -106,9 +111,15 @@ class Pulls:
         if self._inbound.refused_by(message.transfer_id, source, message.reason) and answer:
             answer(message)
 
+    def resumed(self, transfer_id: bytes, channel: Channel) -> None:
+        """Repeat the second message of an open pull to its source, which is connected again."""
+        if transfer_id in self._computed:
+            channel.send(all_computed(transfer_id, channel.peer))
+
     def ended(self, transfer_id: bytes) -> None:
         """A transfer is over."""
         self._askers.pop(transfer_id, None)
+        self._computed.discard(transfer_id)
 
     # --- the source ---
 
