@@ -181,9 +181,10 @@ async def running(
     spare.healthy = False
     others = tuple(ScriptedEngine(name) for name in tables.get("others", ()))
     engines += others
-    away = {engine.name: LAYOUT for engine in (prefill, *others)}
+    layout = tables.get("layout", LAYOUT)
+    away = {engine.name: layout for engine in (prefill, *others)}
     prfaas_pool = ScriptedPool("prfaas-pool", identities, away, {"pd-pool": True})
-    pd_pool = ScriptedPool("pd-pool", identities, {"decode": LAYOUT, "spare": LAYOUT})
+    pd_pool = ScriptedPool("pd-pool", identities, {"decode": layout, "spare": layout})
     parts: list[ScriptedEngine | ScriptedPool] = [*engines, prfaas_pool, pd_pool]
     for part in parts:
         await part.start()

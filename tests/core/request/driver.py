@@ -87,6 +87,7 @@ class ScriptedBooks:
         self, number: int, avoid: str, now_ns: int, *, offloadable: bool
     ) -> Again | None:
         self.told["prefill_again"] += 1
+        self.told["offloadable_again"] += offloadable
         return self.again.pop(0) if self.again else None
 
     def prefill_left_ns(self, number: int, now_ns: int) -> int | None:

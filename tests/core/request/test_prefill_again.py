@@ -68,6 +68,13 @@ def test_blocks_of_the_second_prefill_are_waited_for() -> None:
     assert driver.open == set()
 
 
+@pytest.mark.parametrize("kind", [PrefillFailure.UNREACHABLE, PrefillFailure.POOL_DOWN])
+def test_a_place_that_is_away_leaves_other_places_to_try(kind: PrefillFailure) -> None:
+    driver = begun(ScriptedBooks(again=[again(Path.REMOTE)]))
+    assert kinds(driver.step(PrefillFailed(kind)))[-1] is StartPrefill
+    assert driver.books.told["offloadable_again"] == 1
+
+
 @pytest.mark.parametrize("end", [TransferEnd.LINK_LOST, TransferEnd.EXPIRED])
 def test_a_cut_link_sends_the_prompt_to_another_engine(end: TransferEnd) -> None:
     driver = begun(ScriptedBooks(again=[again()]))
@@ -97,6 +104,7 @@ def test_a_prompt_gets_so_many_prefills_and_then_who_decodes_computes_it() -> No
     [
         PrefillFailed(PrefillFailure.STATUS_4XX),
         PrefillFailed(PrefillFailure.REFUSED),
+        PrefillFailed(PrefillFailure.TOO_MANY_BLOCKS),
         PrefillFailed(PrefillFailure.STATUS_5XX, is_suspect=True),
     ],
 )

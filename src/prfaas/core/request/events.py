@@ -25,7 +25,9 @@ class PrefillFailure(StrEnum):
     """The engine that decodes would refuse the request."""
     NO_LAYOUT = "no_layout"
     TOO_MANY_BLOCKS = "too_many_blocks"
-    """More blocks than a ticket can name."""
+    """More blocks than a ticket or a pull can name."""
+    POOL_DOWN = "pool_down"
+    """The pool node that fetches the blocks is not connected."""
 
     @classmethod
     def of_status(cls, status: int) -> PrefillFailure:

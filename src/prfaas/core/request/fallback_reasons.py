@@ -42,7 +42,8 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "timeout": "no answer within `prefill_timeout`",
         "refused": "the decode engine refuses its fields: an error of the client, in no alert",
         "no_layout": "no engine has announced the layout of its blocks",
-        "too_many_blocks": "the prompt has more blocks than a ticket can name",
+        "too_many_blocks": "the prompt has more blocks than a ticket or a pull can name",
+        "pool_down": "the decode engine's pool node, which fetches the blocks, was not connected",
     },
     "transfer": _TRANSFER,
     "decode": {
@@ -51,7 +52,10 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "error": "the engine reported an error within its stream, or its answer is too long",
         "status_5xx": "the engine answered with this status",
     },
-    "pull": {**_TRANSFER, "not_asked": "the receiving pool node was not reachable"},
+    "pull": {
+        **_TRANSFER,
+        "not_asked": "the receiving pool node was not reachable, or more blocks than a pull names",
+    },
 }
 """Meanings by stage and reason."""
 

@@ -67,6 +67,7 @@ _OF_PLACE = frozenset(
         Alarm.TIMEOUT,
         Alarm.STALLED,
         TransferEnd.LINK_LOST,
+        PrefillFailure.POOL_DOWN,
         PrefillFailure.UNREACHABLE,
         PrefillFailure.BROKEN,
         PrefillFailure.STATUS_5XX,

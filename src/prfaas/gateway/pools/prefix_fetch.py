@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import overload
 
 from prfaas.core.codec.quality import Quality
@@ -21,6 +22,13 @@ from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
 from prfaas.wire.messages.link import Ahead, Pull
+
+
+class NotAsked(StrEnum):
+    """Reason why no pool was asked to fetch a prefix."""
+
+    POOL_DOWN = "pool_down"
+    TOO_MANY_BLOCKS = "too_many_blocks"
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Fetcher:
 
     def fetch(
         self, transfer: TransferView, prefix: Prefix, have_tokens: int, ahead: Ahead = Ahead.NO
-    ) -> bool:
+    ) -> NotAsked | None:
         """Have the destination of a transfer fetch the missing blocks of a prefix.
 
         Args:
@@ -98,11 +106,11 @@ class Fetcher:
             ahead: COMPUTING if an engine has yet to store them.
 
         Returns:
-            True if it was asked: it is connected, and the blocks fit into one pull.
+            None if it was asked.
         """
         keys = list(prefix.keys(have_tokens))
         if len(keys) > PULL_KEYS_MAX:
-            return False
+            return NotAsked.TOO_MANY_BLOCKS
         span = {"have_tokens": have_tokens, "final_tokens": prefix.num_tokens}
         blocks = manifest_of_keys(keys)
         ticket = self.tickets.issue(
@@ -116,4 +124,4 @@ class Fetcher:
             blocks=blocks,
             ahead=ahead,
         )
-        return self.send(transfer.destination, pull)
+        return None if self.send(transfer.destination, pull) else NotAsked.POOL_DOWN

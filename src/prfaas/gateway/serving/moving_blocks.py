@@ -13,7 +13,7 @@ from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
+from prfaas.gateway.pools.prefix_fetch import Fetcher, NotAsked, Prefix
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
@@ -74,17 +74,21 @@ class MovingBlocks:
         hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]
         view = self.open(Blocks.PULL, *routed.pull_link)
         prefix = Prefix(layout, hashes, plan.arrival.tenant, plan.arrival.quality)
-        is_asked = self._movers.fetcher.fetch(view, prefix, routed.prefill_pool_tokens)
+        is_asked = not self._movers.fetcher.fetch(view, prefix, routed.prefill_pool_tokens)
         if not is_asked:
             del self._views[Blocks.PULL]
         return is_asked
 
-    def follow(self, plan: Plan, view: TransferView) -> bool:
-        """Have the blocks of a hand-off fetched as an engine without orders stores them."""
+    def follow(self, plan: Plan, view: TransferView) -> NotAsked | None:
+        """Have the blocks of a hand-off fetched as an engine without orders stores them.
+
+        Returns:
+            Reason why they cannot be; None if they are.
+        """
         layout = plan.layout
         assert layout is not None  # noqa: S101 (it is what takes no orders)
         if view.stays:
-            return True
+            return None
         hashes = plan.arrival.hashes[: plan.route.final_tokens // layout.tokens_per_hash]
         prefix = Prefix(layout, hashes, plan.arrival.tenant, plan.arrival.quality)
         have_tokens = plan.routed.present_tokens

@@ -124,8 +124,9 @@ class Legs:
         if self._life.stage is not Stage.PREFILLING:
             return
         transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
-        if plan.route.holds and not self._moving.follow(plan, transfer):
-            self._report(PrefillFailed(PrefillFailure.TOO_MANY_BLOCKS, why="no pull has so many"))
+        if plan.route.holds and (why_not := self._moving.follow(plan, transfer)):
+            why = f"{transfer.destination} is not asked to fetch the blocks: {why_not}"
+            self._report(PrefillFailed(PrefillFailure(why_not), why=why))
             return
         exchange.record.prefill_on(engine.name)
         headers = exchange.leg_headers("p")
