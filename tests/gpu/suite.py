@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,8 @@ LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072)
 CLUSTERS = (("prfaas", "prfaas-engine"), ("pd", "pd-engine"))
 COPY_BYTES, COPY_BLOCKS = 1 << 30, (1 << 16, 1 << 20, 1 << 23)
 MEMORY_SHARE = "0.4"
+FEW, MORE, WHOLE = 4, 8, 24
+"""Layers of two engines, and of the model that `prfaas profile --layers` extrapolates to."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,13 @@ class Figures:
     copies: list[str] = field(default_factory=list)
     ttft: list[str] = field(default_factory=list)
     profiles: list[str] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
-def engine_args(machine: Machine, kind: str, tokens_max: int, ranks: int = 1) -> list[str]:
+def engine_args(
+    machine: Machine, kind: str, tokens_max: int, ranks: int = 1, layers: int = 0
+) -> list[str]:
     """vLLM's arguments of an engine; without `--enforce-eager` CUDA graphs are on."""
     args = ["--max-num-batched-tokens", "8192" if machine.is_gpu else "2048"]
     if kind == STATE_KIND:
@@ -90,21 +96,30 @@ def engine_args(machine: Machine, kind: str, tokens_max: int, ranks: int = 1) ->
     if machine.is_gpu:
         args += ["--gpu-memory-utilization", MEMORY_SHARE, "--dtype", "bfloat16"]
         args += ["--max-model-len", str(tokens_max)]
+    if layers:
+        overrides = json.dumps({"num_hidden_layers": layers})
+        args += ["--load-format", "dummy", "--hf-overrides", overrides]
     if ranks > 1:
         args += ["--tensor-parallel-size", str(ranks)]
     return args
 
 
 def settings(
-    machine: Machine, kind: str, tokens_max: int = 16_384, *, pd_ranks: int = 1, memory: str = ""
+    machine: Machine,
+    kind: str,
+    tokens_max: int = 16_384,
+    *,
+    pd_ranks: int = 1,
+    memory: str = "",
+    layers: tuple[int, int] = (0, 0),
 ) -> str:
     """Settings that take precedence over the laptop's deployment file, as TOML."""
     lines = ['[routing]\ntransfer_timeout = "60s"']
-    for cluster, engine in CLUSTERS:
+    for (cluster, engine), num_layers in zip(CLUSTERS, layers, strict=True):
         ranks = pd_ranks if cluster == "pd" else 1
         lines += [
             f"[clusters.{cluster}.engines.{engine}]",
-            f"args = {json.dumps(engine_args(machine, kind, tokens_max, ranks))}",
+            f"args = {json.dumps(engine_args(machine, kind, tokens_max, ranks, num_layers))}",
         ]
         if memory:
             lines += [f'host_memory = "{memory}"']
@@ -209,14 +224,46 @@ async def profile(
     found = []
     for name, url in engines.items():
         out = Path(home) / f"{name}.toml"
-        words = ["profile", url, "--model", model, "--hardware", machine.name, "--out", str(out)]
-        words += ["--lengths", ",".join(map(str, lengths)), "--repeats", "1"]
-        command = [sys.executable, "-m", "prfaas", *words]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
-        if await process.wait():
-            raise RuntimeError(f"prfaas profile of {name} failed")
+        await run_profile([url], model, machine, lengths, out)
         found.append(f"`{name}`:\n\n```toml\n{out.read_text().strip()}\n```")
     return found
+
+
+async def run_profile(
+    words: list[str], model: str, machine: Machine, lengths: tuple[int, ...], out: Path
+) -> None:
+    """Run `prfaas profile`, with `words` first."""
+    words = ["profile", *words, "--model", model, "--hardware", machine.name, "--out", str(out)]
+    words += ["--lengths", ",".join(map(str, lengths))]
+    command = [sys.executable, "-m", "prfaas", *words]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+    if await process.wait():
+        raise RuntimeError(f"{' '.join(words)} failed")
+
+
+async def layer_stack(machine: Machine, lengths: tuple[int, ...], figures: Figures) -> None:
+    """Extrapolate from engines with part of the layers, and measure one with all of them."""
+    found = []
+    for layers in ((FEW, MORE), (WHOLE, FEW)):
+        with tempfile.TemporaryDirectory(prefix="gpu-") as home:
+            make_kind(DENSE_KIND, Path(home) / "model")
+            lengthen(Path(home) / "model", max(lengths) + 256)
+            overlay = settings(machine, DENSE_KIND, max(lengths) + 256, layers=layers)
+            topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
+            first, second = (topology.engines[name] for _, name in CLUSTERS)
+            words = [first]
+            if layers == (FEW, MORE):
+                words += [second, "--layers", f"{FEW},{MORE},{WHOLE}"]
+            stages = parts(topology)
+            async with started(stages):
+                out, model = Path(home) / "profile.toml", topology.deployment.model.name
+                await run_profile(words, model, machine, lengths, out)
+                found.append(tomllib.loads(out.read_text())["prefill"]["seconds"])
+    for length, extrapolated, measured_s in zip(lengths, *found, strict=True):
+        ratio = extrapolated / measured_s
+        figures.stacks.append(
+            f"| {length:,} | {extrapolated:.4f} | {measured_s:.4f} | {ratio:.2f} |"
+        )
 
 
 def page(figures: Figures, command: str) -> str:
@@ -248,6 +295,9 @@ def page(figures: Figures, command: str) -> str:
         _table(("model", "prompt", "PD engine alone", "through the gateway", "path"), figures.ttft),
         "## Profiles",
         *figures.profiles,
+        f"## {WHOLE} layers, from engines with {FEW} and {MORE}",
+        "Of the dense model, by `prfaas profile --layers`.",
+        _table(("prompt", "extrapolated, s", "measured, s", "ratio"), figures.stacks),
         "## Faults",
         "\n".join(f"- {words}" for words in figures.faults) or "None.",
     ]
@@ -268,6 +318,9 @@ async def measured(machine: Machine, lengths: tuple[int, ...]) -> Figures:
     copies(machine, figures)
     for kind in KINDS:
         await ttft(machine, kind, lengths, figures)
+    await layer_stack(
+        machine, lengths if len(lengths) > 1 else (lengths[0] // 2, *lengths), figures
+    )
     return figures
 
 

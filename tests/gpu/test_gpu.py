@@ -46,6 +46,7 @@ async def test_the_whole_suite(device: str, tmp_path: Path) -> None:
     assert not figures.faults, figures.faults
     assert len(figures.identity) == len(KINDS) + (machine.num_devices > 1)
     assert len(figures.ttft) == len(KINDS) * len(lengths)
+    assert len(figures.stacks) == max(2, len(lengths))
     assert all(line.endswith("| remote |") for line in figures.ttft), figures.ttft
 
 

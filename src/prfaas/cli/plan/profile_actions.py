@@ -11,10 +11,11 @@ from pathlib import Path
 import aiohttp
 import click
 
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, EngineError
 from prfaas.planner.hardware.engine_http import HttpEngine
 from prfaas.planner.hardware.fit import fit_prefill, profile_toml
-from prfaas.planner.hardware.measure import Prompts, measure_decode, measure_prefill
+from prfaas.planner.hardware.layer_stack import LayerStack
+from prfaas.planner.hardware.measure import Prompts, Sample, measure_decode, measure_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Sweep:
     """The measurements to make.
 
     Args:
-        url: Base URL of the engine.
+        urls: Base URL of the engine; with `stack` of both.
+        stack: Layers of the engines and of the whole model; None for engines that have all.
         model: Name of the served model.
         hardware: Hardware of the engine, for the provenance.
         lengths: Prompt lengths, tokens, rising.
@@ -35,7 +37,8 @@ class Sweep:
         api_key: Bearer token, or None.
     """
 
-    url: str
+    urls: tuple[str, ...]
+    stack: LayerStack | None
     model: str
     hardware: str
     lengths: tuple[int, ...]
@@ -65,28 +68,72 @@ def measure_engine(sweep: Sweep, out: Path) -> None:
     click.echo(f"wrote {out}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Measurements of one engine.
+
+    Args:
+        version: Of the engine.
+        prefill: A sample for each length.
+        decode: A row for each batch; empty if decode was not measured.
+    """
+
+    version: str
+    prefill: list[Sample]
+    decode: list[list[Sample]]
+
+
 async def _measure(sweep: Sweep) -> tuple[str, str]:
     """The profile file, and the quality of the prefill curve in words."""
     prompts = Prompts(random.Random(sweep.seed), sweep.token_id_max)  # noqa: S311
+    found = []
     async with aiohttp.ClientSession() as session:
-        engine = HttpEngine(session, sweep.url, sweep.model, sweep.api_key)
-        version = await engine.version()
-        samples = await measure_prefill(
-            engine, prompts, sweep.lengths, sweep.repeats, report=click.echo
-        )
-        decode = None
-        if sweep.batches:
-            decode = await measure_decode(
-                engine,
-                prompts,
-                batches=sweep.batches,
-                contexts=sweep.contexts,
-                num_tokens=sweep.output_tokens,
-                report=click.echo,
-            )
-    fit = fit_prefill(samples)
+        for index, url in enumerate(sweep.urls):
+            if sweep.stack is not None:
+                layers = (sweep.stack.few, sweep.stack.more)[index]
+                click.echo(f"{url}, {layers} layers:")
+            engine = HttpEngine(session, url, sweep.model, sweep.api_key)
+            found.append(await _times(engine, prompts, sweep))
+    times = found[0] if sweep.stack is None else _stacked(sweep.stack, *found)
+    fit = fit_prefill(times.prefill)
     source = (
         f"prfaas profile, {datetime.now(UTC):%Y-%m-%d}, {sweep.model} on {sweep.hardware}, engine "
-        f"{version}, median of {sweep.repeats} after a warm-up, seed {sweep.seed}"
+        f"{times.version}, median of {sweep.repeats} after a warm-up, seed {sweep.seed}"
     )
-    return profile_toml(source, samples, fit, decode, list(sweep.contexts)), fit.words()
+    if sweep.stack is not None:
+        stack = sweep.stack
+        source += f"; extrapolated to {stack.whole} layers from {stack.few} and {stack.more}"
+    decode = times.decode or None
+    return profile_toml(source, times.prefill, fit, decode, list(sweep.contexts)), fit.words()
+
+
+async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
+    version = await engine.version()
+    prefill = await measure_prefill(
+        engine, prompts, sweep.lengths, sweep.repeats, report=click.echo
+    )
+    decode: list[list[Sample]] = []
+    if sweep.batches:
+        decode = await measure_decode(
+            engine,
+            prompts,
+            batches=sweep.batches,
+            contexts=sweep.contexts,
+            num_tokens=sweep.output_tokens,
+            report=click.echo,
+        )
+    return _Times(version, prefill, decode)
+
+
+def _stacked(stack: LayerStack, few: _Times, more: _Times) -> _Times:
+    """Times of the whole model.
+
+    Raises:
+        EngineError: The engines differ in more than their layers.
+    """
+    if few.version != more.version:
+        raise EngineError(
+            f"the engines are {few.version} and {more.version}; they may differ in layers only"
+        )
+    decode = [stack.whole_samples(*rows) for rows in zip(few.decode, more.decode, strict=True)]
+    return _Times(few.version, stack.whole_samples(few.prefill, more.prefill), decode)
