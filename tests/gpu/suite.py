@@ -38,6 +38,8 @@ LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072)
 CLUSTERS = (("prfaas", "prfaas-engine"), ("pd", "pd-engine"))
 COPY_BYTES, COPY_BLOCKS = 1 << 30, (1 << 16, 1 << 20, 1 << 23)
 MEMORY_SHARE = "0.4"
+TOKEN_ID_MAX = 250
+"""The vocabulary of the checkpoints has fewer than 500 tokens."""
 FEW, MORE, WHOLE = 4, 8, 24
 """Layers of two engines, and of the model that `prfaas profile --layers` extrapolates to."""
 
@@ -213,7 +215,7 @@ async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: F
 
 
 def _body(model: str, length: int, draws: random.Random) -> dict[str, object]:
-    prompt = [draws.randrange(10, 500) for _ in range(length)]
+    prompt = [draws.randrange(10, TOKEN_ID_MAX) for _ in range(length)]
     return {"model": model, "prompt": prompt, "temperature": 0}
 
 
@@ -234,7 +236,7 @@ async def run_profile(
 ) -> None:
     """Run `prfaas profile`, with `words` first."""
     words = ["profile", *words, "--model", model, "--hardware", machine.name, "--out", str(out)]
-    words += ["--lengths", ",".join(map(str, lengths))]
+    words += ["--lengths", ",".join(map(str, lengths)), "--max-token-id", str(TOKEN_ID_MAX)]
     command = [sys.executable, "-m", "prfaas", *words]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
     if await process.wait():

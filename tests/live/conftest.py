@@ -22,6 +22,8 @@ from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, start
 from tests.live.relay import Relay
 
 T = TypeVar("T")
+LEFT = ("prefill/stalled", "transfer/late")
+"""Fallbacks by which the gateway leaves a slow route: on a machine that stands still any may be."""
 DEV_MODE = """
 [clusters.prfaas.engines.prfaas-engine.env]
 VLLM_SERVER_DEV_MODE = "1"

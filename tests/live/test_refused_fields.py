@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import Live, document
+from tests.live.conftest import LEFT, Live, document
 
 pytestmark = [
     pytest.mark.engine,
@@ -14,8 +14,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-LEFT = ("prefill/stalled", "transfer/late")
-"""Reasons to leave a route on a machine that stands still; the request is sent again."""
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
