@@ -10,7 +10,7 @@ from typing import Protocol
 from prfaas.config.clusters import ClusterTable
 from prfaas.core.transfer.site_budget import TICK_NS, LeaseBook, demand
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry
 
 
@@ -20,8 +20,8 @@ class PoolPort(Protocol):
     def names(self) -> list[str]:
         """Names of all pools."""
 
-    def is_live(self, pool: str) -> bool:
-        """Return True if a pool is connected."""
+    def answered_ns(self, pool: str) -> int:
+        """Time of the last `Ping` that a pool answered; 0 is none, or that it is not connected."""
 
     def telemetry(self) -> Mapping[tuple[str, str], LinkTelemetry]:
         """Latest measurements of every link, by source and destination."""
@@ -67,10 +67,14 @@ class LeaseGiver:
         measured = self._pools.telemetry()
         for book, names in self._books:
             for pool in names & known:
-                if self._pools.is_live(pool):
-                    book.heard(pool, _demand(pool, names, measured), now_ns)
+                if answered_ns := self._pools.answered_ns(pool):
+                    heard_at_ns = min(answered_ns, now_ns)
+                    book.heard(pool, _demand(pool, names, measured), heard_at_ns)
             for pool, lease in book.leases(now_ns).items():
                 self._pools.send(pool, LinkLease(bits_per_s=lease.bits_per_s, for_ns=lease.for_ns))
+            for pool in names & known:
+                # Its answer confirms the lease before it, which a frame that crosses would not.
+                self._pools.send(pool, Ping(at_ns=now_ns))
 
 
 def _demand(

@@ -11,16 +11,20 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
+from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share
 from prfaas.core.transfer.tickets import Ticket
+from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
+from prfaas.gateway.pools.subscription import Subscription
+from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.link_budgets import LeaseGiver
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import LinkTelemetry, PoolState
+from prfaas.wire.messages.base import Message, Ping, Pong
+from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry, PoolState
 from prfaas.wire.tickets import TicketSigner
 
 from .sites import LAYOUT, LOOPBACK, Peer, Site, subscribe, until
@@ -44,8 +48,9 @@ class Gateway:
     def names(self) -> list[str]:
         return list(self.peers)
 
-    def is_live(self, pool: str) -> bool:
-        return not self.peers[pool].closed
+    def answered_ns(self, pool: str) -> int:
+        answered = [each.at_ns for each in self.peers[pool].messages if isinstance(each, Pong)]
+        return answered[-1] if answered and not self.peers[pool].closed else 0
 
     def telemetry(self) -> Mapping[tuple[str, str], LinkTelemetry]:
         found = {}
@@ -211,6 +216,29 @@ async def test_a_link_keeps_to_the_budget_that_it_came_with(trunk: Trunk) -> Non
 
     assert seconds is not None
     assert seconds >= 1.0
+
+
+@pytest.mark.timeout(60)
+async def test_a_gateway_knows_which_ping_a_pool_node_answered(trunk: Trunk) -> None:
+    """Over the gateway's own connection, while a link of the pool node is in use."""
+    index = PrefixIndex()
+    followed = Subscription("prfaas-a", index, Transfers())
+    address = LOOPBACK, trunk.senders["prfaas-a"].port
+    tls = identity_in(trunk.identities, "gateway").client_context()
+    client = PoolClient("prfaas-a", address, "gateway", tls, followed, PoolTiming())
+    running = asyncio.create_task(client.run())
+    await until(lambda: followed.is_live)
+    assert client.answered_ns == 0
+
+    for at_ns in (5, 7):
+        client.send(LinkLease(bits_per_s=BUDGET, for_ns=LEASE_NS))
+        client.send(Ping(at_ns=at_ns))
+        await until(lambda at_ns=at_ns: client.answered_ns == at_ns)  # type: ignore[misc]
+
+        assert trunk.limit("prfaas-a") == BUDGET
+
+    running.cancel()
+    await asyncio.wait({running})
 
 
 @pytest.mark.timeout(120)

@@ -2,8 +2,19 @@
 
 Each pool node has an equal share without any lease. A gateway gives out leases for less or more:
 max-min by what waits to be sent. A lease ends after `LEASE_NS`; then its holder has the equal share
-again. A growing lease waits until the leases that shrink for it were sent `TICK_NS` before, so that
-the sum of all stays within the budget.
+again, one that had less `RISE_NS` later.
+
+The sum of all stays within the budget: a lease grows by what the book counts as free, and the book
+counts for each holder the most that it may be sending.
+
+| holder | counts as |
+|---|---|
+| it confirmed its last lease | that lease |
+| there are later leases that it did not confirm | the largest of them and of the confirmed one |
+| the confirmed lease has ended, or there is none | equal share, or a later lease if larger |
+| it was not heard of for `GONE_NS` | 0 |
+
+A holder answers the ping that follows a lease, so that a lease is confirmed at the next tick.
 
 The sum can be above the budget by one equal share for each holder that runs and that the gateway
 has not reached for `GONE_NS`: it may be dead, and its share is given to others. No lease is below
@@ -14,7 +25,7 @@ one, so that a few bytes at next to nothing hold a connection up for hours.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
@@ -25,6 +36,9 @@ LEASE_NS = 3 * NS_PER_S
 """Validity of a lease: several that are lost in a row change nothing."""
 SILENT_NS = 2 * NS_PER_S
 """A holder that was not heard of for so long gets no further lease."""
+RISE_NS = 2 * TICK_NS
+"""A lease below the equal share is kept for so long after its end, so that the others have smaller
+leases before its holder sends more."""
 GONE_NS = 10 * NS_PER_S
 """A holder that was not heard of for so long is dead: its share goes to the others."""
 DRAIN_S = 1.0
@@ -96,16 +110,16 @@ class _Holder:
     """A pool node.
 
     Attributes:
-        heard_at_ns: Last report.
-        demand: Of that report, bits a second.
-        granted: Rate of its last lease.
-        ends_at_ns: End of that lease.
+        heard_at_ns: When the last ping was sent that it answered.
+        demand: Of its last report, bits a second.
+        confirmed_at_ns: When the last lease was sent that it confirmed.
+        leases: Times and rates of that one and of later ones.
     """
 
     heard_at_ns: int
     demand: float = 0.0
-    granted: int = 0
-    ends_at_ns: int = -1
+    confirmed_at_ns: int = -LEASE_NS
+    leases: list[tuple[int, int]] = field(default_factory=list)
 
 
 class LeaseBook:
@@ -114,7 +128,9 @@ class LeaseBook:
     Args:
         budget_bits_per_s: Of the site.
         holders: Names of its pool nodes.
-        now_ns: Monotonic. Nobody counts as dead before this and `GONE_NS`.
+        now_ns: Monotonic. Nobody counts as dead before this and `GONE_NS`, and nobody gets a
+            lease before this and `LEASE_NS`: holders may have leases of this gateway from before
+            its restart, which the book does not know.
     """
 
     def __init__(self, budget_bits_per_s: int, holders: Collection[str], now_ns: int) -> None:
@@ -123,15 +139,28 @@ class LeaseBook:
         self._least = idle_share(budget_bits_per_s, len(holders))
         self._holders = {name: _Holder(now_ns) for name in holders}
         self._never_heard = set(holders)
+        self._begins_at_ns = now_ns + LEASE_NS
 
-    def heard(self, name: str, wanted_bits_per_s: float, now_ns: int) -> None:
-        """Record a report of a holder; of other names nothing."""
+    def heard(self, name: str, wanted_bits_per_s: float, heard_at_ns: int) -> None:
+        """Record the last report of a holder; of other names nothing.
+
+        Args:
+            name: Of the holder.
+            wanted_bits_per_s: Its demand.
+            heard_at_ns: When the last ping was sent that it answered. This confirms the lease of
+                that very time: an earlier one may have been lost with its connection.
+        """
         if (holder := self._holders.get(name)) is not None:
             self._never_heard.discard(name)
-            holder.heard_at_ns, holder.demand = now_ns, wanted_bits_per_s
+            holder.heard_at_ns, holder.demand = heard_at_ns, wanted_bits_per_s
+            if any(at_ns == heard_at_ns for at_ns, _ in holder.leases):
+                holder.confirmed_at_ns = heard_at_ns
+                holder.leases = [each for each in holder.leases if each[0] >= heard_at_ns]
 
     def leases(self, now_ns: int) -> dict[str, Lease]:
         """Return the leases to send now, of holders that are heard of."""
+        if now_ns < self._begins_at_ns:
+            return {}
         live = {
             name: holder
             for name, holder in self._holders.items()
@@ -147,8 +176,8 @@ class LeaseBook:
         for name, holder in live.items():
             more = max(0, targets[name] - bounds[name])
             rate = min(targets[name], bounds[name]) + int(share * more)
-            holder.granted, holder.ends_at_ns = max(self._least, rate), now_ns + LEASE_NS
-            found[name] = Lease(holder.granted, LEASE_NS)
+            found[name] = Lease(max(self._least, rate), LEASE_NS)
+            holder.leases.append((now_ns, found[name].bits_per_s))
         return found
 
     def _bound(self, name: str, now_ns: int) -> int:
@@ -156,10 +185,11 @@ class LeaseBook:
         holder = self._holders[name]
         if now_ns - holder.heard_at_ns > GONE_NS:
             return 0
-        if now_ns >= holder.ends_at_ns:
-            return self._equal
-        is_silent = now_ns - holder.heard_at_ns > SILENT_NS
-        return max(holder.granted, self._equal) if is_silent else holder.granted
+        # A lease arrives later than it was sent, and ends as much later.
+        since_ns = now_ns - LEASE_NS - TICK_NS
+        holder.leases = [each for each in holder.leases if each[0] > since_ns]
+        is_held = now_ns < holder.confirmed_at_ns + LEASE_NS
+        return max([0 if is_held else self._equal, *(rate for _, rate in holder.leases)])
 
 
 class HeldLeases:
@@ -178,9 +208,10 @@ class HeldLeases:
 
     def take(self, gateway: str, lease: Lease, now_ns: int) -> None:
         """Record a lease; it is never for more than the budget, for less than the part of an idle
-        holder, nor for longer than `LEASE_NS`."""
+        holder, nor for longer than `LEASE_NS`. One below the equal share is kept for `RISE_NS`."""
         rate = max(self._least, min(lease.bits_per_s, self._budget))
-        self._leases[gateway] = rate, now_ns + min(lease.for_ns, LEASE_NS)
+        ends_at_ns = now_ns + min(lease.for_ns, LEASE_NS)
+        self._leases[gateway] = rate, ends_at_ns + (RISE_NS if rate < self._equal else 0)
 
     def bits_per_s(self, now_ns: int) -> int:
         """Return what all links together may send: the least of the leases that stand, so that

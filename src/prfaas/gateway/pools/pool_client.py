@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import Layout
@@ -25,14 +27,17 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.base import Message, Pong
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
     LinkTelemetry,
+    Purge,
     Purged,
+    PurgeEnd,
     PurgeEnded,
+    PurgePrefix,
     Subscribe,
 )
 from prfaas.wire.messages.link import Abort, Release
@@ -59,6 +64,7 @@ class PoolTiming:
 
 
 Answer = Purged | PurgeEnded | Compared
+A = TypeVar("A", Purged, PurgeEnded, Compared)
 
 
 class PoolClient:
@@ -86,8 +92,8 @@ class PoolClient:
         self._was_live = self._has_left = False
         self._said = ""
         self._asked: dict[int, asyncio.Future[Answer]] = {}
-        self._next_job = 0
-        self.subscription = subscription
+        self._jobs = itertools.count(1)
+        self.subscription, self.answered_ns = subscription, 0
 
     async def run(self) -> None:
         """Connect, follow, reconnect; until cancelled."""
@@ -125,12 +131,7 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        self._next_job += 1
-        message = target.asks(self._next_job, is_dry=is_dry)
-        answer = await self._answered(message.job, message)
-        if not isinstance(answer, Purged):
-            raise PeerError("it answers something else")
-        return answer
+        return await self._answer(target.asks(next(self._jobs), is_dry=is_dry), Purged)
 
     async def end_purge(self, target: Target) -> bool:
         """Have the pool take blocks of a source or tenant again.
@@ -141,10 +142,7 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        self._next_job += 1
-        message = target.ends(self._next_job)
-        answer = await self._answered(message.job, message)
-        return isinstance(answer, PurgeEnded) and answer.was_barred
+        return (await self._answer(target.ends(next(self._jobs)), PurgeEnded)).was_barred
 
     async def compare(
         self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]], limits: Mapping[str, float]
@@ -154,28 +152,27 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        self._next_job += 1
         message = Compare(
-            job=self._next_job, layout_id=layout_id, pairs=list(pairs), limits=dict(limits)
+            job=next(self._jobs), layout_id=layout_id, pairs=list(pairs), limits=dict(limits)
         )
-        answer = await self._answered(message.job, message)
-        if not isinstance(answer, Compared):
-            raise PeerError("it answers something else")
-        return answer
+        return await self._answer(message, Compared)
 
-    async def _answered(self, job: int, message: Message) -> Answer:
+    async def _answer(self, message: Purge | PurgeEnd | PurgePrefix | Compare, kind: type[A]) -> A:
         if self._channel is None:
             raise PeerError("not connected")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked[job] = answer
+        self._asked[message.job] = answer
         try:
             self._channel.send(message)
             async with asyncio.timeout(PURGE_S):
-                return await answer
+                found = await answer
         except TimeoutError:
             raise PeerError(f"no answer within {PURGE_S:g} s") from None
         finally:
-            self._asked.pop(job, None)
+            self._asked.pop(message.job, None)
+        if not isinstance(found, kind):
+            raise PeerError("it answers something else")
+        return found
 
     async def _connect(self) -> Channel | None:
         host, port = self._address
@@ -211,6 +208,9 @@ class PoolClient:
         if self._has_left:
             return
         message = decode(frame.payload)
+        if isinstance(message, Pong):
+            self.answered_ns = message.at_ns
+            return
         if not isinstance(message, Purged | PurgeEnded | Compared):
             self.subscription.receive(message)
             return
@@ -312,6 +312,10 @@ class Pools:
     def is_live(self, pool: str) -> bool:
         """Return True if the event stream of `pool` is connected."""
         return self.subscription(pool).is_live
+
+    def answered_ns(self, pool: str) -> int:
+        """Time of the last `Ping` that a pool answered; 0 is none, or that it is not connected."""
+        return self._clients[pool].answered_ns if self.is_live(pool) else 0
 
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""

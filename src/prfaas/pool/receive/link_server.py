@@ -233,7 +233,8 @@ class LinkPort:
             case Ping():
                 if message.at_ns:
                     received = self.data.received(channel.peer)
-                    busy = self._busy.share() if self._shows_load(channel.peer) else 0.0
+                    is_shown = channel in self._from_sources and self._shows_load(channel.peer)
+                    busy = self._busy.share() if is_shown else 0.0
                     channel.send(Pong(at_ns=message.at_ns, received=received, busy=busy))
                 self.data.drop_older(channel.peer, message.connections)
             case Goodbye():
