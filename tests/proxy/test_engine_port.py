@@ -2,127 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
-from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.proxy.bodies import read_prefill
-from prfaas.proxy.proxy import Proxy, ProxySettings
-from prfaas.wire.identity import identity_in, make_authority, make_identity
-from tests.engines.timing.worlds import MODEL, started, write_plan
-from tests.engines.timing.worlds import settings as engine_settings
+from tests.engines.timing.worlds import MODEL
 from tests.pool.sites import until
 from tests.ports import free_port
 
-PROMPT = list(range(200))
-BODY: dict[str, Any] = {
-    "model": MODEL,
-    "prompt": PROMPT,
-    "max_tokens": 1,
-    "temperature": 0,
-    "stream": False,
-    "cache_salt": "salt of a",
-    "kv_transfer_params": {"prfaas": {}},
-}
-
-
-@dataclass
-class World:
-    """A proxy with two sites, and its engine."""
-
-    home: Path
-    proxy: Proxy
-    sessions: dict[str, aiohttp.ClientSession]
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.proxy.ports['engine']}"
-
-    def metric(self, name: str, **labels: str) -> float:
-        registry = self.proxy.metrics.registry
-        return registry.get_sample_value(f"prfaas_proxy_{name}", labels) or 0.0
-
-    async def post(self, site: str, **changes: Any) -> int:
-        body = BODY | {"cache_salt": f"salt of {site}"} | changes
-        async with self.sessions[site].post(f"{self.url}/v1/completions", json=body) as reply:
-            await reply.read()
-            return reply.status
-
-    async def get(self, site: str, path: str) -> tuple[int, str]:
-        async with self.sessions[site].get(self.url + path) as reply:
-            return reply.status, await reply.text()
-
-
-def write_contracts(home: Path, port: int, behind: str, *sites: str, more: str = "") -> None:
-    text = f'[engines.engine]\nlisten = "127.0.0.1:{port}"\nurl = "{behind}"\nslots = 1\n'
-    for site in sites:
-        text += (
-            f'[contracts.{site}]\nauthority = "{home}/{site}/ca.pem"\nshare = 1\n'
-            f'gateways = ["gateway-{site}"]\npools = {{ {site}-pool = "127.0.0.1:1" }}\n{more}\n'
-        )
-    (home / "contracts.toml").write_text(text)
-
-
-@asynccontextmanager
-async def running(
-    home: Path, checkpoint: Path, more: str = "", behind: str = ""
-) -> AsyncIterator[World]:
-    for folder, name in (("prfaas", "proxy"), ("a", "gateway-a"), ("b", "gateway-b")):
-        make_authority(home / folder)
-        make_identity(home / folder, name, ["127.0.0.1"])
-    make_identity(home / "b", "gateway-x")
-    (home / "c").mkdir()
-    for name in ("ca.pem", "ca.key"):
-        (home / "c" / name).write_bytes((home / "b" / name).read_bytes())
-    make_identity(home / "c", "gateway-a")
-    own = (home / "prfaas" / "ca.pem").read_text()
-    plan = write_plan(home)
-    made = engine_settings(plan, checkpoint, "engine", cluster="prfaas", time_scale=0.3)
-    host, urls = await started(made)
-    port = free_port()
-    write_contracts(home, port, behind or urls["engine"], "a", "b", more=more)
-    audit = AuditSettings(home / "audit", home / "audit")
-    proxy = Proxy(
-        ProxySettings(
-            "proxy",
-            home / "contracts.toml",
-            identity_in(home / "prfaas", "proxy"),
-            ("127.0.0.1", 0),
-            audit,
-            look_s=0.05,
-        )
-    )
-    ready = asyncio.Event()
-    task = asyncio.create_task(proxy.run(ready.set))
-    await ready.wait()
-    sessions = {}
-    for label, folder, name in (
-        ("a", "a", "gateway-a"),
-        ("b", "b", "gateway-b"),
-        ("stranger", "b", "gateway-x"),
-        ("forger", "c", "gateway-a"),
-    ):
-        ca = home / folder / "trusted.pem"
-        ca.write_text((home / folder / "ca.pem").read_text() + own)
-        identity = identity_in(home / folder, name)
-        context = type(identity)(ca, identity.certificate, identity.key).client_context()
-        sessions[label] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
-    world = World(home, proxy, sessions)
-    try:
-        yield world
-    finally:
-        for session in sessions.values():
-            await session.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await host.close()
+from .worlds import BODY, running, write_contracts
 
 
 async def test_a_gateway_prefills_and_reads_what_is_its_own(

@@ -38,7 +38,7 @@ from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import Connections, connections_max, raise_descriptor_limit
+from prfaas.gateway.http.connections import Connections, connections_max
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
 from prfaas.gateway.http.tls import ClientTls
@@ -82,6 +82,7 @@ from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal
+from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -12,14 +12,13 @@ from aiohttp import web
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.sharing.engine_queue import Why
-from prfaas.errors import PeerError, RequestError
+from prfaas.errors import RequestError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.bodies import Prefill, computed_in, read_prefill
+from prfaas.proxy.connections import Connections, refused
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turn, TurnRefusedError, Turns
-from prfaas.wire.identity import peer_name
 from prfaas.wire.plain_http import name_server
-from prfaas.wire.site_authorities import peer_certificate
 
 BODY_BYTES_MAX = 32 << 20
 HELD_BYTES_MAX = 256 << 20
@@ -29,8 +28,17 @@ ANSWER_BYTES_MAX = 32 << 20
 PASSED_HEADERS = ("traceparent", "X-Request-Id")
 PAGES = ("/health", "/v1/models")
 """Pages of the engine that gateways read as they are."""
-RETRY_AFTER_S = "1"
+PAGE_KEPT_S = 1.0
+"""The engine is asked for a page once in that time, for all sites."""
 _STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429}
+
+
+class _Page(NamedTuple):
+    """An answer of the engine."""
+
+    status: int
+    body: bytes
+    kind: str
 
 
 class EnginePort:
@@ -41,6 +49,7 @@ class EnginePort:
         url: Where it is.
         agreements: Contracts in force.
         turns: Decides whose prompt is next.
+        connections: Know the site at the other end.
         metrics: Count.
         http: To the engine.
         on_used: Called with a site, its tokens and the time at the engine, ns.
@@ -52,6 +61,7 @@ class EnginePort:
         url: str,
         agreements: Agreements,
         turns: Turns,
+        connections: Connections,
         metrics: ProxyMetrics,
         http: aiohttp.ClientSession,
         on_used: Callable[[str, int, int], None],
@@ -59,7 +69,10 @@ class EnginePort:
         self._engine, self._url = engine, url
         self._agreements, self._turns, self._metrics = agreements, turns, metrics
         self._http, self._on_used = http, on_used
+        self._connections = connections
         self._held_bytes: dict[str, int] = {}
+        self._pages: dict[str, tuple[float, asyncio.Task[_Page | None]]] = {}
+        """When the engine was asked for a page, seconds, and its answer."""
 
     def app(self) -> web.Application:
         """The application that serves the port."""
@@ -77,15 +90,26 @@ class EnginePort:
     async def _page(self, request: web.Request) -> web.Response:
         if isinstance(site := self._site(request), web.Response):
             return site
+        now = asyncio.get_running_loop().time()
+        asked_at, page = self._pages.get(request.path, (0.0, None))
+        if page is None or now - asked_at >= PAGE_KEPT_S:
+            page = asyncio.create_task(self._ask_page(request.path))
+            self._pages[request.path] = now, page
+        # Its gateway may leave; others wait for the same page.
+        if (found := await asyncio.shield(page)) is None:
+            return refused(503, f"engine {self._engine} does not answer")
+        return web.Response(status=found.status, body=found.body, content_type=found.kind)
+
+    async def _ask_page(self, path: str) -> _Page | None:
+        """A page of the engine; None if it does not answer."""
         try:
             async with (
                 asyncio.timeout(PAGE_S),
-                self._http.get(self._url + request.path, allow_redirects=False) as reply,
+                self._http.get(self._url + path, allow_redirects=False) as reply,
             ):
-                body = await _read(reply)
-                return web.Response(status=reply.status, body=body, content_type=reply.content_type)
+                return _Page(reply.status, await _read(reply), reply.content_type)
         except (TimeoutError, aiohttp.ClientError, OSError):
-            return _error(503, f"engine {self._engine} does not answer")
+            return None
 
     async def _load(self, request: web.Request) -> web.Response:
         """The load that the site itself causes here, under vLLM's names."""
@@ -101,7 +125,7 @@ class EnginePort:
         if isinstance(site := self._site(request), web.Response):
             return site
         self._metrics.refused.labels(reason="path").inc()
-        return _error(404, "a shared engine prefills prompts, and does nothing else for sites")
+        return refused(404, "a shared engine prefills prompts, and does nothing else for sites")
 
     # --- prefills ---
 
@@ -110,11 +134,11 @@ class EnginePort:
             return site
         num_bytes = request.content_length
         if num_bytes is None:
-            return _error(411, "the request has no Content-Length")
+            return refused(411, "the request has no Content-Length")
         held = self._held_bytes.get(site, 0)
         if num_bytes > BODY_BYTES_MAX or held + num_bytes > HELD_BYTES_MAX:
             self._metrics.refused.labels(reason="memory").inc()
-            return _error(429, "too many bytes of this site wait already")
+            return refused(429, "too many bytes of this site wait already")
         self._held_bytes[site] = held + num_bytes
         outcome = "left"
         try:
@@ -131,12 +155,12 @@ class EnginePort:
                 body = await request.read()
             prefill = read_prefill(body)
         except RequestError as error:
-            return _error(400, str(error))
+            return refused(400, str(error))
         except (TimeoutError, web.HTTPRequestEntityTooLarge):
-            return _error(408, "the body did not come in time, or is too large")
+            return refused(408, "the body did not come in time, or is too large")
         if not self._agreements.claim(tenant_tag(prefill.cache_salt), site):
             self._metrics.refused.labels(reason="salt").inc()
-            return _error(403, "the cache salt is of another site, or one too many")
+            return refused(403, "the cache salt is of another site, or one too many")
         num_tokens = len(prefill.prompt)
         headers = {name: value for name in PASSED_HEADERS if (value := request.headers.get(name))}
         try:
@@ -146,7 +170,7 @@ class EnginePort:
                 return await self._forward(site, prefill, headers, turn)
         except TurnRefusedError as error:
             self._metrics.refused.labels(reason=error.why.value).inc()
-            return _error(_STATUS[error.why], f"refused: {error.why.value}")
+            return refused(_STATUS[error.why], f"refused: {error.why.value}")
 
     async def _forward(
         self, site: str, prefill: Prefill, headers: dict[str, str], turn: Turn
@@ -174,7 +198,7 @@ class EnginePort:
             computed = 0
             if isinstance(error, aiohttp.ClientConnectorError):
                 turn.computed = 0  # It never had the prompt: the share is not charged either.
-            return _error(502, f"engine {self._engine} does not answer")
+            return refused(502, f"engine {self._engine} does not answer")
         finally:
             metrics.tokens.labels(site=site, kind="computed").inc(computed)
             held_s = loop.time() - began
@@ -183,22 +207,10 @@ class EnginePort:
 
     def _site(self, request: web.Request) -> str | web.Response:
         """Site of the gateway that asks, by its certificate; the answer for all others."""
-        transport = request.transport
-        secured: ssl.SSLObject | None = (
-            transport.get_extra_info("ssl_object") if transport is not None else None
-        )
-        contracts = self._agreements.contracts
-        try:
-            name = peer_name(secured, contracts.site_of_gateway.keys())
-            site = self._agreements.authorities.site_of(name, peer_certificate(secured))
-        except PeerError:
-            site = None
-        if site is not None:
+        if (site := self._connections.site_of(request.transport)) is not None:
             return site
         self._metrics.refused.labels(reason="unknown").inc()
-        answer = _error(403, "no contract has a gateway with this certificate")
-        answer.force_close()
-        return answer
+        return refused(403, "no contract has a gateway with this certificate", is_last=True)
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:
@@ -216,8 +228,3 @@ def _outcome(status: int) -> str:
     if status in (403, 429):
         return "refused"
     return "failed" if status >= 500 else "invalid"
-
-
-def _error(status: int, message: str) -> web.Response:
-    headers = {"Retry-After": RETRY_AFTER_S} if status == 429 else None
-    return web.json_response({"error": {"message": message}}, status=status, headers=headers)

@@ -46,13 +46,20 @@ class ProxyMetrics:
         self.refused = Counter(
             "prfaas_proxy_refused",
             "Requests that were refused, by reason: unknown (no site has this certificate), "
-            "no_contract, queue_full, memory, salt (the tag is another site's) or path.",
+            "no_contract, queue_full, memory, salt (the tag is another site's), path or "
+            "connections (beyond the limit of the site).",
             ["reason"],
             registry=registry,
         )
         self.waiting = Gauge(
             "prfaas_proxy_waiting",
             "Prefills that wait for their turn.",
+            ["site"],
+            registry=registry,
+        )
+        self.connections = Gauge(
+            "prfaas_proxy_connections",
+            "Connections of gateways of a site.",
             ["site"],
             registry=registry,
         )

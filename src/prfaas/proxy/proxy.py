@@ -22,11 +22,13 @@ from prfaas.config.governance.contracts import SharedEngineTable, load_contracts
 from prfaas.core.billing.usage import Amounts, Meter, Phase, UsageKey, usage_record
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
+from prfaas.proxy.connections import Connections
 from prfaas.proxy.engine_port import EnginePort
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
 from prfaas.wire.identity import Identity
-from prfaas.wire.plain_http import name_server
+from prfaas.wire.plain_http import listen, name_server
+from prfaas.wire.sockets import raise_descriptor_limit
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class Proxy:
         if not self._engines:
             raise ConfigError(f"{settings.contracts} has no [engines.ENGINE]: nothing to serve")
         self._turns = Turns({name: table.slots for name, table in self._engines.items()})
+        self.connections = Connections(self._agreements, self.metrics)
         self._context = settings.identity.server_context()
         self._agreements.authorities.trust(self._context)
         self._audit = (
@@ -85,6 +88,7 @@ class Proxy:
         )
         self._meter = Meter()
         self._runners: list[web.AppRunner] = []
+        self._listeners: list[asyncio.Server] = []
         self.ports: dict[str, int] = {}
         """Port of each engine, and of `admin`, once they are open."""
 
@@ -108,6 +112,8 @@ class Proxy:
                 ready()
                 await self._follow()
             finally:
+                for listener in self._listeners:
+                    listener.close()
                 for runner in self._runners:
                     await runner.cleanup()
                 self._record()
@@ -125,7 +131,14 @@ class Proxy:
 
     async def _open(self, name: str, table: SharedEngineTable, http: aiohttp.ClientSession) -> None:
         port = EnginePort(
-            name, table.url, self._agreements, self._turns, self.metrics, http, self._used
+            name,
+            table.url,
+            self._agreements,
+            self._turns,
+            self.connections,
+            self.metrics,
+            http,
+            self._used,
         )
         await self._serve(name, port.app(), split_address(table.listen), self._context)
 
@@ -143,12 +156,15 @@ class Proxy:
         await runner.setup()
         self._runners.append(runner)
         host, port = address
-        site = web.TCPSite(runner, host, port, ssl_context=context)
         try:
-            await site.start()
+            if context is None:
+                listener = await listen(runner, host, port)
+            else:
+                listener = await self.connections.listen(runner, address, context)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        self.ports[name] = int(runner.addresses[0][1])
+        self._listeners.append(listener)
+        self.ports[name] = int(listener.sockets[0].getsockname()[1])
 
     def _agree(self) -> None:
         """Put the contracts in force; the gauges of their sites are read at each scrape."""
@@ -157,6 +173,8 @@ class Proxy:
         for site in sites:
             waiting = partial(self._turns.queue.num_waiting, site)
             self.metrics.waiting.labels(site=site).set_function(waiting)
+            num_open = partial(self.connections.__getitem__, site)
+            self.metrics.connections.labels(site=site).set_function(num_open)
 
     async def _follow(self) -> None:
         looks = 0
@@ -202,6 +220,7 @@ async def serve(settings: ProxySettings, stop: asyncio.Event) -> None:
     """
     from prfaas.wire.renewal import Renewal
 
+    raise_descriptor_limit()
     proxy = Proxy(settings)
     renewal = Renewal(
         settings.identity, settings.name, proxy.renew_identity, proxy.metrics.identity_ends

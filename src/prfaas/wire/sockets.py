@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import socket
 import struct
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 
 CONGESTION_CONTROL = b"bbr"
 NOTSENT_LOWAT_BYTES = 128 << 10
+DESCRIPTORS_WANTED = 1 << 16
 """Bytes in a socket beyond its congestion window: deep buffers would delay urgent blocks."""
 USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
@@ -131,3 +133,13 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
         segments=segments,
         network_ns=max(0, busy_us - window_limited_us) * 1000,
     )
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of file descriptors of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
+    wanted = min(wanted, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -49,6 +49,9 @@ class ContractTable(Table):
     queued_max: int = Field(default=256, ge=1, le=100_000)
     """Requests that may wait for engines; more are refused with 429, and the site prefills them
     itself."""
+    connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Connections of its gateways to the proxy, for all engines; more are refused with 429, or
+    closed. Four times `queued_max` if absent, and at least 64."""
     link_rate: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
     """Limit of the KV traffic of each pool node of this cluster to all of its pool nodes together,
     such as "4Gbps"; each of them gets an equal part."""
@@ -117,6 +120,7 @@ def _contract(site: str, table: ContractTable) -> Contract:
         pools={name: split_address(address) for name, address in table.pools.items()},
         tokens_per_s=table.tokens_per_s,
         queued_max=table.queued_max,
+        connections_max=table.connections_max or max(64, 4 * table.queued_max),
         memory=Share(table.cache_reserve, table.cache_max),
         link_bits_per_s=table.link_rate or 0,
     )

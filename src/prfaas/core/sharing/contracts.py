@@ -22,6 +22,7 @@ class Contract:
         pools: Host and port of its pool nodes, by their names.
         tokens_per_s: Prompt tokens that are computed for it, a second; None is no limit.
         queued_max: Requests that wait at the proxy; more are refused.
+        connections_max: Connections of its gateways to the proxy; more are refused.
         memory: Its reserve and limit in the memory of each pool node.
         link_bits_per_s: Rate of all links of one pool node to it, bits per second; 0 is no limit.
     """
@@ -32,6 +33,7 @@ class Contract:
     pools: Mapping[str, tuple[str, int]]
     tokens_per_s: int | None = None
     queued_max: int = 256
+    connections_max: int = 1024
     memory: Share = field(default_factory=Share)
     link_bits_per_s: int = 0
 

@@ -15,7 +15,6 @@ import re
 import resource
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -35,7 +34,6 @@ HANDSHAKES_SHARE = 0.25
 """Share of all connections that may be in their TLS handshake."""
 KEEPALIVE_S = 75.0
 """Time limit of the head of each further request; above the 60 s of common load balancers."""
-DESCRIPTORS_WANTED = 1 << 16
 DESCRIPTORS_EACH = 3
 """A request in flight takes one of its client's, and one of each leg's."""
 PLACES_EACH = 4
@@ -65,16 +63,6 @@ class Closed(StrEnum):
     """It was not in use, and another one needed its place."""
     REFUSED = "refused"
     """All others were in use."""
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the limit of file descriptors of this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
-    wanted = min(wanted, DESCRIPTORS_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def connections_max(requests_max: int) -> int:

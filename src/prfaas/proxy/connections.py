@@ -1,0 +1,195 @@
+"""Connections of gateways to the proxy: limits by site of their number and of idle time.
+
+A connection without a request, or whose answer is not read, is closed in time. A site at its limit
+gets refusals, and no descriptor that other sites need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from aiohttp import web
+
+from prfaas.errors import PeerError
+from prfaas.membership.agreements import Agreements
+from prfaas.proxy.metrics import ProxyMetrics
+from prfaas.wire.identity import peer_name
+from prfaas.wire.plain_http import PlainHandler
+from prfaas.wire.site_authorities import peer_certificate
+
+HANDSHAKE_S = 10.0
+"""Time limit of the TLS handshake: until then, a connection is of no site."""
+HEAD_S = 10.0
+"""Time limit of the head of the first request."""
+IDLE_S = 75.0
+"""Time limit of the answer to a request and the head of the next."""
+STRANGERS_MAX = 32
+"""Connections of gateways without a contract, together."""
+REFUSALS_MAX = 16
+"""Connections of one site beyond its limit that get an answer; more are closed at once."""
+RETRY_AFTER_S = "1"
+SITES_SHARE = 0.75
+"""Share of the descriptors of the process that the connections of all sites may use."""
+
+
+class Connections:
+    """Counts the connections of each site, over the ports of all engines.
+
+    Args:
+        agreements: Contracts in force.
+        metrics: Count.
+    """
+
+    def __init__(self, agreements: Agreements, metrics: ProxyMetrics) -> None:
+        self._agreements, self._metrics = agreements, metrics
+        self._open = Counter[str]()
+        self.head_s, self.idle_s = HEAD_S, IDLE_S
+
+    def __getitem__(self, site: str) -> int:
+        """Return the number of open connections of a site; those of no site are of ""."""
+        return self._open[site]
+
+    def site_of(self, transport: asyncio.BaseTransport | None) -> str | None:
+        """Site of the gateway at the other end, by its certificate; None for all others."""
+        secured: ssl.SSLObject | None = (
+            transport.get_extra_info("ssl_object") if transport is not None else None
+        )
+        try:
+            name = peer_name(secured, self._agreements.contracts.site_of_gateway.keys())
+            return self._agreements.authorities.site_of(name, peer_certificate(secured))
+        except PeerError:
+            return None
+
+    def limit(self, site: str) -> int:
+        """Return the most connections of a site: what its contract allows, and a part of the
+        descriptors that is there for each site."""
+        sites = self._agreements.contracts.by_site
+        contract = sites.get(site)
+        if contract is None:
+            return STRANGERS_MAX
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return contract.connections_max
+        each = int(soft * SITES_SHARE) // len(sites) - REFUSALS_MAX
+        return max(1, min(contract.connections_max, each))
+
+    def came(self, site: str) -> int:
+        """Count a connection; return how many there are beyond the limit."""
+        self._open[site] += 1
+        beyond = self._open[site] - self.limit(site)
+        if beyond > 0:
+            self._metrics.refused.labels(reason="connections").inc()
+        return beyond
+
+    def went(self, site: str) -> None:
+        """A connection has ended."""
+        self._open[site] -= 1
+        if not self._open[site]:
+            del self._open[site]
+
+    async def listen(
+        self, runner: web.AppRunner, address: tuple[str, int], context: ssl.SSLContext
+    ) -> asyncio.Server:
+        """Serve an application whose runner is set up; close the answer before the runner.
+
+        Raises:
+            OSError: The address cannot be listened on.
+        """
+        server = runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        server.request_handler = partial(_begin, server.request_handler)
+        return await asyncio.get_running_loop().create_server(
+            partial(Connection, server, self),
+            *address,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=HANDSHAKE_S,
+        )
+
+
+class Connection(PlainHandler):
+    """One connection of a gateway."""
+
+    __slots__ = ("_connections", "_site", "_timer", "is_refused")
+
+    def __init__(self, server: web.Server, connections: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, access_log=None)  # type: ignore[arg-type]
+        self._connections = connections
+        self._site: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_refused = False
+        """True beyond the limit of its site: its request is answered so."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done: the site is known, and the first head has to come in time."""
+        super().connection_made(transport)
+        self._site = self._connections.site_of(transport) or ""
+        beyond = self._connections.came(self._site)
+        self.is_refused = beyond > 0
+        if beyond > REFUSALS_MAX:
+            self._end()
+        else:
+            self._limit(self._connections.head_s)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is closed, by whomever."""
+        self._lift()
+        if self._site is not None:
+            self._connections.went(self._site)
+            self._site = None
+        super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """A request begins: its own limits hold now."""
+        self._lift()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; it has to be read, and the next head has to come, in time."""
+        self._limit(self._connections.idle_s)
+        return await super().finish_response(request, resp, start_time)
+
+    def _limit(self, seconds: float) -> None:
+        self._lift()
+        if self._site is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _lift(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        """End it; nothing waits for a peer that may not read."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+async def _begin(handle: Handler, request: web.BaseRequest) -> web.StreamResponse:
+    """Handle a request; one on a connection beyond the limit of its site is refused."""
+    connection = request.protocol
+    if isinstance(connection, Connection):
+        connection.begin()
+        if connection.is_refused:
+            return refused(429, "this site has too many connections", is_last=True)
+    return await handle(request)
+
+
+def refused(status: int, message: str, *, is_last: bool = False) -> web.Response:
+    """An answer without a result; `is_last` closes the connection."""
+    headers = {"Retry-After": RETRY_AFTER_S} if status == 429 else None
+    answer = web.json_response({"error": {"message": message}}, status=status, headers=headers)
+    if is_last:
+        answer.force_close()
+    return answer
