@@ -199,6 +199,27 @@ def test_an_idle_link_says_nothing_about_its_rate() -> None:
     assert meter.seconds_to_send(10**6) == pytest.approx(1.005)
 
 
+@pytest.mark.parametrize("rate", [10**7, 2 * 10**6])
+def test_a_goodput_that_a_lease_held_is_no_rate_of_an_idle_link(rate: int) -> None:
+    """A path that is slower than the lease is slow with a larger one as well."""
+    meter = LinkMeter()
+    meter.limit(10**7, 10**8)
+    for tenth in range(11):
+        meter.sample(10**9 + tenth * 10**8, [info(tenth * rate // 80)], 10**6, 0)
+    busy = meter.telemetry(2 * 10**9)
+    assert (busy.goodput_bits_per_s, busy.budget_bits_per_s) == (rate, 10**7)
+    meter.sample(21 * 10**8, [info(10 * rate // 80)], 0, 0)
+
+    idle = meter.telemetry(21 * 10**8)
+
+    assert idle.budget_bits_per_s == 10**8
+    assert idle.goodput_bits_per_s == (0 if rate == 10**7 else rate)
+    seconds = meter.seconds_to_send(10**8 // 8)
+    assert seconds == pytest.approx(1.005 if rate == 10**7 else 50.005)
+    meter.limit(10**7, 10**7)
+    assert meter.telemetry(21 * 10**8).goodput_bits_per_s == rate
+
+
 def test_a_link_that_is_connected_anew_reports_the_goodput_of_before() -> None:
     """Seconds without a byte before it was found dead show nothing of the new connections."""
     meter = LinkMeter()

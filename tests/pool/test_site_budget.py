@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.dispatch.link_load import LinkBook
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share
+from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share, idle_share
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
+from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.link_budgets import LeaseGiver
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant
+from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Message, Ping, Pong
@@ -202,6 +205,28 @@ async def test_without_a_gateway_every_pool_node_has_an_equal_share(trunk: Trunk
     assert sum(rates.values()) <= SLACK * BUDGET
     for rate in rates.values():
         assert rate <= SLACK * equal
+
+
+@pytest.mark.timeout(60)
+async def test_an_idle_link_reports_the_rate_that_it_would_have(trunk: Trunk) -> None:
+    """Not the tenth of an equal share that it has while others are busy, also when it is new."""
+    node = trunk.senders["prfaas-a"].node
+    small = Lease(idle_share(BUDGET, 3), LEASE_NS)
+    node._site_share.take("gateway", small)
+
+    def reported(peer: str) -> float:
+        """Rate by which a gateway routes."""
+        book = LinkBook(NS_PER_S)
+        book.report(link_report(node.links[peer].telemetry, time.monotonic_ns()))
+        return book.bits_per_s
+
+    assert reported("pd-pool") == equal_share(BUDGET, 3)
+    seconds = node.links["pd-pool"].seconds_to_send(equal_share(BUDGET, 3) // 8)
+    assert seconds is not None
+    assert seconds < 1.1
+
+    node.peers.add("pd-pool-2", (LOOPBACK, trunk.pd.port))
+    assert reported("pd-pool-2") == equal_share(BUDGET, 3) - small.bits_per_s // 2
 
 
 @pytest.mark.timeout(60)

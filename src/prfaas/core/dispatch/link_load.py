@@ -29,11 +29,13 @@ class LinkReport(Record, frozen=True):
 
     Attributes:
         observed_at_ns: When they were read.
-        goodput_bits_per_s: 0 until the link was filled once.
+        goodput_bits_per_s: 0 until the link was filled once, or if its part of a site's budget
+            held it below the rate that it would have now.
         sent_bytes: Bytes that have arrived of transfers that are open.
         busy_ns: Time in which bytes waited to be sent, since the pool node was started.
         rtt_ns: Round trip.
-        budget_bits_per_s: The most that the operator lets the link carry; 0 is no limit.
+        budget_bits_per_s: The most that the operator lets the link carry; 0 is no limit. Of an
+            idle link with a part of a site's budget, what it would be with something to send.
     """
 
     observed_at_ns: int

@@ -202,7 +202,8 @@ class HeldLeases:
 
     def __init__(self, budget_bits_per_s: int, num_holders: int) -> None:
         self._budget = budget_bits_per_s
-        self._equal = equal_share(budget_bits_per_s, num_holders)
+        self.equal_bits_per_s = equal_share(budget_bits_per_s, num_holders)
+        """Rate without a lease."""
         self._least = idle_share(budget_bits_per_s, num_holders)
         self._leases: dict[str, tuple[int, int]] = {}
 
@@ -211,10 +212,10 @@ class HeldLeases:
         holder, nor for longer than `LEASE_NS`. One below the equal share is kept for `RISE_NS`."""
         rate = max(self._least, min(lease.bits_per_s, self._budget))
         ends_at_ns = now_ns + min(lease.for_ns, LEASE_NS)
-        self._leases[gateway] = rate, ends_at_ns + (RISE_NS if rate < self._equal else 0)
+        self._leases[gateway] = rate, ends_at_ns + (RISE_NS if rate < self.equal_bits_per_s else 0)
 
     def bits_per_s(self, now_ns: int) -> int:
         """Return what all links together may send: the least of the leases that stand, so that
         several gateways never give out more than the budget; an equal share without any."""
         self._leases = {name: held for name, held in self._leases.items() if now_ns < held[1]}
-        return min((rate for rate, _ in self._leases.values()), default=self._equal)
+        return min((rate for rate, _ in self._leases.values()), default=self.equal_bits_per_s)

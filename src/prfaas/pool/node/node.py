@@ -226,7 +226,7 @@ class PoolNode:
             self.inbound,
             self.link_port,
             self.metrics,
-            self._state_changed,
+            self._links_changed,
         )
         self._requests = EngineRequests(
             settings.name,
@@ -489,6 +489,10 @@ class PoolNode:
 
     def _state_changed(self) -> None:
         self.feed.state_changed(self._changes())
+
+    def _links_changed(self) -> None:
+        self._site_share.apply()
+        self._state_changed()
 
     def _engine_came(self, session: EngineSession) -> None:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)

@@ -178,11 +178,13 @@ class Dialer:
             return LinkEncryption.TLS
         return self._secret.encryption if self._secret is not None else LinkEncryption.TLS
 
-    def limit(self, bits_per_s: int) -> None:
+    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
         """Send no more than that from now on; the budget of the link itself stays a limit."""
         bits_per_s = min(bits_per_s, self._own_bits_per_s or bits_per_s)
+        idle_bits_per_s = min(idle_bits_per_s, self._own_bits_per_s or idle_bits_per_s)
+        self._meter.limit(bits_per_s, idle_bits_per_s)
         if bits_per_s != self._budget_bits_per_s:
-            self._budget_bits_per_s = self._meter.budget_bits_per_s = bits_per_s
+            self._budget_bits_per_s = bits_per_s
             self._pacer.limit(bits_per_s)
             if self._senders is not None:
                 self._senders.tune(0, self._pacer.bits_per_s, 0, self._meter.path_rtt_ns)

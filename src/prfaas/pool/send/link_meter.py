@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from prfaas.core.transfer.link_goodput import LinkGoodput
+from prfaas.core.transfer.pacing import BOUND
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
 from prfaas.wire.messages.gateway import RATIO_MAX, LinkTelemetry
@@ -23,7 +24,9 @@ class LinkMeter:
     """
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
-        self.budget_bits_per_s = budget_bits_per_s
+        self._budget_bits_per_s = self._idle_bits_per_s = budget_bits_per_s
+        self._filled_bits_per_s = 0
+        """Budget while the link was filled last."""
         self._goodput = LinkGoodput()
         self._sampled_at_ns = 0
         self._telemetry = LinkTelemetry(
@@ -62,6 +65,8 @@ class LinkMeter:
         self._see_network(now_ns - self._sampled_at_ns, infos)
         is_busy = queued_bytes > 0
         goodput.sample(now_ns, acked_bytes, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
+        if goodput.fresh_bits_per_s:
+            self._filled_bits_per_s = self._budget_bits_per_s
         self._sampled_at_ns = now_ns
         self._telemetry = LinkTelemetry(
             age_ns=0,
@@ -73,10 +78,35 @@ class LinkMeter:
             delivery_bits_per_s=sum(info.delivery_bits_per_s for info in infos),
             window_segments=sum(info.window_segments for info in infos),
             num_connections=len(infos),
-            budget_bits_per_s=self.budget_bits_per_s,
+            budget_bits_per_s=self._budget_bits_per_s,
             arrived_bytes=acked_bytes,
             busy_ns=goodput.busy_ns,
         )
+
+    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
+        """The budget has changed.
+
+        Args:
+            bits_per_s: From now on.
+            idle_bits_per_s: What it would be if the link had something to send: a part of a site's
+                budget is small while nothing waits, and says nothing of the link.
+        """
+        self._budget_bits_per_s, self._idle_bits_per_s = bits_per_s, idle_bits_per_s
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._telemetry.queued_bytes or self._telemetry.in_flight_bytes)
+
+    @property
+    def _shown_budget(self) -> int:
+        return self._idle_bits_per_s if self._is_idle else self._budget_bits_per_s
+
+    @property
+    def _shown_goodput(self) -> int:
+        """The goodput; 0 where a smaller budget held it, which shows nothing of the path."""
+        rate, held = self._telemetry.goodput_bits_per_s, self._filled_bits_per_s
+        is_held = rate >= BOUND * held and 0 < held < self._idle_bits_per_s
+        return 0 if self._is_idle and is_held else rate
 
     def restart(self) -> None:
         """The link is connected anew."""
@@ -104,6 +134,8 @@ class LinkMeter:
         last = self._telemetry
         values = {name: getattr(last, name) for name in last.__struct_fields__}
         values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
+        values["budget_bits_per_s"] = self._shown_budget
+        values["goodput_bits_per_s"] = self._shown_goodput
         values["open_arrived_bytes"] = open_arrived_bytes
         values["coding_ratio"] = min(coding_ratio, RATIO_MAX)
         values["encryption"] = encryption
@@ -124,7 +156,7 @@ class LinkMeter:
             None if neither a rate was measured nor a budget is set.
         """
         last = self._telemetry
-        rate = last.goodput_bits_per_s or self.budget_bits_per_s
+        rate = self._shown_goodput or self._shown_budget
         if not rate:
             return None
         ahead = last.queued_bytes + last.in_flight_bytes

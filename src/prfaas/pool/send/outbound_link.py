@@ -194,9 +194,14 @@ class OutboundLink:
         """Latest measurements."""
         return self._dialer.telemetry
 
-    def limit(self, bits_per_s: int) -> None:
-        """Send no more than that from now on, over all data connections together."""
-        self._dialer.limit(bits_per_s)
+    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
+        """Send no more than that from now on, over all data connections together.
+
+        Args:
+            bits_per_s: Limit of the rate.
+            idle_bits_per_s: Limit that an idle link would have with something to send.
+        """
+        self._dialer.limit(bits_per_s, idle_bits_per_s)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""

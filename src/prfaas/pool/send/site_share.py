@@ -16,8 +16,13 @@ class LimitedLink(Protocol):
     def telemetry(self) -> LinkTelemetry:
         """Latest measurements."""
 
-    def limit(self, bits_per_s: int) -> None:
-        """Send no more than that from now on."""
+    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
+        """Send no more than that from now on.
+
+        Args:
+            bits_per_s: Limit of the rate.
+            idle_bits_per_s: Limit that an idle link would have with something to send.
+        """
 
 
 class SiteShare:
@@ -60,6 +65,10 @@ class SiteShare:
         for peer, link in away.items():
             seen = link.telemetry
             wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
-        rates = allocate(self._leases.bits_per_s(self._clock_ns()), wanted)
-        for peer, rate in rates.items():
-            away[peer].limit(max(1, rate))
+        held = self._leases.bits_per_s(self._clock_ns())
+        most = max(held, self._leases.equal_bits_per_s)
+        idle = next((peer for peer, rate in wanted.items() if not rate), "")
+        # The same for each idle link: what it would have if it asked for all.
+        asking = allocate(most, wanted | {idle: float(most)})[idle] if idle else 0
+        for peer, rate in allocate(held, wanted).items():
+            away[peer].limit(max(1, rate), max(1, asking))

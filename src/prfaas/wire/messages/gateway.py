@@ -194,7 +194,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
 
     age_ns: Nanoseconds
     goodput_bits_per_s: Count
-    """Throughput of the link while it is busy (`core/transfer/link_goodput.py`)."""
+    """Throughput of the link while it is busy (`core/transfer/link_goodput.py`). 0 if it was never
+    filled, or only while it had a smaller part of a site's budget than it would have now."""
     rtt_ns: Nanoseconds
     """Round trip of the last ping."""
     queued_bytes: Count
@@ -209,6 +210,7 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Congestion windows of all connections together."""
     num_connections: Count
     budget_bits_per_s: Count = 0
+    """Limit of the rate; of an idle link, what it would be with something to send. 0 is none."""
     open_arrived_bytes: Count = 0
     """Bytes of open transfers that have arrived."""
     arrived_bytes: Count = 0
