@@ -1,8 +1,8 @@
 """Faults of the drill in the simulator, with its plan and the same requests: how many are touched.
 
-python -m tests.drill.simulated [--rounds 10] [--slower 2]
+python -m tests.drill.simulated [--rounds 10] [--slower 2] [--gateways 2]
 
-The PD instances prefill and decode, as those of the drill do, behind one gateway. Compare with
+The PD instances prefill and decode, as those of the drill do. Compare with
 
 python -m tests.drill.serving --gateways 1 --rounds 10 --slower 2 --fresh --only KIND ...
 """
@@ -33,6 +33,7 @@ from prfaas.units import NS_PER_S
 from .load import PREFIX_TOKENS, lengths
 from .serving import PER_S, Kind, Times
 from .site import SLOW_BITS_PER_S, plan_text
+from .two_gateways import split
 
 TIMES = Times()
 SHOWN = (
@@ -116,11 +117,14 @@ def requests(seed: int, times: Times, per_s: float) -> list[Request]:
     return found
 
 
-def played(kind: Kind, seed: int, times: Times = TIMES, slower: float = 1.0) -> Simulation:
+def played(
+    kind: Kind, seed: int, times: Times = TIMES, slower: float = 1.0, num_gateways: int = 1
+) -> Simulation:
     """A round, of engines that are `slower` and have as many requests fewer."""
     with tempfile.TemporaryDirectory() as directory:
         setup = setup_of(Path(directory), kind, times, slower)
     simulation = Simulation(setup, requests(seed, times, PER_S / slower))
+    split(simulation, num_gateways)
     simulation.run()
     check(simulation)
     return simulation
@@ -132,12 +136,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--gateways", type=int, choices=(1, 2), default=1)
     parser.add_argument("--only", type=Kind, nargs="*", choices=SHOWN, default=SHOWN)
     arguments = parser.parse_args()
     print("| fault | rounds | requests touched | of each round | why |\n|---|---:|---:|---|---|")
     for kind in arguments.only:
         seeds = range(1, arguments.rounds + 1)
-        rounds = [played(kind, seed, slower=arguments.slower) for seed in seeds]
+        how = {"slower": arguments.slower, "num_gateways": arguments.gateways}
+        rounds = [played(kind, seed, **how) for seed in seeds]
         found = [len(one.reactions.touched) for one in rounds]
         why = sum((one.reactions.fallbacks for one in rounds), start=Counter[str]())
         reasons = ", ".join(f"{reason} {count}" for reason, count in why.most_common())

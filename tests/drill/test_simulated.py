@@ -29,6 +29,18 @@ def test_a_dead_engine_touches_what_it_had_and_a_frozen_one_what_it_was_sent_as_
     assert max(r.arrived_at_ns for r in late) < at_ns + 4 * 10**9
 
 
+def test_two_gateways_send_a_frozen_engine_about_as_many_as_one() -> None:
+    one, two = (
+        [played(Kind.FROZEN_ENGINE, seed, num_gateways=n) for seed in (1, 2)] for n in (1, 2)
+    )
+    counts = [sum(len(each.reactions.touched) for each in some) for some in (one, two)]
+    assert 0.8 * counts[0] < counts[1] < 1.2 * counts[0]
+    # They do not decide alike: each knows of half of the requests.
+    assert [each.reactions.touched for each in one] != [each.reactions.touched for each in two]
+    for each in two:
+        assert {request.outcome for request in each.requests} == {Outcome.FINISHED}
+
+
 def test_the_load_of_a_seed_is_always_the_same() -> None:
     first, again, other = (list(itertools.islice(lengths(seed), 200)) for seed in (1, 1, 2))
     assert first == again != other
