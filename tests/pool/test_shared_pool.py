@@ -12,7 +12,7 @@ from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.pool.node.purging import BARS_MAX
-from prfaas.wire.identity import identity_in, make_identity
+from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.engine import MISS, Lookup
@@ -342,3 +342,43 @@ async def test_a_later_contract_cannot_name_a_part_of_the_prfaas_site(
         await until(lambda: "contracts_kept" in caplog.text or "contracts_changed" in caplog.text)
         assert "is a part of this site" in caplog.text
         assert world.node.node.sites.contracts.site_of_gateway["gateway-b"] == "b"
+
+
+@pytest.mark.parametrize("rate", ['"50Mbps"', '"4Gbps"', None])
+async def test_a_changed_rate_applies_to_a_transfer_that_runs(
+    tmp_path: Path, rate: str | None
+) -> None:
+    async with shared(tmp_path, link_rate='"200Mbps"') as world:
+        link, more = world.node.node.links["pd-a-pool"], {"link_rate": rate} if rate else {}
+        a = await world.gateway("a")
+        transfer = world.push("a", A)
+        await until(lambda: link.has(transfer))
+        world.contracts("a", "b", **more)
+        budget = {None: 0, '"50Mbps"': 50_000_000, '"4Gbps"': 4_000_000_000}[rate]
+        await until(lambda: link._dialer._pacer.bits_per_s == budget)
+        assert link is world.node.node.links["pd-a-pool"]
+        assert link.has(transfer)
+        assert link.is_up
+        assert not a.closed
+        assert await world.engine.store(A, transfer, TAGS["a"])
+        world.engine.push_done(transfer)
+        await until(lambda: world.pds["a"].held() == set(A))
+
+
+async def test_a_further_authority_ends_nothing_and_a_removed_one_does(tmp_path: Path) -> None:
+    """As in the rotation of a site's authority."""
+    async with shared(tmp_path) as world:
+        a, b = await world.gateway("a"), await world.gateway("b")
+        own, old = tmp_path / "a" / "own.pem", (tmp_path / "a" / "own.pem").read_text()
+        make_authority(tmp_path / "next")
+        (tmp_path / "both").write_text(old + (tmp_path / "next" / "ca.pem").read_text())
+        (tmp_path / "both").rename(own)
+        authorities = world.node.node.sites._agreements.authorities  # type: ignore[union-attr]
+        await until(lambda: len(authorities.keys_of("a")) == 2)
+        await until(lambda: not world.node.node._is_opener_due)
+        assert not a.closed
+        assert world.node.node.links["pd-a-pool"].is_up
+        (tmp_path / "new").write_bytes((tmp_path / "next" / "ca.pem").read_bytes())
+        (tmp_path / "new").rename(own)
+        await until(lambda: a.closed)
+        assert not b.closed

@@ -598,6 +598,9 @@ class PoolNode:
                     self.links[peer].end()
                     self.peers.remove(peer)
                 self.link_port.dismiss(peer)
+            for peer, budget in changed.budgets.items():
+                if peer in self.links:
+                    self.links[peer].set_budget(budget or self.settings.link_budgets.get(peer, 0))
             for peer, (address, budget) in changed.came.items():
                 self.peers.add(peer, address, budget)
             self._state_changed()

@@ -189,6 +189,12 @@ class Dialer:
             if self._senders is not None:
                 self._senders.tune(0, self._pacer.bits_per_s, 0, self._meter.path_rtt_ns)
 
+    def set_budget(self, bits_per_s: int) -> None:
+        """Change the budget of the link itself, 0 is no limit; its connections stay open."""
+        if bits_per_s != self._own_bits_per_s:
+            self._own_bits_per_s = bits_per_s
+            self.limit(bits_per_s)
+
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._meter.seconds_to_send(num_bytes, self._coding.ratio)

@@ -203,6 +203,10 @@ class OutboundLink:
         """
         self._dialer.limit(bits_per_s, idle_bits_per_s)
 
+    def set_budget(self, bits_per_s: int) -> None:
+        """Change the budget of the link itself; transfers go on."""
+        self._dialer.set_budget(bits_per_s)
+
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._dialer.seconds_to_send(num_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cryptography import x509
 
@@ -61,10 +61,28 @@ class Changed:
     Attributes:
         gone: Names whose connections end: parts without a contract, or with another authority.
         came: Pool nodes to connect to.
+        budgets: Budgets of all other links to pool nodes of sites, bits per second; 0 is none.
     """
 
     gone: frozenset[str]
     came: Mapping[str, Peer]
+    budgets: Mapping[str, int]
+
+
+class _Part(NamedTuple):
+    """Conditions of a connection: a gateway has no address."""
+
+    site: str
+    authorities: frozenset[bytes]
+    address: tuple[str, int] | None = None
+
+    def holds_in(self, new: _Part | None) -> bool:
+        """Return True if a connection may go on; a further authority does not end it."""
+        return (
+            new is not None
+            and (new.site, new.address) == (self.site, self.address)
+            and self.authorities <= new.authorities
+        )
 
 
 class Sites:
@@ -210,24 +228,24 @@ class Sites:
             return None
         before, self._parts = self._parts, self._current()
         self.gateways.replace(self._all_gateways())
-        gone = {name for name, part in before.items() if self._parts.get(name) != part}
-        came = {
-            name: peer
-            for name, peer in self._of_sites().items()
-            if name not in before or name in gone
-        }
-        return Changed(frozenset(gone), came)
+        gone = {name for name, part in before.items() if not part.holds_in(self._parts.get(name))}
+        came, budgets = dict[str, Peer](), dict[str, int]()
+        for name, peer in self._of_sites().items():
+            if name not in before or name in gone:
+                came[name] = peer
+            else:
+                budgets[name] = peer[1]
+        return Changed(frozenset(gone), came, budgets)
 
-    def _current(self) -> dict[str, object]:
+    def _current(self) -> dict[str, _Part]:
         """Conditions of a connection of each part of a site."""
         if self._agreements is None:
             return {}
-        authorities, parts = self._agreements.authorities, dict[str, object]()
+        authorities, parts = self._agreements.authorities, dict[str, _Part]()
         for site, contract in self.contracts.by_site.items():
-            for name in contract.gateways:
-                parts[name] = site, authorities.keys_of(site)
-            for name, address in contract.pools.items():
-                parts[name] = site, authorities.keys_of(site), address, contract.link_budget
+            keys = authorities.keys_of(site)
+            parts |= {name: _Part(site, keys) for name in contract.gateways}
+            parts |= {name: _Part(site, keys, at) for name, at in contract.pools.items()}
         return parts
 
     def _all_gateways(self) -> frozenset[str]:
