@@ -193,7 +193,7 @@ class Dialer:
         """Change the budget of the link itself, 0 is no limit; its connections stay open."""
         if bits_per_s != self._own_bits_per_s:
             self._own_bits_per_s = bits_per_s
-            self.limit(bits_per_s)
+            self.limit(bits_per_s, bits_per_s)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Expected time of a transfer of that many bytes; None if unknown."""
