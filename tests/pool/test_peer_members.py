@@ -21,9 +21,13 @@ from prfaas.membership.folder import Folder
 from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries, peer_view
 from prfaas.pool.node.peer_members import PeerMembers
 from prfaas.wire.identity import make_authority, make_identity
+from prfaas.wire.liveness import SILENCE_MAX_S
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.gateway import Stored
+from prfaas.wire.messages.link import Committed
 
 from .conftest import World
-from .sites import LOOPBACK, PROMPT, Relay, Site, subscribe, until
+from .sites import LOOPBACK, PROMPT, Relay, Site, source, subscribe, until
 
 PUSHES = PeerClusters(frozenset({"pd"}), frozenset())
 ACCEPTS = PeerClusters(frozenset({"pd"}), frozenset({"pd", "prfaas"}))
@@ -143,6 +147,46 @@ async def test_a_pool_that_left_may_not_push_any_more(world: World) -> None:
         await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
         refused = pd.metric("connections_refused_total", port="link")
         await until(lambda: pd.metric("connections_refused_total", port="link") > refused)
+
+
+async def test_a_pool_that_left_reads_the_end_of_its_transfer(world: World) -> None:
+    """It reads late: the message waits in the memory of the other end."""
+    pd = await world.start_pd(**NOBODY)
+    async with followed(pd, ACCEPTS) as receiver:
+        receiver.list(at("prfaas-pool", 1, "prfaas"))
+        peer = await source(pd, world.identities)
+        peer.channel.pause_reading()
+        channel = pd.node.link_port.channel_of("prfaas-pool")
+        assert channel is not None
+        ahead = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
+        while channel.backlog_bytes < 1 << 18:
+            channel.send(ahead)
+        channel.send(Committed(transfer_id=b"t" * 16))
+        receiver.list()
+        await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
+        peer.channel.send(Ping())
+        assert peer.of(Committed) == []
+
+        peer.channel.resume_reading()
+
+        await until(lambda: peer.of(Goodbye) or peer.closed)
+        assert peer.of(Committed) == [Committed(transfer_id=b"t" * 16)]
+        peer.pinging.cancel()
+        peer.channel.close("the test is over")
+
+
+async def test_a_source_closes_at_the_last_message_of_the_other_end(world: World) -> None:
+    pd = await world.start_pd()
+    prfaas = await world.start("prfaas-pool")
+    await world.linked(prfaas, pd)
+    channel = pd.node.link_port.channel_of("prfaas-pool")
+    assert channel is not None
+
+    channel.end("it is no member any more", limit_s=3600)
+
+    async with asyncio.timeout(SILENCE_MAX_S - 1):  # Then it would close for silence.
+        await until(lambda: channel not in pd.node.link_port._channels)
+    await world.linked(prfaas, pd)
 
 
 async def test_another_address_is_dialled_once_the_transfers_to_the_old_one_have_ended(

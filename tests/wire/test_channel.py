@@ -164,6 +164,33 @@ async def test_a_peer_that_asks_on_and_reads_nothing_is_left(pair: Pair) -> None
     assert pair.closed == ["the peer does not read its answers"]
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_connection_that_ends_sends_what_was_accepted(pair: Pair, reads: bool) -> None:
+    """And closes after a time if the peer does not read, or reads and does not close."""
+    answer = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
+    while not pair.channel.backlog_bytes:
+        pair.channel.send(answer)
+    pair.channel.end("enough", limit_s=0.1 if not reads else 60)
+    pair.channel.send(answer)
+    assert not pair.channel.is_open
+    if not reads:
+        await until(lambda: bool(pair.closed))
+        assert pair.closed == ["enough"]
+        return
+
+    decoder, told = FrameDecoder(), []
+    await pair.say(encode(Ping()) + b"nonsense")
+    while Goodbye(reason="enough") not in told:
+        told += [decode(frame.payload) for frame in decoder.feed(await pair.hear(1 << 20))]
+
+    assert told == [answer] * (len(told) - 1) + [Goodbye(reason="enough")]
+    assert not pair.frames
+    assert not pair.closed
+    pair.far.shutdown(socket.SHUT_RDWR)
+    await until(lambda: bool(pair.closed))
+    assert pair.closed == ["enough"]
+
+
 async def test_a_silent_peer_is_pinged_and_then_given_up(pair: Pair) -> None:
     await keep_alive(pair.channel, ping_interval_s=0.005, silence_max_s=0.05)
     await until(lambda: bool(pair.closed))

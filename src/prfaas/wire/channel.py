@@ -14,6 +14,8 @@ from prfaas.wire.messages.base import Goodbye, Message
 from prfaas.wire.messages.codec import encode
 
 REASON_CHARS_MAX = 512
+END_S = 2.0
+"""Time in which a peer reads what it was sent before its connection ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
+        self._ending: asyncio.TimerHandle | None = None
+        """Closes a connection that ends; None before."""
         self.peer = ""
         """Name of the peer, once known."""
         self.heard_at = 0.0
@@ -81,7 +85,8 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
         self.heard_at = asyncio.get_running_loop().time()
-        self._guard(lambda: self._deliver(data))
+        if self._ending is None:
+            self._guard(lambda: self._deliver(data))
 
     def pause_writing(self) -> None:
         """Called by asyncio."""
@@ -93,7 +98,9 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
-        if exc is not None:
+        if self._ending is not None:
+            self._ending.cancel()
+        elif exc is not None:
             self._reason = f"{type(exc).__name__}: {exc}"
         self._transport = None
         self._writable.set()
@@ -104,7 +111,8 @@ class Channel(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Return True if frames can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+        is_closing = self._transport is None or self._transport.is_closing()
+        return not is_closing and self._ending is None
 
     @property
     def ssl_object(self) -> ssl.SSLObject | None:
@@ -123,7 +131,7 @@ class Channel(asyncio.Protocol):
 
     def send(self, message: Message) -> None:
         """Send a message; dropped if the channel is closed."""
-        if self._transport is not None:
+        if self._transport is not None and self._ending is None:
             self._transport.write(encode(message))
 
     def pause_reading(self) -> None:
@@ -145,6 +153,23 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._reason = reason
             self._transport.abort()
+
+    def end(self, reason: str, limit_s: float = END_S) -> None:
+        """Send what was accepted, then the reason, at which the peer closes. Nothing that it sends
+        is handled any more.
+
+        TLS has no other orderly end while the peer sends: data that it sends before it has read
+        all would turn our close into a reset.
+
+        Args:
+            reason: Why.
+            limit_s: The connection is closed after so long, whatever the peer has read.
+        """
+        if self.is_open:
+            self.send(Goodbye(reason=reason[:REASON_CHARS_MAX]))
+            self._reason = reason
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(limit_s, self.close, reason)
 
     def distrust(self, reason: str, version: int = VERSION) -> None:
         """Close it because of the peer's behaviour, and report the reason; unidentified peers get

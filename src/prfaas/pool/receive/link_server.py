@@ -181,9 +181,11 @@ class LinkPort:
         self.data.close()
 
     def dismiss(self, peer: str) -> None:
-        """Close the connections of a peer that may not push any more."""
+        """End the connections of a peer that may not push any more. It still reads what it was
+        sent, such as the end of a transfer."""
         for channel in [each for each in self._channels if each.peer == peer]:
-            channel.close("it is no member any more")
+            channel.end("it is no member any more")
+        self._drop_link(peer)
 
     def is_connected(self, source: str) -> bool:
         """Return True if a link from the pool `source` stands."""

@@ -392,7 +392,7 @@ class OutboundLink:
 
     # --- messages of the peer ---
 
-    def on_frame(self, _: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
         """Handle a message of the peer."""
         message = decode(frame.payload)
         match message:
@@ -400,6 +400,7 @@ class OutboundLink:
                 return
             case Goodbye():
                 self._dialer.refused(message.reason)
+                channel.close(message.reason)
             case Pong():
                 self._dialer.heard(message)
             case Resumed():
