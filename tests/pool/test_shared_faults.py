@@ -75,6 +75,7 @@ async def test_broken_answers_are_misses_and_stay_misses(
     site, engine = await filled(world, bucket)
     bucket.s3.fault = fault
     assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    assert site.metric("pool_shared_up") == 0, "as many in a row are no damaged object"
     bucket.s3.fault = None
     assert await engine.look_up(KEYS) == [MISS] * len(KEYS)
     requests = {"operation": "read", "outcome": "altered"}

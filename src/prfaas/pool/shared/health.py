@@ -11,6 +11,9 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 log = logging.getLogger(__name__)
 
 BREAKER = BreakerSettings(failures_max=3)
+ALTERED_MAX = 32
+"""Blocks that are altered in a row until the tier counts as failing: fewer are damaged objects, and
+blocks of other objects can still be read."""
 
 
 class TierHealth:
@@ -36,6 +39,7 @@ class TierHealth:
         self._on_down, self._on_up = on_down, on_up
         self._breaker = Breaker(BREAKER)
         self.is_up = True
+        self._num_altered = 0
         metrics.shared_up.set(1)
 
     @property
@@ -51,6 +55,18 @@ class TierHealth:
         """A read for an engine succeeded. It may have begun before the tier went down."""
         if self.is_up:
             self._breaker.succeeded(self._clock_ns())
+
+    def opened(self) -> None:
+        """A block is what was stored."""
+        self._num_altered = 0
+
+    def altered(self, why: str) -> None:
+        """A block is not what was stored, or not whole, in two answers."""
+        self._num_altered += 1
+        if self._num_altered >= ALTERED_MAX:
+            for _ in range(BREAKER.failures_max):
+                self.failed(why)
+            self._num_altered = 0
 
     def failed(self, why: str) -> None:
         """A request failed."""

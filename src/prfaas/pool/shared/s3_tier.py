@@ -153,6 +153,8 @@ class S3Tier(ShownBlocks[PackedBlock]):
     async def read(self, name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
         """Read, open and check a block. One that is altered twice is set aside for a while.
 
+        Where every answer is altered or cut short, the tier is closed after `ALTERED_MAX` blocks.
+
         Returns:
             Its digest; None if it could not be had in time, or at all.
         """
@@ -164,8 +166,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
             if part is None:
                 return None
             if await self._opened(name, place, part, into):
+                self._health.opened()
                 # It may have been purged meanwhile.
                 return place.digest if self._blocks.get(name) is place else None
+        self._health.altered(f"blocks are altered, such as one in {place.pack.name.path}")
         until_ns = self._clock_ns() + int(self._settings.timing.reread_s * NS_PER_S)
         if self._blocks.set_aside(name, place, until_ns):
             self._on_gone([name])
