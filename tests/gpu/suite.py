@@ -84,8 +84,8 @@ class Figures:
     copies: list[str] = field(default_factory=list)
     ttft: list[str] = field(default_factory=list)
     profiles: list[str] = field(default_factory=list)
-    stacks: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
 
 
 def engine_args(

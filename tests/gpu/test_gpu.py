@@ -81,9 +81,17 @@ def test_copies_are_measured_in_both_directions() -> None:
 
 def test_the_page_names_machine_versions_and_faults() -> None:
     vllm = needing_vllm("vllm")
-    figures = Figures(H200, ["| a |"], ["| b |"], ["| c |"], ["profile"], ["it broke"])
+    figures = Figures(H200, ["| a |"], ["| b |"], ["| c |"], ["profile"], ["it broke"], ["| d |"])
     text = suite.page(figures, "python -m pytest -m gpu")
-    for words in ("1 x NVIDIA H200", vllm.__version__, "| a |", "| b |", "| c |", "- it broke"):
+    for words in (
+        "1 x NVIDIA H200",
+        vllm.__version__,
+        "| a |",
+        "| b |",
+        "| c |",
+        "| d |",
+        "- it broke",
+    ):
         assert words in text
 
 
