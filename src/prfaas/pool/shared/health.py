@@ -64,9 +64,9 @@ class TierHealth:
         """A block is not what was stored, or not whole, in two answers."""
         self._num_altered += 1
         if self._num_altered >= ALTERED_MAX:
-            for _ in range(BREAKER.failures_max):
-                self.failed(why)
             self._num_altered = 0
+            while self.is_up:
+                self.failed(why)
 
     def failed(self, why: str) -> None:
         """A request failed."""
