@@ -65,11 +65,11 @@ async def test_a_connection_that_has_asked_is_kept(world: World) -> None:
     connections = world.gateway.connections
     async with connected(world, 1) as kept:
         [connection] = connections._waiting
-        assert connection._head_limit is not None
+        assert connection._time_limit is not None
         for _ in range(2):
             assert await ask(kept) == 200
             await until(lambda: list(connections._kept) == [connection])
-            assert connection._head_limit is None
+            assert connection._time_limit is None
 
 
 async def test_who_is_idle_longest_makes_room(world: World) -> None:

@@ -19,7 +19,7 @@ from prfaas.errors import PeerError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.wire.identity import peer_name
-from prfaas.wire.plain_http import PlainHandler
+from prfaas.wire.plain_http import TimedHandler
 from prfaas.wire.site_authorities import peer_certificate
 
 HANDSHAKE_S = 10.0
@@ -113,17 +113,15 @@ class Connections:
         )
 
 
-class Connection(PlainHandler):
+class Connection(TimedHandler):
     """One connection of a gateway."""
 
-    __slots__ = ("_connections", "_site", "_timer", "is_refused")
+    __slots__ = ("_connections", "_site", "is_refused")
 
     def __init__(self, server: web.Server, connections: Connections) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, access_log=None)  # type: ignore[arg-type]
+        super().__init__(server)
         self._connections = connections
         self._site: str | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self.is_refused = False
         """True beyond the limit of its site: its request is answered so."""
 
@@ -136,36 +134,22 @@ class Connection(PlainHandler):
         if beyond > REFUSALS_MAX:
             self._end()
         else:
-            self._limit(self._connections.head_s)
+            self.limit(self._connections.head_s, self._end)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """It is closed, by whomever."""
-        self._lift()
         if self._site is not None:
             self._connections.went(self._site)
             self._site = None
         super().connection_lost(exc)
 
-    def begin(self) -> None:
-        """A request begins: its own limits hold now."""
-        self._lift()
-
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; it has to be read, and the next head has to come, in time."""
-        self._limit(self._connections.idle_s)
-        return await super().finish_response(request, resp, start_time)
-
-    def _limit(self, seconds: float) -> None:
-        self._lift()
         if self._site is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
-
-    def _lift(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            self.limit(self._connections.idle_s, self._end)
+        return await super().finish_response(request, resp, start_time)
 
     def _end(self) -> None:
         """End it; nothing waits for a peer that may not read."""
@@ -180,7 +164,7 @@ async def _begin(handle: Handler, request: web.BaseRequest) -> web.StreamRespons
     """Handle a request; one on a connection beyond the limit of its site is refused."""
     connection = request.protocol
     if isinstance(connection, Connection):
-        connection.begin()
+        connection.lift()  # A request has limits of its own.
         if connection.is_refused:
             return refused(429, "this site has too many connections", is_last=True)
     return await handle(request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
@@ -62,6 +63,33 @@ class PlainHandler(web.RequestHandler):
         """
         said = "the request failed; see the log" if status >= 500 else "this is no HTTP request"
         return web.Response(status=status, text=f"{said}\n")
+
+
+class TimedHandler(PlainHandler):
+    """One connection with a time limit, of what it waits for at present."""
+
+    __slots__ = ("_time_limit",)
+
+    def __init__(self, server: web.Server, *, keepalive_s: float = 3630.0) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=keepalive_s, access_log=None)  # type: ignore[arg-type]
+        self._time_limit: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is closed, by whomever."""
+        self.lift()
+        super().connection_lost(exc)
+
+    def limit(self, seconds: float, end: Callable[[], None]) -> None:
+        """Call `end` after a time, in place of the limit of before."""
+        self.lift()
+        self._time_limit = asyncio.get_running_loop().call_later(seconds, end)
+
+    def lift(self) -> None:
+        """Have no limit."""
+        if self._time_limit is not None:
+            self._time_limit.cancel()
+            self._time_limit = None
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:

@@ -16,6 +16,7 @@ import resource
 import ssl
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -26,7 +27,7 @@ from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response
 from prfaas.log_throttle import SaidOnce
 from prfaas.logs import log_event
-from prfaas.wire.plain_http import PlainHandler
+from prfaas.wire.plain_http import TimedHandler
 
 HEAD_S = 30.0
 """Time limit of the head of the first request."""
@@ -179,34 +180,30 @@ class Connections:
             log_event(_log, logging.WARNING, "connections_full", **fields)
 
 
-class Connection(PlainHandler):
+class Connection(TimedHandler):
     """One connection of a client."""
 
-    __slots__ = ("_connections", "_head_limit")
+    __slots__ = ("_connections",)
 
     def __init__(self, server: web.Server, connections: Connections) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, keepalive_timeout=KEEPALIVE_S, access_log=None)  # type: ignore[arg-type]
+        super().__init__(server, keepalive_s=KEEPALIVE_S)
         self._connections = connections
-        self._head_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its first head has to come within `Connections.head_s`."""
         super().connection_made(transport)
         self._connections.came(self)
-        self._head_limit = asyncio.get_running_loop().call_later(
-            self._connections.head_s, self._connections.close, self, Closed.NO_REQUEST
-        )
+        give_up = partial(self._connections.close, self, Closed.NO_REQUEST)
+        self.limit(self._connections.head_s, give_up)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """It is closed, by whomever."""
         self._connections.gone(self)
-        self._lift()
         super().connection_lost(exc)
 
     def begin(self) -> None:
         """A request begins."""
-        self._lift()
+        self.lift()
         self._connections.begins(self)
 
     async def finish_response(
@@ -233,11 +230,6 @@ class Connection(PlainHandler):
         """A body with an invalid Content-Encoding is answered, and not logged."""
         if not isinstance(more.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **more)
-
-    def _lift(self) -> None:
-        if self._head_limit is not None:
-            self._head_limit.cancel()
-            self._head_limit = None
 
 
 class _Refused(asyncio.Protocol):
