@@ -7,10 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import islice
 from pathlib import Path
-
-import msgspec
 
 from prfaas.audit.pool_audit import PoolAudit
 from prfaas.billing.storage_meter import StorageMeter, Tier
@@ -33,10 +30,11 @@ from prfaas.pool.node.aging import Aging
 from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.node_state import DISK, HOST, NodeState
 from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
-from prfaas.pool.node.tenants import AnnouncedShares, tenant_uses
+from prfaas.pool.node.tenants import AnnouncedShares
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
@@ -54,16 +52,13 @@ from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages.gateway import PoolState, Subscribe, TierUse, TransferEnded
-from prfaas.wire.messages.layouts import LayoutFacts, bounded
-from prfaas.wire.messages.survey import ENGINES_MAX, Survey, Surveyed
+from prfaas.wire.messages.gateway import Subscribe, TierUse, TransferEnded
+from prfaas.wire.messages.survey import Survey
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
-HOST, DISK, SHARED = "host", "disk", "shared"
-"""Tiers: labels of metrics, and names in reports to gateways."""
 
 
 class PoolNode:
@@ -119,9 +114,8 @@ class PoolNode:
             settings.identity.authority, self.sites.gateways, self.sites.certificates
         )
         settings.check_certificate()
-        tiers: dict[str, Tier] = {HOST: self.store}
-        if self.disk is not None:
-            tiers[DISK] = self.disk
+        own: list[tuple[str, Tier | None]] = [(HOST, self.store), (DISK, self.disk)]
+        tiers = {name: tier for name, tier in own if tier is not None}
         self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
         self._tickets = TicketChecks(
             settings.name,
@@ -251,7 +245,16 @@ class PoolNode:
             self._engine_went,
             settings.hello_timeout_s,
         )
-        self._watch_gauges()
+        self._state = NodeState(
+            self.store,
+            self.disk,
+            self.shared,
+            self._engines,
+            self.links,
+            lambda: self._tickets.is_draining,
+            shows_tenants=not self.sites.is_shared,
+        )
+        self._state.watch(self.metrics, self.inbound, self.link_port)
         self._is_open = False
         self.admin_port = 0
         """Port of `/health` and `/metrics`, once it is open."""
@@ -409,7 +412,7 @@ class PoolNode:
             on_over=self._beyond_ticket,
             on_pull=self._pulls.serve,
             grace_ns=settings.link_grace_ns,
-            budget_bits_per_s=budget or settings.link_budgets.get(peer, 0),
+            budget_bits_per_s=self._budget(peer, budget),
             connections=connections or settings.link_connections.get(peer, 0),
             codec=settings.link_codec,
             layouts=self._known_layouts,
@@ -420,67 +423,21 @@ class PoolNode:
             wall_s=settings.wall_s,
         )
 
+    def _budget(self, peer: str, agreed: int) -> int:
+        """Budget of a link, bits per second: that of a contract, or else the operator's."""
+        return agreed or self.settings.link_budgets.get(peer, 0)
+
     def _layouts(self) -> set[bytes]:
         return {engine.layout.layout_id for engine in self._engines.values()}
 
-    def _tiers(self) -> dict[str, TierUse]:
-        return {
-            name: TierUse(
-                used_bytes=tier.used_bytes,
-                capacity_bytes=tier.capacity_bytes,
-                num_blocks=len(tier),
-            )
-            for name, tier in ((HOST, self.store), (DISK, self.disk), (SHARED, self.shared))
-            if tier is not None
-        }
-
-    def _state(self) -> PoolState:
-        """The complete state, for a new gateway."""
-        sessions = self._engines.values()
-        facts = bounded(
-            LayoutFacts(
-                layout_id=engine.layout.layout_id,
-                facts=engine.hello.facts,
-                model=engine.hello.model,
-            )
-            for engine in sessions
-        )
-        return msgspec.structs.replace(self._changes(), facts=facts)
-
-    def _changes(self) -> PoolState:
-        """State that can change; facts of a layout never do."""
-        layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
-        links = {peer: link.is_up for peer, link in self.links.items()}
-        telemetry = {peer: link.telemetry for peer, link in self.links.items()}
-        return PoolState(
-            seq=0,
-            layouts=layouts,
-            links=links,
-            telemetry=telemetry,
-            is_draining=self._tickets.is_draining,
-            tiers=self._tiers(),
-            # With contracts, memory is counted by site: a gateway of this site reads tags there.
-            tenants={} if self.sites.is_shared else tenant_uses(self.store, self.disk),
-            num_leased=self.store.num_leased,
-            leased_bytes=self.store.leased_bytes,
-        )
-
     def _subscribed(self, channel: Channel, message: Subscribe | Survey) -> None:
         if isinstance(message, Survey):
-            channel.send(self._surveyed())
+            channel.send(self._state.surveyed())
             return
         self._aging.announced(channel.peer, message)
         if not self.sites.is_shared:
             self._shares.announced(channel.peer, message)
-        self.feed.subscribe(channel, self.store, self._state)
-
-    def _surveyed(self) -> Surveyed:
-        engines = dict(islice(self._engines.items(), ENGINES_MAX))
-        return Surveyed(
-            layouts={name: engine.hello.layout for name, engine in engines.items()},
-            shapes={name: engine.hello.shape for name, engine in engines.items()},
-            facts=self._state().facts,
-        )
+        self.feed.subscribe(channel, self.store, self._state.whole)
 
     def _share(self, shares: Mapping[str, Share]) -> None:
         self.store.share(shares)
@@ -488,7 +445,7 @@ class PoolNode:
             self.disk.share(shares)
 
     def _state_changed(self) -> None:
-        self.feed.state_changed(self._changes())
+        self.feed.state_changed(self._state.changes())
 
     def _links_changed(self) -> None:
         self._site_share.apply()
@@ -500,7 +457,7 @@ class PoolNode:
         self._known_layouts.learn(session.layout)
         if self.shared is not None:
             self.shared.learn(session.layout)
-        self.feed.state_changed(self._state())
+        self.feed.state_changed(self._state.whole())
 
     def _engine_went(self, session: EngineSession) -> None:
         self._requests.left(session)
@@ -600,7 +557,7 @@ class PoolNode:
                 self.link_port.dismiss(peer)
             for peer, budget in changed.budgets.items():
                 if peer in self.links:
-                    self.links[peer].set_budget(budget or self.settings.link_budgets.get(peer, 0))
+                    self.links[peer].set_budget(self._budget(peer, budget))
             for peer, (address, budget) in changed.came.items():
                 self.peers.add(peer, address, budget)
             self._state_changed()
@@ -630,38 +587,10 @@ class PoolNode:
         return any(link.has(transfer_id) for link in self.links.values())
 
     def _tell_of_tiers(self) -> None:
-        holds = self._tiers(), self.store.num_leased
+        holds = self._state.tiers(), self.store.num_leased
         if self.feed.num_subscribers and holds != self._told:
             self._told = holds
             self._state_changed()
-
-    def _watch_gauges(self) -> None:
-        """Gauges are read at each scrape."""
-        metrics, store = self.metrics, self.store
-        self._watch_tier(HOST, store)
-        if self.disk is not None:
-            self._watch_tier(DISK, self.disk)
-            disk = self.disk
-            metrics.tenant_keys.set_function(lambda: disk.num_keys)
-        if self.shared is not None:
-            self._watch_tier(SHARED, self.shared)
-        metrics.loose_bytes.set_function(lambda: store.loose_bytes)
-        metrics.leased_blocks.set_function(lambda: store.num_leased)
-        metrics.leased_bytes.set_function(lambda: store.leased_bytes)
-        metrics.pinned_blocks.set_function(lambda: store.num_pinned)
-        metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
-        metrics.unfinished_bytes.set_function(lambda: self.link_port.data.unfinished_bytes)
-        metrics.open_transfers.labels(direction="received").set_function(
-            lambda: self.inbound.num_open
-        )
-        metrics.open_transfers.labels(direction="sent").set_function(
-            lambda: sum(link.num_open for link in self.links.values())
-        )
-
-    def _watch_tier(self, name: str, tier: BlockStore | DiskTier | SharedTier) -> None:
-        self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
-        self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
-        self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
 
 
 async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, int]) -> None:
