@@ -286,6 +286,18 @@ async def test_gateways_do_not_learn_how_busy_the_node_is(tmp_path: Path) -> Non
             assert [e.busy for e in peer.messages if isinstance(e, Pong)] == [0.0]
 
 
+async def test_a_source_of_the_own_site_learns_how_busy_the_node_is(tmp_path: Path) -> None:
+    """It turns coding off where the receiver has no time to decode."""
+    async with shared(tmp_path, node={"sources": frozenset({"other-pool"})}) as world:
+        world.node.node.link_port._busy.share = lambda: 0.5  # type: ignore[method-assign]
+        own = await dial(world.node, tmp_path / "prfaas", "other-pool")
+        world.peers.append(own)
+        own.channel.send(PoolHello(pool="other-pool", epoch="e", link="3" * 32))
+        own.channel.send(Ping(at_ns=1))
+        await until(lambda: own.of(Pong))
+        assert [e.busy for e in own.messages if isinstance(e, Pong)] == [0.5]
+
+
 async def test_a_gateway_is_no_source_to_wait_for(tmp_path: Path) -> None:
     async with shared(tmp_path) as world:
         await world.gateway("b")
