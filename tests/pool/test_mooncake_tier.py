@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.shared.health import ALTERED_MAX
 from prfaas.pool.shared.mooncake.orders import Operation
 from prfaas.pool.shared.mooncake.sealed_block import key_of
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -107,6 +108,20 @@ async def test_objects_that_are_altered_or_swapped_are_misses_and_counted(
     assert await loads_right(engine, KEYS) == [False] * 5 + [True] * (len(KEYS) - 5)
     assert site.metric("pool_shared_unreadable_total", reason="altered") == 5
     assert site.metric("pool_shared_up") == 1, "the store works"
+
+
+async def test_a_store_whose_every_block_is_altered_is_closed(
+    world: World, mooncake: Mooncake
+) -> None:
+    first, _ = await filled(world, mooncake.settings)
+    assert len(KEYS) == ALTERED_MAX
+    for key in KEYS:
+        await raw(first, Operation.REMOVE, f"^{path(mooncake, key)}$")
+        assert await raw(first, Operation.PUT, path(mooncake, key), data=b"x" * 64) == [0]
+    site, engine = await connected(world, mooncake.settings, OTHER)
+    assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
+    assert await loads_right(engine, KEYS) == [False] * len(KEYS)
+    assert site.metric("pool_shared_up") == 0
 
 
 async def test_a_node_without_the_key_has_misses_and_says_why(

@@ -228,7 +228,9 @@ class MooncakeTier(ShownBlocks[Known]):
             return None
         except AlteredError as error:
             self._unreadable(name, "altered", str(error))
+            self._health.altered(str(error))
             return None
+        self._health.opened()
         known = self._blocks.get(name)
         if known is None:
             return None  # It was purged meanwhile.
