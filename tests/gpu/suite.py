@@ -21,12 +21,14 @@ import time
 import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 
 from prfaas.cli.deploy.topology import parts
-from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
+from prfaas.lab.faults import FaultProxy
+from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, started
 from tests.live.conftest import Live, until
 from tests.live.identity_by_kind import COLUMNS, run
 from tests.live.model_kinds import STATE_KIND, make_kind
@@ -37,6 +39,8 @@ KINDS = (STATE_KIND, DENSE_KIND)
 LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072)
 CLUSTERS = (("prfaas", "prfaas-engine"), ("pd", "pd-engine"))
 COPY_BYTES, COPY_BLOCKS = 1 << 30, (1 << 16, 1 << 20, 1 << 23)
+LINK_BITS_PER_S, ONE_WAY_S = 10**9, 0.01
+"""Of the emulated link: a relay that holds bytes back, and loses none."""
 MEMORY_SHARE = "0.4"
 TOKEN_ID_MAX = 250
 """The vocabulary of the checkpoints has fewer than 500 tokens."""
@@ -184,34 +188,63 @@ async def first_token_s(http: aiohttp.ClientSession, url: str, body: dict[str, o
 
 
 async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: Figures) -> None:
-    """TTFT of prompts that nobody holds: at the PD engine alone, and through the gateway."""
+    """TTFT of prompts that nobody holds: at the PD engine alone, and through the gateway.
+
+    Remotely over the loopback interface, and over the emulated link.
+    """
     tokens_max, draws = max(lengths) + 256, random.Random(1)
     with tempfile.TemporaryDirectory(prefix="gpu-") as home:
         make_kind(kind, Path(home) / "model")
         lengthen(Path(home) / "model", tokens_max)
         memory = "8GiB" if machine.is_gpu else "256MiB"
         overlay = settings(machine, kind, tokens_max, memory=memory)
-        topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
-        async with started(parts(topology)) as supervisor, aiohttp.ClientSession() as http:
-            live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
+        seconds = dict[str, list[float]]()
+        paths = list[str]()
+        for is_far in (False, True):
+            topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
+            stages, link = parts(topology), FaultProxy(topology.pools["pd-pool"])
+            if is_far:
+                link.link_bits_per_s, link.delay_s = LINK_BITS_PER_S, ONE_WAY_S
+                await link.open()
+                put_between(stages, "prfaas-pool", "pd-pool", link.port)
+            async with started(stages) as supervisor, aiohttp.ClientSession() as http:
+                live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
+                await until(partial(_is_ready, live))
+                for length in (min(lengths), *lengths):  # The first is a warm-up.
+                    body = partial(_body, live.model, length, draws)
+                    if not is_far:
+                        url = topology.engines["pd-engine"]
+                        _add(seconds, "alone", await first_token_s(http, url, body()))
+                    where = "link" if is_far else "loopback"
+                    _add(seconds, where, await first_token_s(http, live.url, body()))
+                    paths.append(await _path(live))
+                if not is_far:
+                    known = topology.engines
+                    figures.profiles += await profile(known, live.model, machine, lengths, home)
+            await link.close()
+    ways = zip(paths[1 : len(lengths) + 1], paths[len(lengths) + 2 :], strict=True)
+    rows = zip(lengths, *(each[1:] for each in seconds.values()), ways, strict=True)
+    for length, alone, near, far, (path, far_path) in rows:
+        how = path if path == far_path else f"{path}, {far_path}"
+        line = f"| {kind} | {length:,} | {alone:.3f} | {near:.3f} | {far:.3f} | {how} |"
+        figures.ttft.append(line)
 
-            async def is_ready() -> bool:
-                async with http.get(f"{live.url}/health?full=1") as reply:
-                    return reply.status == 200
 
-            await until(is_ready)
-            for length in (min(lengths), *lengths):  # The first is a warm-up.
-                local = await first_token_s(
-                    http, topology.engines["pd-engine"], _body(live.model, length, draws)
-                )
-                remote = await first_token_s(http, live.url, _body(live.model, length, draws))
-                async with http.get(f"{live.url}/control/requests") as reply:
-                    [record, *_] = (await reply.json())["requests"]
-                how = record["path"] if record["fallback"] is None else "fell back"
-                line = f"| {kind} | {length:,} | {local:.3f} | {remote:.3f} | {how} |"
-                figures.ttft.append(line)
-            del figures.ttft[-len(lengths) - 1]
-            figures.profiles += await profile(topology.engines, live.model, machine, lengths, home)
+def _add(seconds: dict[str, list[float]], where: str, value: float) -> None:
+    seconds.setdefault(where, []).append(value)
+
+
+async def _is_ready(live: Live) -> bool:
+    async with live.http.get(f"{live.url}/health?full=1") as reply:
+        return reply.status == 200
+
+
+async def _path(live: Live) -> str:
+    """The path of the last request."""
+    async with live.http.get(f"{live.url}/control/requests") as reply:
+        [record, *_] = (await reply.json())["requests"]
+    path: str = record["path"] if record["fallback"] is None else "fell back"
+    return path
 
 
 def _body(model: str, length: int, draws: random.Random) -> dict[str, object]:
@@ -288,13 +321,18 @@ def page(figures: Figures, command: str) -> str:
         f"    {command}",
         f"{where}; vLLM {vllm.__version__}, torch {torch.__version__}, Python "
         f"{platform.python_version()}; commit {commit}; {now:%Y-%m-%d}. Both engines share the "
-        "first device. The link is the loopback interface.",
+        "first device. Where no other link is named, it is the loopback interface.",
         "## Answers",
         _table(COLUMNS, figures.identity),
         "## Copies between device and host memory, GB/s",
         _table(("block, B", "to the host", "to the device"), figures.copies),
         "## Time to first token, s",
-        _table(("model", "prompt", "PD engine alone", "through the gateway", "path"), figures.ttft),
+        "Through the gateway over the loopback interface, and over an emulated link of "
+        f"{LINK_BITS_PER_S / 1e9:g} Gbit/s and {2000 * ONE_WAY_S:g} ms round trip, without loss.",
+        _table(
+            ("model", "prompt", "PD engine alone", "loopback", "emulated link", "path"),
+            figures.ttft,
+        ),
         "## Profiles",
         *figures.profiles,
         f"## {WHOLE} layers, from engines with {FEW} and {MORE}",

@@ -125,6 +125,17 @@ async def test_connections_share_the_rate_of_a_slow_link(rig: Rig) -> None:
     assert loop.time() - began >= 0.15
 
 
+async def test_a_far_target_answers_late_and_in_order(rig: Rig) -> None:
+    rig.proxy.delay_s = 0.05
+    rig.proxy.link_bits_per_s = 10**8
+    client = await rig.client()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    data = bytes(range(256)) * 1000
+    assert await client.echo(data) == data
+    assert loop.time() - began >= 0.1
+
+
 async def test_unplugged_it_resets_whoever_comes(rig: Rig) -> None:
     rig.proxy.is_plugged = False
     client = await rig.client()

@@ -15,7 +15,9 @@ from prfaas.tasks import cancel_all
 
 CHUNK_BYTES = 1 << 16
 PIECE_BYTES = 1 << 12
-"""Most that is taken of a connection at once while all of them share a rate."""
+"""Most that is taken of a connection at once while all of them share a low rate."""
+PIECES_PER_S = 1000
+"""Pieces of a higher rate in a second: each costs the proxy some CPU time."""
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
@@ -56,6 +58,8 @@ class FaultProxy:
         read_bits_per_s: Rate at which bytes towards the target are taken, each connection for
             itself; 0 is unlimited. A small one is a slow reader.
         link_bits_per_s: The same for all connections together, as of a slow link.
+        delay_s: From one end to the other, in each direction; to be set before connections are
+            made. Bytes on their way are in memory, as many as `link_bits_per_s` lets through.
         num_bytes: Carried towards the target so far.
     """
 
@@ -64,6 +68,7 @@ class FaultProxy:
         self._buffer_bytes = buffer_bytes
         self.is_plugged = True
         self.read_bits_per_s = self.link_bits_per_s = 0
+        self.delay_s = 0.0
         self._free_at_s = 0.0
         """Instant at which the link has carried what was taken so far."""
         self.num_bytes = 0
@@ -151,14 +156,27 @@ class FaultProxy:
         *,
         is_forth: bool,
     ) -> None:
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
-            while data := await reader.read(PIECE_BYTES if self.link_bits_per_s else CHUNK_BYTES):
+            while data := await reader.read(self._piece_bytes):
                 await connection.held.wait()
                 if is_forth:
                     data = await self._towards_target(connection, data)
-                writer.write(data)
+                if self.delay_s:
+                    loop.call_later(self.delay_s, writer.write, data)
+                else:
+                    writer.write(data)
                 await writer.drain()
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         _drop(writer, is_reset=False)
+
+    @property
+    def _piece_bytes(self) -> int:
+        """Most that is read at once."""
+        if not self.link_bits_per_s:
+            return CHUNK_BYTES
+        return max(PIECE_BYTES, min(CHUNK_BYTES, self.link_bits_per_s // 8 // PIECES_PER_S))
 
     async def _towards_target(self, connection: _Relayed, data: bytes) -> bytes:
         self.num_bytes += len(data)
