@@ -341,7 +341,7 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     while not gone:
         await write(number := number + 1, 3000)
     assert tier.used_bytes > DISK - DISK // 8
-    num_segments = len(tier._segments)
+    num_segments = len(tier._index.segments)
     gone.clear()
 
     def fail(*_: object) -> Place:
@@ -350,7 +350,7 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     monkeypatch.setattr(SegmentFiles, "append", fail)
     for size in (3000, 9000, 1, 5000) * 10:
         await write(number := number + 1, size)
-    assert len(tier._segments) >= num_segments - 1
+    assert len(tier._index.segments) >= num_segments - 1
     assert len(gone) <= DISK // 8 // 3000
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

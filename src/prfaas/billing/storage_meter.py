@@ -27,7 +27,9 @@ Write = Callable[[Mapping[str, object]], None]
 class Tier(Protocol):
     """A storage tier of the node."""
 
-    used_bytes: int
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use."""
 
     @property
     def held_bytes(self) -> Mapping[str, int]:

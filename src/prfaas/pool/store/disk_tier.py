@@ -1,9 +1,9 @@
 """The disk tier: blocks in segment files, up to a hard limit, with its own threads.
 
-The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
-whole, the least recently used first. Tenants with a share have segments of their own. When the disk
-fails, the node continues without it: nothing is written for a while, readable blocks are still
-read.
+The event loop keeps the index (`disk_index.py`) and decides; one thread writes, a few read. A
+segment goes as a whole, the least recently used first. Tenants with a share have segments of their
+own. When the disk fails, the node continues without it: nothing is written for a while, readable
+blocks are still read.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
+from prfaas.core.cache.tenant_shares import Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError, without_frames
 from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.disk_index import DiskIndex
 from prfaas.pool.store.disk_records import ALIGN_BYTES, Place, record_bytes
 from prfaas.pool.store.disk_segments import Scan, Segment, SegmentFiles
 from prfaas.pool.store.origins import SLICE, Matches, Origin, sliced
@@ -114,7 +115,6 @@ class DiskTier:
                 f"give it at least {format_size(CAPACITY_BYTES_MIN)}"
             )
         self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
         self._files = SegmentFiles(folder, regions, wrapper, is_new_key=is_new_key)
         self._folder = folder
         self._metrics = metrics
@@ -125,18 +125,8 @@ class DiskTier:
         self._apart: Set[str] = frozenset()
         """Tags of tenants without a share that have segments of their own: blocks of a segment
         get too old together."""
-        self._tenants: dict[int, str] = {}
-        """Tag of the tenant of each segment; empty if blocks of several may be in it."""
         self._segment_bytes = min(limits.segment_bytes, capacity_bytes // SEGMENTS_MIN)
-        self._places: dict[BlockName, Place] = {}
-        self._segments: dict[int, list[BlockName]] = {}
-        self._sizes: dict[int, int] = {}
-        self._kinds: dict[int, set[tuple[frozenset[str], str]]] = {}
-        """Sources and tenants of the records of each segment: a purge inspects those that may
-        match."""
-        self._unlisted: list[tuple[BlockName, Place]] = []
-        """Records on disk that the index lacks and that the next start would find: they could not
-        be read or marked, or there is another one of that name."""
+        self._index = DiskIndex(self._policy)
         self._active: dict[str, int] = {}
         """Segments that are being written, by the tag of their tenant."""
         self._queue: deque[_Offer] = deque()
@@ -150,10 +140,15 @@ class DiskTier:
         self._has_failed = False
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._index.places)
 
     def __contains__(self, name: BlockName) -> bool:
-        return name in self._places
+        return name in self._index.places
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self._index.used_bytes
 
     @property
     def is_sealed(self) -> bool:
@@ -189,8 +184,7 @@ class DiskTier:
         if self._files.keyring is not None:
             self._files.keyring.keep({tag for tag, share in shares.items() if share.reserve})
         self._keep_active()
-        sizes = self._sizes.items()
-        self._policy.assign(shares, (Held(each, self._tenants[each], size) for each, size in sizes))
+        self._index.share(shares)
 
     def keep_apart(self, tenants: Set[str]) -> None:
         """Write blocks of tenants, by their tags, to segments of their own from now on."""
@@ -206,15 +200,13 @@ class DiskTier:
 
         Marks nothing on disk: a record has the time at which its block was computed.
         """
-        found = ((name, self._places.get(name)) for name in names)
+        found = ((name, self._index.places.get(name)) for name in names)
         old = {name: place for name, place in found if place and is_over(place.origin)}
-        for name in old:
-            del self._places[name]
-        self._unlisted += old.items()
+        self._index.forget(old)
         self._on_gone(old)
         for number in sorted({place.segment for place in old.values()}):
             async with self._turn:
-                if number in self._segments and not self._is_live(number):
+                if number in self._index.segments and not self._index.is_live(number):
                     await self._drop(number)
         return len(old)
 
@@ -231,16 +223,11 @@ class DiskTier:
             offer.done()
         async with self._turn:  # What was being written is there now.
             pass
-        for names in sliced([*self._places], self._limits.slice_blocks):
+        for names in sliced([*self._index.places], self._limits.slice_blocks):
             await self.expire(matches, [name for name in names if name[1].block_hash in hashes])
             await asyncio.sleep(0)
         # Marks all records of the tenant that were dropped: none of them may come back.
         await self.erase(matches)
-
-    def _is_live(self, number: int) -> bool:
-        """Return True if a segment has a block; the last one, most often."""
-        places = (self._places.get(name) for name in reversed(self._segments[number]))
-        return any(place is not None and place.segment == number for place in places)
 
     @property
     def held_bytes(self) -> Mapping[str, int]:
@@ -249,19 +236,19 @@ class DiskTier:
 
     def names(self) -> Iterator[BlockName]:
         """All blocks."""
-        return iter(self._places)
+        return iter(self._index.places)
 
     def num_bytes(self, name: BlockName) -> int:
         """Size of a block."""
-        return self._places[name].num_bytes
+        return self._index.places[name].num_bytes
 
     def origin(self, name: BlockName) -> Origin:
         """Origin of a block."""
-        return self._places[name].origin
+        return self._index.places[name].origin
 
     async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
         """Blocks with a matching origin, and their bytes; other work continues in the meantime."""
-        return await self._find(matches, list(self._segments), drop=False)
+        return await self._find(matches, list(self._index.segments), drop=False)
 
     async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
         """Drop blocks by their origin, and return them and their bytes.
@@ -273,10 +260,11 @@ class DiskTier:
             self._queue.remove(offer)
             self._queued_bytes -= len(offer.block.data)
             offer.done()
-        since = min(self._active.values(), default=max(self._segments, default=-1) + 1)
-        found, size = await self._find(matches, list(self._segments), drop=True)
+        next_number = max(self._index.segments, default=-1) + 1
+        since = min(self._active.values(), default=next_number)
+        found, size = await self._find(matches, list(self._index.segments), drop=True)
         async with self._turn:  # Blocks that were written meanwhile.
-            recent = [number for number in self._segments if number >= since]
+            recent = [number for number in self._index.segments if number >= since]
             more, more_size = await self._find(matches, recent, drop=True)
         return found | more, size + more_size
 
@@ -290,10 +278,9 @@ class DiskTier:
         if not self._is_ready:
             raise ConfigError(f"{self._folder} is still being read")
         async with self._turn:
-            gone = [record for record in self._unlisted if matches(record[1].origin)]
+            gone = self._index.forgotten(matches)
             await self._in_writer(self._files.erase, gone)
-            marked = set(gone)
-            self._unlisted = [record for record in self._unlisted if record not in marked]
+            self._index.erased(gone)
 
     async def _find(
         self, matches: Matches, segments: list[int], *, drop: bool
@@ -301,30 +288,17 @@ class DiskTier:
         """Blocks of some segments with a matching origin, and their bytes."""
         found, num_bytes = set[BlockName](), 0
         for number in segments:
-            kinds = self._kinds.get(number, ())
-            if not any(matches(Origin(sources, tenant=tag)) for sources, tag in kinds):
+            if not self._index.may_match(number, matches):
                 continue
-            for names in sliced(self._segments[number], self._limits.slice_blocks):
-                part = self._matching(number, names, matches)
+            for names in sliced(self._index.segments[number], self._limits.slice_blocks):
+                part = self._index.matching(number, names, matches)
                 num_bytes += sum(place.num_bytes for place in part.values())
                 found |= part.keys()
                 if drop:
-                    for name in part:
-                        del self._places[name]
-                    self._unlisted += part.items()
+                    self._index.forget(part)
                     self._on_gone(part)
                 await asyncio.sleep(0)
         return found, num_bytes
-
-    def _matching(
-        self, number: int, names: Sequence[BlockName], matches: Matches
-    ) -> dict[BlockName, Place]:
-        places = {name: place for name in names if (place := self._places.get(name)) is not None}
-        return {
-            name: place
-            for name, place in places.items()
-            if place.segment == number and matches(place.origin)
-        }
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
@@ -343,7 +317,7 @@ class DiskTier:
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         """Blocks that it holds: its index is complete once it was read at start."""
-        return {name for name in names if name in self._places}
+        return {name for name in names if name in self._index.places}
 
     @property
     def needs_probe(self) -> bool:
@@ -361,9 +335,9 @@ class DiskTier:
         Returns:
             Its digest; None if it could not be had.
         """
-        place = self._places[name]
+        index, place = self._index, self._index.places[name]
         number = place.segment
-        self._policy.used(number, self._tenants[number], self._sizes[number])
+        self._policy.used(number, index.tenants[number], index.sizes[number])
         loop = asyncio.get_running_loop()
         try:
             lent = [into]
@@ -375,13 +349,12 @@ class DiskTier:
             digest, reason = None, "disk_error"
         else:
             reason = "disk_digest"
-        if self._places.get(name) != place:
+        if index.places.get(name) != place:
             return None  # It was purged, or its segment dropped, while it was read.
         if digest is not None:
             self._metrics.blocks_promoted.inc()
         else:
-            del self._places[name]
-            self._unlisted.append((name, place))
+            index.forget({name: place})
             self._metrics.blocks_dropped.labels(reason=reason).inc()
             self._on_gone([name])
         return digest
@@ -445,7 +418,7 @@ class DiskTier:
             return
         active = await self._segment_for(tenant, size)
         largest = max(self._segment_bytes_of(tenant), size)
-        room = min(largest - self._sizes[active], max(BATCH_BYTES, size))
+        room = min(largest - self._index.sizes[active], max(BATCH_BYTES, size))
         while self._queue and size < room and self._writer_of(self._queue[0]) == tenant:
             following = self._size_of(self._queue[0])
             if size + following > room:
@@ -455,20 +428,18 @@ class DiskTier:
         if not await self._make_room(tenant, active, size):
             self._metrics.blocks_dropped.labels(reason="disk_share").inc(len(batch))
             return
-        self._grow(active, size)
+        self._index.grow(active, size)
         lent = [
             (active, offer.name, offer.block.data, offer.block.digest, offer.block.origin)
             for offer in batch
         ]
         places, error = await self._in_writer(self._append_lent, lent)
-        for offer, place in zip(batch, places, strict=False):
-            self._places[offer.name] = place
-            self._segments[active].append(offer.name)
-            self._kinds[active].add(_kind(offer.block.origin))
-            self._metrics.blocks_spilled.inc()
+        written = zip(batch, places, strict=False)
+        self._index.append(active, ((offer.name, place) for offer, place in written))
+        self._metrics.blocks_spilled.inc(len(places))
         if error is not None:
-            self._grow(active, sum(place.record_bytes for place in places) - size)
-            if not self._segments[active]:
+            self._index.grow(active, sum(place.record_bytes for place in places) - size)
+            if not self._index.segments[active]:
                 with contextlib.suppress(OSError):  # Or every retry would leave an empty file.
                     await self._drop(active)
             raise error
@@ -504,18 +475,13 @@ class DiskTier:
         """The segment of a tenant that takes a record of that size."""
         active = self._active.get(tenant)
         largest = max(self._segment_bytes_of(tenant), size)
-        if active is None or self._sizes[active] + size > largest:
+        if active is None or self._index.sizes[active] + size > largest:
             self._active.pop(tenant, None)
             await self._in_writer(self._files.seal, frozenset(self._active.values()))
             active = await self._in_writer(self._files.start)
-            self._add_segment(active, 0, tenant)
+            self._index.add(active, 0, tenant)
             self._active[tenant] = active
         return active
-
-    def _grow(self, number: int, num_bytes: int) -> None:
-        self._policy.grown(number, self._tenants[number], num_bytes)
-        self._sizes[number] += num_bytes
-        self.used_bytes += num_bytes
 
     # An executor holds the arguments of a call for a moment longer than the call takes. The memory
     # of a block has to come back before that, so they are lent a list that is emptied.
@@ -536,30 +502,12 @@ class DiskTier:
     def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
         return self._files.read(name, place, lent.pop())
 
-    def _add_segment(self, number: int, num_bytes: int, tenant: str) -> None:
-        self._segments[number] = []
-        self._kinds[number] = set()
-        self._sizes[number] = num_bytes
-        self.used_bytes += num_bytes
-        self._tenants[number] = tenant
-        self._policy.added(number, tenant, num_bytes)
-
     async def _drop(self, number: int) -> None:
         await self._in_writer(self._files.remove, number)
-        size, tenant = self._sizes.pop(number), self._tenants.pop(number)
-        self.used_bytes -= size
-        self._policy.removed(number, tenant, size)
+        tenant = self._index.tenants[number]
         if self._active.get(tenant) == number:
             del self._active[tenant]
-        self._unlisted = [record for record in self._unlisted if record[1].segment != number]
-        gone: list[BlockName] = []
-        del self._kinds[number]
-        for name in self._segments.pop(number):
-            place = self._places.get(name)
-            if place is not None and place.segment == number:
-                del self._places[name]
-                gone.append(name)
-        self._on_gone(gone)
+        self._on_gone(self._index.remove(number))
 
     def _fail(self, error: OSError) -> None:
         self._has_failed = True
@@ -603,7 +551,7 @@ class DiskTier:
         log.info(
             "disk tier in %s: %d blocks, %s of %s; %d records were broken",
             self._folder,
-            len(self._places),
+            len(self._index.places),
             format_size(self.used_bytes),
             format_size(self.capacity_bytes),
             num_broken,
@@ -628,24 +576,7 @@ class DiskTier:
         if not scan.records:
             await self._in_writer(self._files.remove, segment.number)
             return
-        tags = {place.origin.tenant for _, place in scan.records}
-        tenant = tags.pop() if len(tags) == 1 else ""
-        self._add_segment(segment.number, segment.num_bytes, tenant)
-        new: list[BlockName] = []
-        for name, place in scan.records:
-            earlier = self._places.get(name)
-            if earlier is None:
-                new.append(name)
-            else:
-                self._unlisted.append((name, earlier))
-            self._places[name] = place
-        self._segments[segment.number] = [name for name, _ in scan.records]
-        self._kinds[segment.number] = {_kind(place.origin) for _, place in scan.records}
-        self._on_found(new)
+        self._on_found(self._index.take_in(segment.number, segment.num_bytes, scan.records))
 
     def _size_of(self, offer: _Offer) -> int:
         return record_bytes(len(offer.block.data), offer.block.origin, is_sealed=self.is_sealed)
-
-
-def _kind(origin: Origin) -> tuple[frozenset[str], str]:
-    return origin.sources, origin.tenant
