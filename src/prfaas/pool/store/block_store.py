@@ -1,14 +1,12 @@
 """The store of KV blocks: host memory up to a hard limit, and tiers below it.
 
-A block that memory evicts stays in the store if a tier below has it. So that making room never
-waits for a disk, blocks are written to it while they are still in memory: those that would be
-evicted next. What the disk was too slow for is dropped. A tier that several pool nodes share is
-offered every block once, when it is stored.
+A block that memory evicts stays in the store if a tier below has it. Blocks are written to the
+disk while they are still in memory (`spilling.py`); what the disk was too slow for is dropped. A
+tier that several pool nodes share is offered every block once, when it is stored.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 
@@ -19,6 +17,7 @@ from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
 from prfaas.pool.store.origins import LOCAL, Matches, Origin
 from prfaas.pool.store.overflow_buffers import LooseMemory
+from prfaas.pool.store.spilling import Spilling
 from prfaas.pool.store.tier_ports import LowerTier, ReadBudget, StoredBlock, StoreObserver
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
@@ -27,9 +26,6 @@ LOOSE_BYTES_MAX = 32 << 20
 """Limit of blocks that are received outside the memory of a full store."""
 OUTSIDE_RATIO = 0.5
 """Share of that limit for copies that stay outside; the rest is for blocks that are received."""
-CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
-"""Share of memory that is free or on disk as well: what may come before the disk has caught up. It
-ends where looking through it would keep the event loop busy."""
 
 
 class BlockStore:
@@ -73,10 +69,6 @@ class BlockStore:
         self._is_barred: Matches = lambda _: False
         self._is_over: Matches | None = None
         self._barred_hashes: Set[bytes] = frozenset()
-        self._writing: set[BlockName] = set()
-        self._waiting: list[asyncio.Future[None]] = []
-        self._is_refused = False
-        """True if the disk took no more, and has written nothing since."""
         self._loose = LooseMemory(loose_bytes_max)
         self._outside: dict[BlockName, int] = {}
         """Copies that stay in loose memory until they are read, and their bytes."""
@@ -85,9 +77,9 @@ class BlockStore:
         """Memory of the arena that stored blocks take; the rest is being received into."""
         self._short_bytes = 0
         """The largest block that was received without free memory."""
-        self._clean_bytes = 0
-        """Minimum bytes that can arrive before an eviction of a block that was not offered to the
-        disk."""
+        self._spilling = Spilling(
+            self.arena, self._blocks, self._policy.everything, self._arena_bytes, self.keep_room
+        )
 
     def share(self, shares: Mapping[str, Share]) -> None:
         """Set the tenants' shares of memory from now on, by their tags."""
@@ -119,7 +111,7 @@ class BlockStore:
 
     def spill_to(self, disk: LowerTier) -> None:
         """Have a disk below, from now on."""
-        self._disk = disk
+        self._disk = self._spilling.disk = disk
         self._lower.insert(0, disk)
 
     def share_with(self, shared: LowerTier) -> None:
@@ -177,7 +169,7 @@ class BlockStore:
     @property
     def is_writing(self) -> bool:
         """Return True if the disk has not taken all that was offered to it."""
-        return bool(self._writing)
+        return bool(self._spilling.writing)
 
     def tier_of(self, name: BlockName) -> str | None:
         """The tier below memory that a block would be read from; None if it is in memory, or
@@ -223,7 +215,7 @@ class BlockStore:
         if block is not None or tier is None:
             return block
         num_bytes, tenant = tier.num_bytes(name), tier.origin(name).tenant
-        while self._would_lose(num_bytes, tenant) and await self._has_written():
+        while self._would_lose(num_bytes, tenant) and await self._spilling.has_written():
             pass
         if name not in tier:
             return self.get(layout_id, key)
@@ -294,7 +286,7 @@ class BlockStore:
         """
         for name in names:
             self._remove(name)
-            self._clean_bytes = 0
+            self._spilling.clean_bytes = 0
             if self._below(name) is None:
                 layout_id, key = name
                 self._observer.evicted(layout_id, [key])
@@ -400,7 +392,7 @@ class BlockStore:
             if victim is None:
                 return None
             self._evict(victim)
-        self._clean_bytes -= charged_bytes(num_bytes)
+        self._spilling.clean_bytes -= charged_bytes(num_bytes)
         return buffer
 
     def keep(
@@ -430,12 +422,12 @@ class BlockStore:
             self._outside[name] = len(buffer)
         self._arena_stored_bytes += self._arena_bytes(name)
         self._policy.added(name, *_owned(block))
-        self._clean_bytes -= charged_bytes(len(buffer))
+        self._spilling.clean_bytes -= charged_bytes(len(buffer))
         if is_new:
             self._observer.stored(layout_id, [key])
             self._share(name, block)
         self._make_way(origin.tenant)
-        self.spill()
+        self._spilling.spill()
         return block
 
     def _share(self, name: BlockName, block: StoredBlock) -> None:
@@ -449,25 +441,7 @@ class BlockStore:
         Args:
             again: Even if it refused before and has written nothing since: it may have recovered.
         """
-        wanted = min(int(self.capacity_bytes * CLEAN_RATIO), CLEAN_BYTES_MAX)
-        if self._disk is None or self._clean_bytes > wanted // 2:
-            return
-        if self._is_refused and not again:
-            return
-        self._is_refused = False
-        clean = self.capacity_bytes - self.arena.used_bytes
-        for name in self._policy.everything():
-            if clean >= wanted:
-                break
-            block = self._blocks[name]
-            if name not in self._writing and name not in self._disk:
-                if not self._disk.offer(name, block, partial(self._written, name, block)):
-                    self._is_refused = True
-                    return
-                block.pins += 1
-                self._writing.add(name)
-            clean += self._arena_bytes(name)
-        self._clean_bytes = clean
+        self._spilling.spill(again=again)
 
     # --- callbacks of the tiers below ---
 
@@ -477,7 +451,7 @@ class BlockStore:
 
     def gone_below(self, names: Iterable[BlockName]) -> None:
         """A tier no longer has these."""
-        self._clean_bytes = 0
+        self._spilling.clean_bytes = 0
         _report(self._observer.evicted, (name for name in names if name not in self))
 
     def _below(self, name: BlockName) -> LowerTier | None:
@@ -488,35 +462,11 @@ class BlockStore:
     def _is_only_in(self, tier: LowerTier, name: BlockName) -> bool:
         return name not in self._blocks and self._below(name) is tier
 
-    def _written(self, name: BlockName, block: StoredBlock) -> None:
-        block.pins -= 1
-        self._writing.discard(name)
-        self._is_refused = False
-        if self._disk is None or name not in self._disk:
-            self._clean_bytes = 0  # It failed: this block was counted as clean.
-        self.spill()
-        self.keep_room()
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _has_written(self) -> bool:
-        """Wait for the next block that the disk writes; False if it writes none."""
-        self._clean_bytes = 0
-        self.spill(again=True)
-        if not self._writing:
-            return False
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        await waiter
-        return True
-
     # --- free memory ---
 
     def _use(self, name: BlockName, block: StoredBlock) -> None:
         self._policy.used(name, *_owned(block))
-        self._clean_bytes -= charged_bytes(len(block.data))
+        self._spilling.clean_bytes -= charged_bytes(len(block.data))
 
     def _room_for_copy(
         self, data: bytes | bytearray | memoryview, tenant: str
@@ -587,9 +537,9 @@ class BlockStore:
                 if not self._is_short(room - read):
                     return
             if self._disk is not None and victim not in self._disk:
-                self._clean_bytes = 0
-                self.spill()
-                if self._writing:
+                self._spilling.clean_bytes = 0
+                self._spilling.spill()
+                if self._spilling.writing:
                     return  # Once the disk has written something this is tried again.
             self._evict(victim)
 
