@@ -8,19 +8,9 @@ from pathlib import Path
 from aiohttp import web
 
 from prfaas.proxy.connections import REFUSALS_MAX
-from prfaas.wire.identity import identity_in
 from tests.pool.sites import until
 
-from .worlds import BODY, World, running
-
-Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def connect(world: World, site: str) -> Wire:
-    identity = identity_in(world.home / site, f"gateway-{site}")
-    trusted = world.home / site / "trusted.pem"
-    context = type(identity)(trusted, identity.certificate, identity.key).client_context()
-    return await asyncio.open_connection("127.0.0.1", world.proxy.ports["engine"], ssl=context)
+from .worlds import BODY, Wire, connect, running
 
 
 async def ask(wire: Wire, path: str = "/metrics") -> bytes:

@@ -26,6 +26,7 @@ BODY: dict[str, Any] = {
     "cache_salt": "salt of a",
     "kv_transfer_params": {"prfaas": {}},
 }
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -55,8 +56,18 @@ class World:
             return reply.status, await reply.text()
 
 
-def write_contracts(home: Path, port: int, behind: str, *sites: str, more: str = "") -> None:
-    text = f'[engines.engine]\nlisten = "127.0.0.1:{port}"\nurl = "{behind}"\nslots = 1\n'
+def write_contracts(
+    home: Path,
+    port: int,
+    behind: str,
+    *sites: str,
+    more: str = "",
+    other: int | None = None,
+) -> None:
+    text = ""
+    for engine, at in (("engine", port), ("other", other)):
+        if at is not None:
+            text += f'[engines.{engine}]\nlisten = "127.0.0.1:{at}"\nurl = "{behind}"\nslots = 1\n'
     for site in sites:
         text += (
             f'[contracts.{site}]\nauthority = "{home}/{site}/ca.pem"\nshare = 1\n'
@@ -67,7 +78,7 @@ def write_contracts(home: Path, port: int, behind: str, *sites: str, more: str =
 
 @asynccontextmanager
 async def running(
-    home: Path, checkpoint: Path, more: str = "", behind: str = ""
+    home: Path, checkpoint: Path, more: str = "", behind: str = "", other: int | None = None
 ) -> AsyncIterator[World]:
     for folder, name in (("prfaas", "proxy"), ("a", "gateway-a"), ("b", "gateway-b")):
         make_authority(home / folder)
@@ -82,7 +93,7 @@ async def running(
     made = engine_settings(plan, checkpoint, "engine", cluster="prfaas", time_scale=0.3)
     host, urls = await started(made)
     port = free_port()
-    write_contracts(home, port, behind or urls["engine"], "a", "b", more=more)
+    write_contracts(home, port, behind or urls["engine"], "a", "b", more=more, other=other)
     audit = AuditSettings(home / "audit", home / "audit")
     proxy = Proxy(
         ProxySettings(
@@ -118,3 +129,10 @@ async def running(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await host.close()
+
+
+async def connect(world: World, site: str, engine: str = "engine") -> Wire:
+    identity = identity_in(world.home / site, f"gateway-{site}")
+    trusted = world.home / site / "trusted.pem"
+    context = type(identity)(trusted, identity.certificate, identity.key).client_context()
+    return await asyncio.open_connection("127.0.0.1", world.proxy.ports[engine], ssl=context)

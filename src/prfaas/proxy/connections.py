@@ -28,6 +28,10 @@ HEAD_S = 10.0
 """Time limit of the head of the first request."""
 IDLE_S = 75.0
 """Time limit of the answer to a request and the head of the next."""
+LINGER_S = 2.0
+"""Time in which a gateway can read the answer to a body that is not read."""
+REST_BYTES_MAX = 64 << 10
+"""Longer bodies are not read to the end for the sake of their connection."""
 STRANGERS_MAX = 32
 """Connections of gateways without a contract, together."""
 REFUSALS_MAX = 16
@@ -48,7 +52,7 @@ class Connections:
     def __init__(self, agreements: Agreements, metrics: ProxyMetrics) -> None:
         self._agreements, self._metrics = agreements, metrics
         self._open = Counter[str]()
-        self.head_s, self.idle_s = HEAD_S, IDLE_S
+        self.head_s, self.idle_s, self.linger_s = HEAD_S, IDLE_S, LINGER_S
 
     def __getitem__(self, site: str) -> int:
         """Return the number of open connections of a site; those of no site are of ""."""
@@ -149,7 +153,15 @@ class Connection(TimedHandler):
         """Send an answer; it has to be read, and the next head has to come, in time."""
         if self._site is not None:
             self.limit(self._connections.idle_s, self._end)
-        return await super().finish_response(request, resp, start_time)
+        if not _is_unread(request):
+            return await super().finish_response(request, resp, start_time)
+        resp.force_close()
+        await super().finish_response(request, resp, start_time)
+        # A gateway that still sends would lose the answer if the connection ended at once. Nothing
+        # is read meanwhile, so little more than a buffer comes.
+        await asyncio.sleep(self._connections.linger_s)
+        self._end()
+        return resp, True
 
     def _end(self) -> None:
         """End it; nothing waits for a peer that may not read."""
@@ -168,6 +180,12 @@ async def _begin(handle: Handler, request: web.BaseRequest) -> web.StreamRespons
         if connection.is_refused:
             return refused(429, "this site has too many connections", is_last=True)
     return await handle(request)
+
+
+def _is_unread(request: web.BaseRequest) -> bool:
+    """Return True if a long body has not come in full; its length may be unknown."""
+    num_bytes = request.content_length
+    return not request.content.is_eof() and (num_bytes is None or num_bytes > REST_BYTES_MAX)
 
 
 def refused(status: int, message: str, *, is_last: bool = False) -> web.Response:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.sharing.engine_queue import Why
@@ -16,13 +16,11 @@ from prfaas.errors import RequestError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.bodies import Prefill, computed_in, read_prefill
 from prfaas.proxy.connections import Connections, refused
+from prfaas.proxy.intake import BODY_BYTES_MAX, Intake
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turn, TurnRefusedError, Turns
 from prfaas.wire.plain_http import name_server
 
-BODY_BYTES_MAX = 32 << 20
-HELD_BYTES_MAX = 256 << 20
-"""Bodies of one site that wait, together; more are refused."""
 BODY_S, PAGE_S = 60.0, 5.0
 ANSWER_BYTES_MAX = 32 << 20
 PASSED_HEADERS = ("traceparent", "X-Request-Id")
@@ -30,7 +28,7 @@ PAGES = ("/health", "/v1/models")
 """Pages of the engine that gateways read as they are."""
 PAGE_KEPT_S = 1.0
 """The engine is asked for a page once in that time, for all sites."""
-_STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429}
+_STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429, Why.MEMORY: 429}
 
 
 class _Page(NamedTuple):
@@ -49,6 +47,7 @@ class EnginePort:
         url: Where it is.
         agreements: Contracts in force.
         turns: Decides whose prompt is next.
+        intake: Decides whose prompt is read.
         connections: Know the site at the other end.
         metrics: Count.
         http: To the engine.
@@ -61,16 +60,16 @@ class EnginePort:
         url: str,
         agreements: Agreements,
         turns: Turns,
+        intake: Intake,
         connections: Connections,
         metrics: ProxyMetrics,
         http: aiohttp.ClientSession,
         on_used: Callable[[str, int, int], None],
     ) -> None:
         self._engine, self._url = engine, url
-        self._agreements, self._turns, self._metrics = agreements, turns, metrics
+        self._agreements, self._turns, self._intake = agreements, turns, intake
         self._http, self._on_used = http, on_used
-        self._connections = connections
-        self._held_bytes: dict[str, int] = {}
+        self._connections, self._metrics = connections, metrics
         self._pages: dict[str, tuple[float, asyncio.Task[_Page | None]]] = {}
         """When the engine was asked for a page, seconds, and its answer."""
 
@@ -135,24 +134,27 @@ class EnginePort:
         num_bytes = request.content_length
         if num_bytes is None:
             return refused(411, "the request has no Content-Length")
-        held = self._held_bytes.get(site, 0)
-        if num_bytes > BODY_BYTES_MAX or held + num_bytes > HELD_BYTES_MAX:
-            self._metrics.refused.labels(reason="memory").inc()
-            return refused(429, "too many bytes of this site wait already")
-        self._held_bytes[site] = held + num_bytes
+        if hdrs.CONTENT_ENCODING in request.headers:
+            # What it becomes is not known before it is read.
+            return refused(415, "a prefill is not compressed")
         outcome = "left"
         try:
-            answer = await self._take(request, site)
+            with self._intake.hold(site, num_bytes):
+                answer = await self._take(request, site)
             outcome = _outcome(answer.status)
             return answer
+        except TurnRefusedError as error:
+            outcome = "refused"
+            self._metrics.refused.labels(reason=error.why.value).inc()
+            return refused(_STATUS[error.why], f"refused: {error.why.value}")
         finally:
             self._metrics.requests.labels(site=site, outcome=outcome).inc()
-            self._held_bytes[site] -= num_bytes
 
     async def _take(self, request: web.Request, site: str) -> web.Response:
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await request.read()
+            with self._intake.read(site, self._engine):
+                async with asyncio.timeout(BODY_S):
+                    body = await request.read()
             prefill = read_prefill(body)
         except RequestError as error:
             return refused(400, str(error))
@@ -163,14 +165,10 @@ class EnginePort:
             return refused(403, "the cache salt is of another site, or one too many")
         num_tokens = len(prefill.prompt)
         headers = {name: value for name in PASSED_HEADERS if (value := request.headers.get(name))}
-        try:
-            async with self._turns.turn(
-                site, self._engine, num_tokens, can_wait=prefill.can_wait
-            ) as turn:
-                return await self._forward(site, prefill, headers, turn)
-        except TurnRefusedError as error:
-            self._metrics.refused.labels(reason=error.why.value).inc()
-            return refused(_STATUS[error.why], f"refused: {error.why.value}")
+        async with self._turns.turn(
+            site, self._engine, num_tokens, can_wait=prefill.can_wait
+        ) as turn:
+            return await self._forward(site, prefill, headers, turn)
 
     async def _forward(
         self, site: str, prefill: Prefill, headers: dict[str, str], turn: Turn

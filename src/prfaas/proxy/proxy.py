@@ -24,6 +24,7 @@ from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.connections import Connections
 from prfaas.proxy.engine_port import EnginePort
+from prfaas.proxy.intake import Intake
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
 from prfaas.wire.identity import Identity
@@ -78,6 +79,7 @@ class Proxy:
         if not self._engines:
             raise ConfigError(f"{settings.contracts} has no [engines.ENGINE]: nothing to serve")
         self._turns = Turns({name: table.slots for name, table in self._engines.items()})
+        self._intake = Intake(self._turns.queue)
         self.connections = Connections(self._agreements, self.metrics)
         self._context = settings.identity.server_context()
         self._agreements.authorities.trust(self._context)
@@ -135,6 +137,7 @@ class Proxy:
             table.url,
             self._agreements,
             self._turns,
+            self._intake,
             self.connections,
             self.metrics,
             http,

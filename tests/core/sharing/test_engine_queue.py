@@ -254,3 +254,16 @@ def test_a_request_that_keeps_a_slot_is_charged_for_its_time(known: bool) -> Non
         now += 599 * NS_PER_S
         queue.leave(job, 16 if job == 3 else None, now)
     assert queue.charged("a") - charged >= 3 * 599 * speed
+
+
+def test_requests_that_are_not_here_yet_have_a_slot_or_a_place() -> None:
+    queue = EngineQueue({"e0": 1, "e1": 1})
+    queue.agree([contract("a", 1.0, queued_max=2)])
+    assert queue.refuses("b", {}) is Why.NO_CONTRACT
+    assert queue.refuses("a", {"e0": 3, "e1": 1}) is None
+    assert queue.refuses("a", {"e0": 3, "e1": 2}) is Why.QUEUE_FULL
+    assert queue.refuses("a", {"e0": 4}) is Why.QUEUE_FULL
+    assert queue.ask(0, "a", "e0", 100) is None
+    assert queue.start(0) == [0]
+    assert queue.refuses("a", {"e0": 2}) is None
+    assert queue.refuses("a", {"e0": 3}) is Why.QUEUE_FULL

@@ -47,6 +47,7 @@ class Why(StrEnum):
 
     NO_CONTRACT = "no_contract"
     QUEUE_FULL = "queue_full"
+    MEMORY = "memory"
 
 
 @dataclass(slots=True)
@@ -118,6 +119,21 @@ class EngineQueue:
             del self._sites[name]
         return [number for number, job in self._jobs.items() if job.site not in new]
 
+    def refuses(self, site: str, coming: Mapping[str, int]) -> Why | None:
+        """Return why a site may not send what it sends; for use before a prompt is read.
+
+        Args:
+            site: The site.
+            coming: Requests of it that are not here yet, by engine. As many as there are free slots
+                need no place in the queue.
+        """
+        known = self._sites.get(site)
+        if known is None:
+            return Why.NO_CONTRACT
+        free = known.contract.queued_max - known.num_waiting
+        will_wait = sum(max(0, num - self._free[engine]) for engine, num in coming.items())
+        return Why.QUEUE_FULL if free <= 0 or will_wait > free else None
+
     def ask(
         self, job: int, site: str, engine: str, tokens: int, *, can_wait: bool = False
     ) -> Why | None:
@@ -130,11 +146,9 @@ class EngineQueue:
             tokens: Of its prompt, at least 1.
             can_wait: The engine may wait before it computes: time is charged as well.
         """
-        known = self._sites.get(site)
-        if known is None:
-            return Why.NO_CONTRACT
-        if known.num_waiting >= known.contract.queued_max:
-            return Why.QUEUE_FULL
+        if (why := self.refuses(site, {})) is not None:
+            return why
+        known = self._sites[site]
         if not known.wants(engine):
             known.start = max(known.start, self._reached[engine])
         self._jobs[job] = _Job(site, engine, tokens, can_wait)
