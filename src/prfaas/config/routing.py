@@ -91,8 +91,9 @@ class RoutingTable(Table):
     the last one, if the link has room: after a broken transfer decode resumes at the last that
     arrived. 0 ships none. A number is raised where the states would more than double the bytes of
     a hand-off. "auto" chooses by the size of a state against the cost of recompute, adds at most
-    10 % to the bytes, and needs a `plan`. Upgrade all engines before you set it
-    (`docs/decisions/0033-later-states.md`)."""
+    10 % to the bytes, and needs a `plan`. vLLM keeps the last state of a prompt alone: give the
+    PrfaaS engines `--prefix-cache-retention-interval`, a multiple of their block size. Upgrade all
+    engines before you set it (`docs/decisions/0033-later-states.md`)."""
 
     _limits = field_validator(
         "ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell", "replication_half_life"

@@ -229,3 +229,19 @@ def test_a_prfaas_engine_without_cores_of_its_own_is_warned_of_where_the_policy_
     assert (code, words in " ".join(output.split())) == (0, True)
     told_apart(laptop, 'cpus = "0-1"', 'cpus = "2"')
     assert words not in " ".join(prfaas("check", laptop)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_told"), [((), True), (("0",), True), (("1920",), False)], ids=str
+)
+def test_checkpoints_need_an_engine_that_keeps_states(
+    prfaas: Prfaas, laptop: Path, interval: tuple[str, ...], is_told: bool
+) -> None:
+    if interval:
+        alter(laptop, "--prefix-cache-retention-interval", *interval)
+    edit(laptop, "offload_threshold = 1500", "offload_threshold = 1500\nstate_checkpoints = 2048")
+    code, output, _ = prfaas("check", laptop)
+    words = " ".join(output.split())
+    told = "engine prfaas-engine: routing.state_checkpoints is 2048, but vLLM keeps the last"
+    assert (code, told in words) == (0, is_told)
+    assert "engine pd-engine: routing.state_checkpoints" not in words

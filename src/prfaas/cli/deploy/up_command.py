@@ -47,7 +47,7 @@ from prfaas.cli.host.capacity import check_capacity
 from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
-from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
+from prfaas.cli.preflight.engine_args import check_engine_args, unkept_states, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
@@ -361,6 +361,7 @@ def _warn(deployment: Deployment) -> None:
         certain(deployment),
         uncertain(deployment),
         unlisted_args(deployment),
+        unkept_states(deployment),
     )
     _print_findings((), chain(doors, *found))
 

@@ -1,4 +1,4 @@
-"""Arguments of vLLM engines that are unknown to vLLM, or set by prfaas itself."""
+"""Arguments of vLLM engines that are unknown to vLLM, set by prfaas itself, or missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prfaas.cli.preflight.vllm_flags import (
     listed_version,
     similar,
 )
-from prfaas.config.clusters import EngineTable
+from prfaas.config.clusters import ClusterRole, EngineTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.vllm_compat import check_version
 from prfaas.errors import ConfigError
@@ -32,6 +32,7 @@ _FIXED = {
     "--enable-prefix-caching": ("yes", "without it there are no blocks to share"),
 }
 """Arguments that can have one value alone."""
+_KEEPS_STATES = "--prefix-cache-retention-interval"
 
 
 def vllm_engines(deployment: Deployment) -> Iterator[tuple[str, str, EngineTable]]:
@@ -69,6 +70,20 @@ def unlisted_args(deployment: Deployment) -> Iterator[str]:
         for each in given(engine.args):
             if not each.is_known:
                 yield f"engine {name}: {_unknown(each)}; another version is installed here"
+
+
+def unkept_states(deployment: Deployment) -> Iterator[str]:
+    """Yield a line for every PrfaaS engine that keeps no state which could be a checkpoint."""
+    spacing = deployment.routing.state_checkpoints
+    for cluster, name, engine in vllm_engines(deployment) if spacing else ():
+        if deployment.clusters[cluster].role is ClusterRole.PRFAAS:
+            kept = {each.value for each in given(engine.args) if each.name == _KEEPS_STATES}
+            if not kept - {"0"}:
+                yield (
+                    f"engine {name}: routing.state_checkpoints is {spacing}, but vLLM keeps the "
+                    "last linear state of a prompt alone, so no checkpoint is shipped; set "
+                    f"{_KEEPS_STATES} in `args`, to a multiple of the block size"
+                )
 
 
 def _problem(each: Given) -> str | None:
