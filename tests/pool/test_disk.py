@@ -15,7 +15,7 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_records import ALIGN_BYTES, Place
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse
@@ -238,6 +238,28 @@ async def test_a_load_into_a_row_that_is_not_there_is_refused(world: World, fold
     await until(lambda: not engine.client.is_connected)
     await engine.connected()
     assert await loads_right(engine, KEYS[:1]) == [True]
+
+
+async def test_an_error_that_nobody_expects_ends_the_connection_and_no_more(
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request without an answer would hold up all later ones of the engine."""
+    pd = await start_pd(world, folder)
+    engine = await world.engine("pd-pool")
+    await store_all(pd, engine)
+    tier = pd.node.disk
+    assert tier is not None
+    read = tier.read
+    tier.read = broken  # type: ignore[method-assign]
+    assert not any(await engine.load(KEYS[:8]))
+    tier.read = read  # type: ignore[method-assign]
+    await engine.connected()
+    assert await loads_right(engine, KEYS) == [True] * len(KEYS)
+    assert "ValueError: not expected" in caplog.text
+
+
+async def broken(name: BlockName, into: memoryview, budget: ReadBudget) -> bytes | None:
+    raise ValueError("not expected")
 
 
 async def test_a_flipped_byte_costs_one_block_and_is_counted(world: World, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -42,6 +43,8 @@ from prfaas.wire.messages.engine import (
 )
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
+
+log = logging.getLogger(__name__)
 
 READS_MAX = 8
 """Blocks that one request has read from below memory at a time: each holds memory."""
@@ -175,6 +178,10 @@ class EngineRequests:
         except PeerError as error:
             if engine.channel is not None:
                 engine.channel.distrust(str(error))
+        except Exception:  # Without an answer the engine would wait, and all behind the request.
+            log.exception("a request of engine %s failed: its connection ends", engine.name)
+            if engine.channel is not None:
+                engine.channel.close("a request failed in the pool node")
 
     def _in_order(
         self, engine: EngineSession, work: Callable[[], Coroutine[None, None, None]]
