@@ -220,7 +220,9 @@ async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: F
                     paths.append(await _path(live))
                 if not is_far:
                     known = topology.engines
-                    figures.profiles += await profile(known, live.model, machine, lengths, home)
+                    figures.profiles += await profile(
+                        known, live.model, machine, curve(lengths), home
+                    )
             await link.close()
     ways = zip(paths[1 : len(lengths) + 1], paths[len(lengths) + 2 :], strict=True)
     rows = zip(lengths, *(each[1:] for each in seconds.values()), ways, strict=True)
@@ -228,6 +230,11 @@ async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: F
         how = path if path == far_path else f"{path}, {far_path}"
         line = f"| {kind} | {length:,} | {alone:.3f} | {near:.3f} | {far:.3f} | {how} |"
         figures.ttft.append(line)
+
+
+def curve(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths of a profile, which has at least two."""
+    return lengths if len(lengths) > 1 else (lengths[0] // 2, *lengths)
 
 
 def _add(seconds: dict[str, list[float]], where: str, value: float) -> None:
@@ -358,9 +365,7 @@ async def measured(machine: Machine, lengths: tuple[int, ...]) -> Figures:
     copies(machine, figures)
     for kind in KINDS:
         await ttft(machine, kind, lengths, figures)
-    await layer_stack(
-        machine, lengths if len(lengths) > 1 else (lengths[0] // 2, *lengths), figures
-    )
+    await layer_stack(machine, curve(lengths), figures)
     return figures
 
 
