@@ -78,6 +78,23 @@ def test_a_peer_can_not_start_any_number_of_blocks() -> None:
     assert assembly.claim(prefixes[-1], hand, wanted) is not None
 
 
+def test_memory_that_is_freed_late_is_waited_for() -> None:
+    """A link can be faster than the node's loop, which frees memory."""
+    answers = [None, None, bytearray(1000)]
+    assembly = Assembly(lambda _: answers.pop(0), 1000, BLOCKS_MAX)
+    assert Hand(assembly).claim(0) is not None
+    assert answers == []
+
+
+def test_memory_that_is_never_freed_is_no_room() -> None:
+    asked: list[int] = []
+    assembly = Assembly(asked.append, 1000, BLOCKS_MAX)
+    with pytest.raises(NoRoomError):
+        Hand(assembly).claim(0)
+    assert len(asked) > 1
+    assert assembly.unfinished_bytes == 0
+
+
 def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> None:
     """Three connections take turns; one of them arrives after all the others, as when it stalls."""
     share, size, count = LinkShare(64 << 10), 73_728, 1_000

@@ -21,6 +21,9 @@ agree in all belong to one block."""
 TAKEN_S_MAX = 1.0
 """Longest wait for the lane that writes a fragment: it completes it, or gives way, in its next
 turn."""
+ROOM_S_MAX, ROOM_ASKED_S = 0.1, 0.005
+"""Longest wait for memory, and time between two requests for it. Memory that is full of blocks
+without a lease is freed by the node's loop, which can be slower than a link for so long."""
 
 
 class NoRoomError(Exception):
@@ -96,15 +99,22 @@ class Assembly:
             or if its transfer or the link is over.
 
         Raises:
-            NoRoomError: This would be one block more than there is memory for, or than a peer may
-                leave unfinished.
+            NoRoomError: This would be one block more than there is memory for, also after a wait, or
+                than a peer may leave unfinished.
         """
-        name, until = _name(prefix), time.monotonic() + TAKEN_S_MAX
+        name, began = _name(prefix), time.monotonic()
+        until = began + TAKEN_S_MAX
         with self._changed:
             while not self._is_closed:
-                block = self._unfinished.get(name)
+                block = self._unfinished.get(name) or self._start(name)
                 if block is None:
-                    block = self._start(name)
+                    if time.monotonic() - began > ROOM_S_MAX:
+                        raise NoRoomError
+                    self._changed.wait(ROOM_ASKED_S)
+                    if not is_wanted():
+                        return None
+                    continue
+                if not block.writers:
                     if not is_wanted():
                         self._drop(name)
                         return None
@@ -186,13 +196,15 @@ class Assembly:
             for name in [name for name in self._unfinished if name[0] == transfer_id]:
                 self._drop(name)
 
-    def _start(self, name: Name) -> _Unfinished:
+    def _start(self, name: Name) -> _Unfinished | None:
+        """A new block; None if there is no memory for it at present."""
         size = name[-1]
         is_full = self._unfinished and self._bytes + size > self._bytes_max
-        is_full = is_full or len(self._unfinished) >= self._blocks_max
-        buffer = None if is_full else self._allocate(size)
-        if buffer is None:
+        if is_full or len(self._unfinished) >= self._blocks_max:
             raise NoRoomError
+        buffer = self._allocate(size)
+        if buffer is None:
+            return None
         block = _Unfinished(memoryview(buffer), name[-2] or size)
         self._unfinished[name] = block
         self._bytes += size

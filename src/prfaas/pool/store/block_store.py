@@ -20,7 +20,7 @@ from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.pool.store.spilling import Spilling
 from prfaas.pool.store.tier_ports import LowerTier, ReadBudget, StoredBlock, StoreObserver
 
-RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
+RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 256 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
 LOOSE_BYTES_MAX = 32 << 20
 """Limit of blocks that are received outside the memory of a full store."""
