@@ -99,8 +99,8 @@ class Assembly:
             or if its transfer or the link is over.
 
         Raises:
-            NoRoomError: This would be one block more than there is memory for, also after a wait, or
-                than a peer may leave unfinished.
+            NoRoomError: This would be one block more than there is memory for after a wait, or than
+                a peer may leave unfinished.
         """
         name, began = _name(prefix), time.monotonic()
         until = began + TAKEN_S_MAX
@@ -114,10 +114,9 @@ class Assembly:
                     if not is_wanted():
                         return None
                     continue
-                if not block.writers:
-                    if not is_wanted():
-                        self._drop(name)
-                        return None
+                if not block.writers and not is_wanted():
+                    self._drop(name)
+                    return None
                 if prefix.offset in block.writers:
                     earlier = block.writers[prefix.offset]
                     if earlier is None:
