@@ -409,6 +409,20 @@ def test_memory_that_copies_are_received_into_costs_no_block_of_this_host() -> N
         assert all(name in store for name in names)
 
 
+def test_a_block_that_a_link_waits_for_gets_memory_however_much_is_being_received() -> None:
+    """Blocks wait for fragments that come behind those of another block."""
+    store, names = full_of_own_and_copies(40, 0)
+    received = []
+    while (buffer := store.receive_buffer(SIZE)) is not None:
+        received.append(buffer)
+    store.keep_room()
+    assert store.receive_buffer(SIZE) is None
+    assert all(name in store for name in names)
+    store.keep_room(is_waited=True)
+    assert store.receive_buffer(SIZE) is not None
+    assert sum(name not in store for name in names) == 1
+
+
 def test_blocks_of_this_host_are_received_as_before() -> None:
     """A block that is no copy evicts the least recently used one."""
     store, names = full_of_own_and_copies(64, 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Set
 
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.receive.block_assembly import Assembly
+from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer
 from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver, Session
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
@@ -129,7 +129,14 @@ class DataPort:
             self._sessions[secret.id] = Session(secret, ConnectionNumbers())
         inbound = self._inbound
         blocks_max = inbound.limits.unfinished_blocks_max
-        self._links[peer] = word, Assembly(inbound.buffer, inbound.peer_bytes_max, blocks_max)
+        self._links[peer] = word, Assembly(self._buffer, inbound.peer_bytes_max, blocks_max)
+
+    def _buffer(self, num_bytes: int) -> BlockBuffer | None:
+        """Memory to receive a block into; if there is none, some is freed. Any thread may ask."""
+        buffer = self._inbound.buffer(num_bytes)
+        if buffer is None:
+            self._tell(self._inbound.make_room)
+        return buffer
 
     def end_link(self, peer: str) -> None:
         """End a peer's link: drop its connections and their unfinished blocks."""

@@ -214,6 +214,10 @@ class InboundTransfers:
         """Memory to receive a block into; None if memory is full. Any thread may call it."""
         return self._store.receive_buffer(num_bytes)
 
+    def make_room(self) -> None:
+        """Free memory for a block: a link waits for it."""
+        self._store.keep_room(is_waited=True)
+
     @property
     def peer_bytes_max(self) -> int:
         """Memory limit of one peer for blocks that are not in the store yet."""

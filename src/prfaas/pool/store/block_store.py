@@ -20,7 +20,7 @@ from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.pool.store.spilling import Spilling
 from prfaas.pool.store.tier_ports import LowerTier, ReadBudget, StoredBlock, StoreObserver
 
-RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 256 << 20
+RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
 LOOSE_BYTES_MAX = 32 << 20
 """Limit of blocks that are received outside the memory of a full store."""
@@ -516,8 +516,12 @@ class BlockStore:
             self._evict(victim)
         return True
 
-    def keep_room(self) -> None:
+    def keep_room(self, *, is_waited: bool = False) -> None:
         """Evict blocks until others can be received without a wait for memory, if one had none.
+
+        Args:
+            is_waited: A link waits for memory: free a block's, however much is being received.
+                Blocks can all wait for fragments that come behind those of another.
 
         Leased blocks stay: a few blocks can be received outside the memory of the store. Leased
         copies, and those that are read, count as free memory: they go first once they are loaded,
@@ -525,16 +529,17 @@ class BlockStore:
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
+        waited = charged_bytes(self._short_bytes) if is_waited else 0
         self._drop_outside()
         room -= min(room, self._policy.copy_bytes - self._leased_outside_bytes())
-        while self._short_bytes and self._is_short(room):
+        while self._short_bytes and self._is_short(room, waited):
             victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
             if not self._policy.is_copy(victim):
                 # Copies that are left without a lease are read at present.
                 read = sum(map(self._arena_bytes, self._policy.copies()))
-                if not self._is_short(room - read):
+                if not self._is_short(room - read, waited):
                     return
             if self._disk is not None and victim not in self._disk:
                 self._spilling.clean_bytes = 0
@@ -543,11 +548,11 @@ class BlockStore:
                     return  # Once the disk has written something this is tried again.
             self._evict(victim)
 
-    def _is_short(self, room: float) -> bool:
-        """Return True if less than `room` is free or being received into. An I/O thread may take
-        what was just freed: that is what the room is for."""
+    def _is_short(self, room: float, waited: int) -> bool:
+        """Return True if less than `room` is free or being received into, or less than `waited` is
+        free. An I/O thread may take what was just freed: that is what the room is for."""
         received = self.arena.used_bytes - self._arena_stored_bytes
-        return self._arena_stored_bytes + max(room, received) > self.capacity_bytes
+        return self._arena_stored_bytes + max(room, received + waited) > self.capacity_bytes
 
     def _victims(
         self,
