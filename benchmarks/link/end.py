@@ -157,6 +157,7 @@ async def receive(identities: Path, host: str) -> None:
         on_pull=lambda *_: None,
         on_refused=lambda *_: None,
         on_purge=lambda *_: None,
+        on_pin=lambda *_: None,
         clock_ns=time.monotonic_ns,
         decoding=decoding,
         encryption=ENCRYPTION,

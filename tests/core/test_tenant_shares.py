@@ -138,6 +138,42 @@ def test_a_copy_is_in_no_reserve() -> None:
     assert list(shares.order()) == ["1"]
 
 
+def test_a_pin_outlives_uses_and_ends_with_its_time_or_by_hand() -> None:
+    tier = Tier({}, 4)
+    for key in "1234":
+        tier.put(key, "a")
+    tier.policy.pin("1", "a", 1, until_ns=10)
+    tier.policy.pin("2", "a", 1, until_ns=20)
+    tier.policy.lease("3", "a", 1, 30)
+    tier.policy.used("1", "a", 1)
+    tier.policy.release("1", "a")
+    assert list(tier.policy.order()) == ["4", "3", "1", "2"]
+    assert (tier.policy.pinned_bytes, tier.policy.num_leased) == (2, 1)
+    tier.policy.expire(10)
+    assert list(tier.policy.order(spare_leased=True)) == ["4", "1"]
+    tier.policy.unpin("2", "a")
+    assert list(tier.policy.order(spare_leased=True)) == ["4", "1", "2"]
+
+
+def test_a_tenant_at_its_limit_evicts_its_pinned_blocks_last() -> None:
+    tier = Tier({"c": Share(0.0, 0.3)})
+    for number in range(30):
+        tier.put(f"c{number}", "c")
+    for number in range(5):
+        tier.policy.pin(f"c{number}", "c", 1, until_ns=10)
+    for number in range(100, 500):
+        assert tier.put(f"c{number}", "c")
+    assert {f"c{number}" for number in range(5)} < set(tier.blocks)
+
+
+def test_a_pinned_copy_is_a_copy_no_longer() -> None:
+    shares = shared({})
+    shares.added("1", "a", 1)
+    shares.lease("1", "a", 1, 10, is_copy=True)
+    shares.pin("1", "a", 1, until_ns=20)
+    assert (shares.copy_bytes, shares.is_copy("1"), shares.pinned_bytes) == (0, False, 1)
+
+
 def test_shares_that_change_apply_to_the_blocks_that_are_there() -> None:
     shares = shared({"a": Share(0.5)})
     for number in range(4):
@@ -222,6 +258,18 @@ class SharesAgainstModel(RuleBasedStateMachine):
         for key in islice(self.tier.blocks, number, number + 1):
             self.tier.policy.used(key, *self.tier.blocks[key])
 
+    @rule(number=st.integers(0, 60), until=st.integers(1, 5))
+    def pin(self, number: int, until: int) -> None:
+        for key in islice(self.tier.blocks, number, number + 1):
+            self.tier.policy.pin(key, *self.tier.blocks[key], until)
+            assert self.tier.policy.is_pinned(key)
+
+    @rule(number=st.integers(0, 60))
+    def unpin(self, number: int) -> None:
+        for key in islice(self.tier.blocks, number, number + 1):
+            self.tier.policy.unpin(key, self.tier.blocks[key][0])
+            assert not self.tier.policy.is_pinned(key)
+
     @rule(now=st.integers(1, 5))
     def expire(self, now: int) -> None:
         self.tier.policy.expire(now)
@@ -251,7 +299,14 @@ class SharesAgainstModel(RuleBasedStateMachine):
         for tenant, size in self.tier.blocks.values():
             held[tenant] = held.get(tenant, 0) + size
         assert self.tier.policy.held_bytes == held
-        assert self.tier.policy.num_leased <= len(keys)
+        assert 0 <= self.tier.policy.num_leased <= len(keys)
+        assert self.tier.policy.leased_bytes >= 0
+        pinned = {key for key in keys if self.tier.policy.is_pinned(key)}
+        assert sum(self.tier.blocks[key][1] for key in pinned) == self.tier.policy.pinned_bytes
+        for order in (self.tier.policy.order("a"), self.tier.policy.own("a")):
+            behind = [key in pinned for key in order]
+            assert behind == sorted(behind)
+        assert not pinned & set(self.tier.policy.order("a", spare_leased=True))
 
 
 TestSharesAgainstModel = SharesAgainstModel.TestCase

@@ -19,9 +19,9 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_salts import salt_of
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import TIMES, Times
 from tests.otlp import Collector, collecting

@@ -19,6 +19,8 @@ from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
+    Pinned,
+    PinPrefix,
     PoolState,
     Purge,
     PurgeEnd,
@@ -58,6 +60,7 @@ class ScriptedPool:
     worst: dict[str, float] | None = None
     """Said when blocks are compared; without it all are missing."""
     compares: list[Compare] = field(default_factory=list)
+    pins: list[PinPrefix] = field(default_factory=list)
     is_barred: bool = True
     """Said at the end of a purge."""
     num_subscriptions: int = 0
@@ -129,6 +132,9 @@ class ScriptedPool:
                         ],
                     )
                 )
+            case PinPrefix() as message:
+                self.pins.append(message)
+                self.send(Pinned(job=message.job, num_blocks=3, num_bytes=3072))
             case Purge() | PurgePrefix(is_over=False) as message if self.on_purge is not None:
                 self.on_purge(self, message)
             case PurgeEnd() | PurgePrefix() as message:

@@ -14,8 +14,8 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.wrong_keys import ADDRESSES_MAX, TRIES_MAX, WINDOW_NS, WrongKeys
 from prfaas.core.kv.tenant_salts import salt_of
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 
 from .conftest import World, deployment_for, running

@@ -18,7 +18,7 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_salts import salt_of
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.wire.identity import make_authority, make_identity
 

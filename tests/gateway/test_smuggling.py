@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
+from prfaas.deployment_secret import deployment_secret
 
 from .conftest import World
 from .prompts import LONG, SHORT

@@ -10,8 +10,8 @@ import pytest
 
 from prfaas.core.admission.quotas import Limits, Quota
 from prfaas.core.kv.tenant_salts import salt_of
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME, Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from tests.live.conftest import LEFT, Live, document

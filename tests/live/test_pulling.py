@@ -11,7 +11,7 @@ import pytest
 
 from prfaas.config.routing import RoutingTable
 from prfaas.core.kv.tenant_salts import salt_of
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.live.conftest import Live, document, gateway_over, until
 from tests.live.handoff_sizes import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes

@@ -26,7 +26,7 @@ def test_memory_is_bounded_and_counted(prompts: list[tuple[int, int]]) -> None:
         names.keep(f"request-{request}", "a", [bytes(32)] * num_blocks)
         assert names.num_bytes <= limit
         assert len(names) <= 3
-        kept = sum(REQUEST_BYTES + len(each) for each in names._names.values())
+        kept = sum(REQUEST_BYTES + len(each) for each, _ in names._names.values())
         assert names.num_bytes == kept
 
 

@@ -43,6 +43,8 @@ from prfaas.wire.messages.fields import (
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkLease,
+    Pinned,
+    PinPrefix,
     PoolState,
     Purge,
     Purged,
@@ -127,6 +129,8 @@ EVERY: list[AnyMessage] = [
     LinkLease(bits_per_s=10**9, for_ns=3 * 10**9),
     PurgeEnded(job=9, was_barred=True),
     PurgePrefix(job=9, hashes=b"h" * 64, tenant="a" * 32, is_dry=True),
+    PinPrefix(job=9, hashes=b"h" * 64, tenant="a" * 32, for_ns=10**9),
+    Pinned(job=9, num_blocks=2, num_bytes=256, num_left_out=1, problem=""),
     Compare(job=2, layout_id=b"L" * 32, pairs=[(KEYS[0], KEYS[0])], limits={"float32": 0.02}),
     Compared(job=2, num_equal=1, num_different=2, num_missing=3, worst={"bfloat16": 0.5}),
     Compared(

@@ -126,8 +126,9 @@ class GatewayTable(Table):
     to all clients if there are no tenants."""
 
     request_names: SizeBytes = 32 * 2**20
-    """Memory for the names of the blocks of recent prompts, which `prfaas ctl purge --prefix-of`
-    needs: 32 bytes for each block, of 10,000 requests at most. "0B" keeps none."""
+    """Memory for the names of the blocks of recent prompts, which `prfaas ctl prefix` and
+    `purge --prefix-of` need: 32 bytes for each block, of 10,000 requests at most. "0B" keeps
+    none."""
     cache_max_age: DurationNs | None = None
     """Largest age of blocks of tenants without their own `cache_max_age`; no limit if absent."""
 

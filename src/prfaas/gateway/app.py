@@ -46,6 +46,7 @@ from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
 from prfaas.gateway.loops.purging import Purging
+from prfaas.gateway.loops.steering import make_steering
 from prfaas.gateway.loops.ticker import Pulse
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
@@ -154,8 +155,7 @@ class Gateway:
         self.identity = identity = identity_in(deployment.security.identities, name)
         self._tls = engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
-        profiles = load_profiles(deployment)
-        limits = deployment.routing
+        profiles, limits = load_profiles(deployment), deployment.routing
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
@@ -217,11 +217,14 @@ class Gateway:
         self._access = Access(
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
         )
-        self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        fetcher = Fetcher(tickets, self.pools.send)
+        places = Places(deployment.gateway.requests_max, fairness(deployment))
+        self._door, fetcher = Door(places), Fetcher(tickets, self.pools.send)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
+        steering = make_steering(live, fetcher, self.transfers, self.tenants)
         self._meter = self._metered(deployment)
-        self.pulse = Pulse(self.driver, self.guards, self.journal, (*self.loops.all, self._meter))
+        self.pulse = Pulse(
+            self.driver, self.guards, self.journal, (*self.loops.all, self._meter, steering.pins)
+        )
         self.metrics.control.watch_loops(lambda: self.pulse.frozen)
         control = Control(live, self.pulse)
         planner = Planner(live, self._prompts, self.loops.copier)
@@ -235,6 +238,7 @@ class Gateway:
                 times.purge_retry_s,
                 times.purge_repeat_s,
             ),
+            steering,
         )
         self._console = Console(
             Parts(live, control), deployment.gateway.consoles_max, times.console_interval_s

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from prfaas.core.kv.tenant_salts import salt_of
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 
 from .deployment import World, running

@@ -16,9 +16,9 @@ import pytest
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.core.kv.naming.page_chain import page_chain
 from prfaas.core.kv.tenant_salts import salt_of
+from prfaas.deployment_secret import deployment_secret
 from prfaas.engines.timing.profile import load_profile
 from prfaas.errors import ConfigError
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.pool.sites import until
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.tenant_salts import salt_of
-from prfaas.gateway.tenancy.deployment_secret import deployment_secret
+from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.lab.faults import Fault
 from tests.pool.sites import until

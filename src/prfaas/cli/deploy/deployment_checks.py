@@ -15,9 +15,9 @@ from prfaas.cli.deploy.topology import identity_names
 from prfaas.cli.host.process_group import SHARED_MEMORY
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.deployment_secret import FILE_NAME
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
-from prfaas.gateway.tenancy.deployment_secret import FILE_NAME
 from prfaas.market.price_file import deployment_market
 from prfaas.market.services import check_targets
 from prfaas.units import format_size

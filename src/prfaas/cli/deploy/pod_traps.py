@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import is_loopback
-from prfaas.gateway.tenancy.deployment_secret import FILE_NAME
+from prfaas.deployment_secret import FILE_NAME
 
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 """Set in every container of Kubernetes."""

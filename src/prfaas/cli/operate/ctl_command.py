@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
+from prfaas.cli.operate.ctl_gateway import Gateway, talks
 from prfaas.cli.operate.ctl_views import (
     decision_line,
     explain_lines,
-    joined,
-    purge_lines,
     status_lines,
 )
+from prfaas.cli.operate.prefix_command import prefix
 from prfaas.cli.supervision.commands import parts, restart
 
 FOLLOW_S = 1.0
 LIMIT_MAX = 1000
-PURGE_S = 180.0
-Run = TypeVar("Run", bound=Callable[..., None])
 
 
 class LinkType(click.ParamType[tuple[str, str]]):
@@ -44,33 +37,6 @@ class LinkType(click.ParamType[tuple[str, str]]):
         return source, destination
 
 
-class Gateway:
-    """A gateway, and how its answers are printed."""
-
-    def __init__(self, client: Client, *, as_json: bool) -> None:
-        self.client, self.as_json = client, as_json
-
-    def show(self, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]]) -> None:
-        """Print an answer."""
-        click.echo(json.dumps(found, indent=2) if self.as_json else joined(lines(found)))
-
-    def change(self, *parts: str, **body: object) -> None:
-        """Make a change, and print it."""
-        self.show(self.client.post(*parts, body=body), _decision_lines)
-
-
-def talks(run: Run) -> Run:
-    """Options of every command, which it gets as a `Gateway`."""
-
-    @asks_gateway
-    @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-    @functools.wraps(run)
-    def connected(*, url: str, key_file: Path | None, as_json: bool, **rest: Any) -> None:
-        run(Gateway(Client(url, operator_key(key_file)), as_json=as_json), **rest)
-
-    return connected  # type: ignore[return-value] # click calls it with keywords
-
-
 @click.group()
 def ctl() -> None:
     """Inspect and control a running gateway: loops, threshold, engines and clusters.
@@ -85,6 +51,7 @@ def ctl() -> None:
       prfaas ctl restart pd-engine
       prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
       prfaas ctl threshold set 8000 --link prfaas-pool:pd-pool
+      prfaas ctl prefix pin 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e --for 8h
       prfaas ctl drain pd-engine-2 --url http://gateway.example.net:8000
       prfaas ctl decisions --follow
     """
@@ -92,6 +59,7 @@ def ctl() -> None:
 
 ctl.add_command(parts)
 ctl.add_command(restart)
+ctl.add_command(prefix)
 
 
 @ctl.command()
@@ -292,14 +260,7 @@ def purge(
     target = {name: value for name, value in given.items() if value is not None}
     if len(target) != 1:
         raise click.UsageError("Give one of TENANT, --source POOL and --prefix-of REQUEST.")
-    ask = functools.partial(gateway.client.post, "purge", limit_s=PURGE_S)
-    if prefix_of is not None and not dry_run:
-        found = ask(body={**target, "dry_run": True})
-        click.echo("\n".join(purge_lines(found)), err=True)
-    found = ask(body={**target, "dry_run": dry_run})
-    gateway.show(found, purge_lines)
-    if not found["is_complete"]:
-        sys.exit(1)
+    gateway.purge(target, is_dry=dry_run, counts_first=prefix_of is not None)
 
 
 @ctl.command()
@@ -330,7 +291,3 @@ def _print_entries(gateway: Gateway, found: dict[str, Any], after: int) -> int:
     for entry in entries:
         click.echo(json.dumps(entry) if gateway.as_json else decision_line(entry))
     return int(entries[-1]["number"]) if entries else after
-
-
-def _decision_lines(found: dict[str, Any]) -> list[str]:
-    return [decision_line(entry) for entry in found["decisions"]]

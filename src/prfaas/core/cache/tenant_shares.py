@@ -6,7 +6,7 @@ to make room is the first of that order, whoever needs the room. So each evictio
 time, whatever the number of tenants. A block that leaves a reserve counts as used at that moment.
 
 A tenant at its limit makes room from its own blocks. Without any share the order is that of
-`LeasedLast` alone.
+`LeasedLast` alone. A pin is a lease that uses do not end.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class TenantShares(Generic[K]):
         self._shares: Mapping[str, Share] = {}
         self.held_bytes: dict[str, int] = {}
         """Bytes of each tenant with a block here, by its tag."""
+        self._pins: dict[K, int] = {}
+        """Sizes of pinned blocks."""
 
     def assign(self, shares: Mapping[str, Share], held: Iterable[Held[K]]) -> None:
         """Set the shares from now on.
@@ -129,6 +131,8 @@ class TenantShares(Generic[K]):
     def used(self, key: K, tenant: str, num_bytes: int) -> None:
         """A block served a hit: it moves to the reserve, and a lease ends."""
         account = self._accounts.get(tenant)
+        if key in self._pins:
+            return
         if account is None:
             self._outside.used(key)
         elif key in account.reserved:
@@ -150,6 +154,7 @@ class TenantShares(Generic[K]):
 
     def removed(self, key: K, tenant: str, num_bytes: int) -> None:
         """A block is gone."""
+        self._pins.pop(key, None)
         self._count(tenant, -num_bytes)
         account = self._accounts.get(tenant)
         if account is not None and key in account.reserved:
@@ -173,20 +178,26 @@ class TenantShares(Generic[K]):
         """
         yield from self._outside.unleased()
         if not spare_leased:
-            yield from self._outside.leased()
+            yield from self._unpinned(self._outside.leased())
         account = self._accounts.get(tenant)
         if account is not None:
-            yield from _reserved(account, spare_leased=spare_leased)
+            yield from self._unpinned(_reserved(account, spare_leased=spare_leased))
+        if self._pins and not spare_leased:
+            yield from self._pinned(self._outside.leased())
+            yield from self._pinned(() if account is None else account.reserved)
 
     def own(self, tenant: str, *, spare_leased: bool = False) -> Iterator[K]:
         """Blocks of a tenant with a share, those to evict first at the front."""
         account = self._accounts.get(tenant)
         if account is None:
             return
-        for key in account.outside:
+        for key in self._unpinned(account.outside):
             if not spare_leased or self._outside.lease_of(key) is None:
                 yield key
-        yield from _reserved(account, spare_leased=spare_leased)
+        yield from self._unpinned(_reserved(account, spare_leased=spare_leased))
+        if self._pins and not spare_leased:
+            yield from self._pinned(account.outside)
+            yield from self._pinned(account.reserved)
 
     def excess_bytes(self, tenant: str, num_bytes: int = 0) -> int:
         """Bytes of a tenant above its limit, with `num_bytes` more; at least 0."""
@@ -205,14 +216,16 @@ class TenantShares(Generic[K]):
 
     @property
     def num_leased(self) -> int:
-        """Leased blocks."""
-        return len(self._outside) + sum(len(each.leases) for each in self._accounts.values())
+        """Leased blocks, without pinned ones."""
+        leased = len(self._outside) + sum(len(each.leases) for each in self._accounts.values())
+        return leased - len(self._pins)
 
     @property
     def leased_bytes(self) -> int:
-        """Bytes of leased blocks."""
+        """Bytes of leased blocks, without pinned ones."""
         leases = (lease for each in self._accounts.values() for lease in each.leases.values())
-        return self._outside.num_bytes + sum(num_bytes for _, num_bytes in leases)
+        leased = self._outside.num_bytes + sum(num_bytes for _, num_bytes in leases)
+        return leased - self.pinned_bytes
 
     def copies(self) -> Iterator[K]:
         """Copies without lease, in order of eviction."""
@@ -241,7 +254,9 @@ class TenantShares(Generic[K]):
         self._outside.lease(key, until_ns, num_bytes, is_copy=is_copy)
 
     def release(self, key: K, tenant: str) -> None:
-        """End a lease; no effect if it is not leased."""
+        """End a lease; no effect if it is not leased, or pinned."""
+        if key in self._pins:
+            return
         account = self._accounts.get(tenant)
         if account is not None and key in account.reserved:
             account.leases.pop(key, None)
@@ -254,6 +269,43 @@ class TenantShares(Generic[K]):
         for account in self._accounts.values():
             for key in [key for key, (end, _) in account.leases.items() if end <= now_ns]:
                 del account.leases[key]
+        self._forget_pins()
+
+    # --- pins ---
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned blocks."""
+        return sum(self._pins.values())
+
+    def is_pinned(self, key: K) -> bool:
+        """Return True if a block is pinned."""
+        return key in self._pins
+
+    def pin(self, key: K, tenant: str, num_bytes: int, until_ns: int) -> None:
+        """Evict a block after all others until a time, also when it is used; it is no copy then."""
+        if key not in self._pins:
+            self.removed(key, tenant, num_bytes)
+            self.added(key, tenant, num_bytes)
+            self._pins[key] = num_bytes
+        self.lease(key, tenant, num_bytes, until_ns)
+
+    def unpin(self, key: K, tenant: str) -> None:
+        """End a pin; no effect without."""
+        if self._pins.pop(key, None) is not None:
+            self.release(key, tenant)
+
+    def _pinned(self, keys: Iterable[K]) -> Iterator[K]:
+        return (key for key in keys if key in self._pins)
+
+    def _unpinned(self, keys: Iterable[K]) -> Iterator[K]:
+        return (key for key in keys if key not in self._pins) if self._pins else iter(keys)
+
+    def _forget_pins(self) -> None:
+        """Forget pins whose time is over: their leases have ended."""
+        if self._pins:
+            leased = set(self._outside.leased()).union(*(a.leases for a in self._accounts.values()))
+            self._pins = {key: size for key, size in self._pins.items() if key in leased}
 
     # --- reserves ---
 

@@ -20,8 +20,10 @@ from prfaas.gateway.telemetry.explain import explain
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX
 from prfaas.market.operator import PriceBody
+from prfaas.prefixes.steering import Steering
 
 BODY_BYTES_MAX = 4096
+PIN_S_MAX = 30 * 86_400.0
 _LIMIT_DEFAULT = 100
 _NUMBER_MAX = 2**53
 T = TypeVar("T")
@@ -63,6 +65,17 @@ class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class PrefixBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/prefixes`: pin the blocks of a prompt for a time, or copy them to a pool."""
+
+    request: Name
+    pool: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    for_s: Annotated[float, msgspec.Meta(ge=0, le=PIN_S_MAX)] | None = None
+    """Of a pin; None is a copy."""
+    source: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    dry_run: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ControlApi:
     """Pages that show and change what the control plane does."""
@@ -70,6 +83,7 @@ class ControlApi:
     live: LiveParts
     control: Control
     purging: Purging
+    steering: Steering
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -82,12 +96,20 @@ class ControlApi:
         router.add_post("/control/clusters/{name}", self._cluster)
         router.add_post("/control/prices/{name}", self._price)
         router.add_post("/control/purge", self._purge)
+        router.add_post("/control/prefixes", self._prefix)
 
     async def _purge(self, request: web.Request) -> web.Response:
         body = await _body(request, PurgeBody)
         return json_response(
             await self.purging.purge(body.source, body.tenant, body.prefix_of, is_dry=body.dry_run)
         )
+
+    async def _prefix(self, request: web.Request) -> web.Response:
+        body = await _body(request, PrefixBody)
+        at, is_dry = (body.request, body.pool), body.dry_run
+        if body.for_s is None:
+            return json_response(await self.steering.copy(*at, body.source, is_dry=is_dry))
+        return json_response(await self.steering.pin(*at, body.for_s, is_dry=is_dry))
 
     async def _status(self, _: web.Request) -> web.Response:
         return json_response(self.control.status())

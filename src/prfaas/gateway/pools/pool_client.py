@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
@@ -33,6 +35,8 @@ from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
     LinkTelemetry,
+    Pinned,
+    PinPrefix,
     Purge,
     Purged,
     PurgeEnd,
@@ -63,8 +67,9 @@ class PoolTiming:
     connect_s: float = 5.0
 
 
-Answer = Purged | PurgeEnded | Compared
-A = TypeVar("A", Purged, PurgeEnded, Compared)
+Answer = Purged | PurgeEnded | Pinned | Compared
+A = TypeVar("A", Purged, PurgeEnded, Pinned, Compared)
+_Order = Purge | PurgeEnd | PurgePrefix | PinPrefix | Compare
 
 
 class PoolClient:
@@ -133,6 +138,14 @@ class PoolClient:
         """
         return await self._answer(target.asks(next(self._jobs), is_dry=is_dry), Purged)
 
+    async def pin(self, message: PinPrefix) -> Pinned:
+        """Have the pool pin the blocks of a prompt, or count them.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        return await self._answer(replace(message, job=next(self._jobs)), Pinned)
+
     async def end_purge(self, target: Target) -> bool:
         """Have the pool take blocks of a source or tenant again.
 
@@ -157,7 +170,7 @@ class PoolClient:
         )
         return await self._answer(message, Compared)
 
-    async def _answer(self, message: Purge | PurgeEnd | PurgePrefix | Compare, kind: type[A]) -> A:
+    async def _answer(self, message: _Order, kind: type[A]) -> A:
         if self._channel is None:
             raise PeerError("not connected")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -211,7 +224,7 @@ class PoolClient:
         if isinstance(message, Pong):
             self.answered_ns = message.at_ns
             return
-        if not isinstance(message, Purged | PurgeEnded | Compared):
+        if not isinstance(message, Answer):
             self.subscription.receive(message)
             return
         answer = self._asked.get(message.job)
@@ -347,6 +360,10 @@ class Pools:
         """Send a message to a pool; False if it is not connected."""
         client = self._clients.get(pool)
         return client is not None and client.send(message)
+
+    async def pin(self, pool: str, message: PinPrefix) -> Pinned:
+        """See `PoolClient.pin`; KeyError if it has left."""
+        return await self._clients[pool].pin(message)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Report the end of a transfer to both pools."""

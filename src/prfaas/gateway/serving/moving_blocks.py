@@ -11,9 +11,10 @@ from functools import partial
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
+from prfaas.core.transfer.prefix import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.pools.prefix_fetch import Fetcher, NotAsked, Prefix
+from prfaas.gateway.pools.prefix_fetch import Fetcher, NotAsked
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan

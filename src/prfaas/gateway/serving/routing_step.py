@@ -84,7 +84,8 @@ class Planner:
         tokenised = await self.tokenise(client, tenant)
         record.tokenised(tokenised.prompt.num_tokens)
         prompt, arrival = tokenised.prompt, self.arrival(client, tenant, tokenised)
-        self._live.records.names.keep(record.request_id, record.tenant, prompt.hashes)
+        names = self._live.records.names
+        names.keep(record.request_id, record.tenant, prompt.hashes, arrival.quality)
         plan = self._decide(arrival, prompt, record)
         if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
             record.explain(ADAPTER)

@@ -32,6 +32,10 @@ class KnownLayouts:
         if any(codec_of(group.planes) for group in layout.groups):
             self._on_codable()
 
+    def groups(self) -> list[tuple[bytes, int]]:
+        """Layout id and index of every known cache group."""
+        return [(layout, index) for layout, there in self._groups.items() for index in there]
+
     def group(self, layout_id: bytes, index: int) -> CacheGroup | None:
         """Return a cache group; None if no engine has announced it."""
         return self._groups.get(layout_id, {}).get(index)

@@ -32,6 +32,7 @@ from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.node_state import DISK, HOST, NodeState
 from prfaas.pool.node.peers import Peers
+from prfaas.pool.node.prefix_pinning import PrefixPinning
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.node.tenants import AnnouncedShares
@@ -156,9 +157,10 @@ class PoolNode:
         self._kernels = kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
-        self._site_share, self._comparing = (
+        self._site_share, self._comparing, self._pinning = (
             SiteShare(settings.site_budget, settings.site, self.links, clock_ns),
             Comparing(self.store, self._known_layouts),
+            PrefixPinning(self.store, self._known_layouts, clock_ns),
         )
         self._aging = Aging(
             self.store,
@@ -198,6 +200,7 @@ class PoolNode:
             on_refused=self._pulls.refused,
             on_resumed=self._pulls.resumed,
             on_purge=self._purging.asked,
+            on_pin=self._pinning.asked,
             on_compare=self._comparing.asked,
             on_lease=lambda gateway, lease: self._site_share.take(
                 gateway, Lease(lease.bits_per_s, lease.for_ns)
@@ -537,6 +540,7 @@ class PoolNode:
             self.inbound.expire()
             self.link_port.expire()
             self._purging.expire()
+            self._pinning.expire()
             self._audit.sweep(self._is_moving)
             self._storage.read(self._clock_ns())
             self.peers.expire()

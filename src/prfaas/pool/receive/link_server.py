@@ -33,7 +33,14 @@ from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode
 from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import LinkLease, Purge, PurgeEnd, PurgePrefix, Subscribe
+from prfaas.wire.messages.gateway import (
+    LinkLease,
+    PinPrefix,
+    Purge,
+    PurgeEnd,
+    PurgePrefix,
+    Subscribe,
+)
 from prfaas.wire.messages.link import (
     Abort,
     Arrived,
@@ -57,7 +64,9 @@ log = logging.getLogger(__name__)
 KEYS_AT_ONCE = 4096
 
 _AnyPurge = Purge | PurgeEnd | PurgePrefix
-_OfGateway = Subscribe | Survey | Pull | Abort | Release | _AnyPurge | Compare | LinkLease
+_OfGateway = (
+    Subscribe | Survey | Pull | Abort | Release | _AnyPurge | PinPrefix | Compare | LinkLease
+)
 
 
 class LinkPort:
@@ -75,6 +84,7 @@ class LinkPort:
         channels: Limits on unsent bytes of connections for messages.
         probes: Limits of link tests.
         on_met: Called with a source and the regions in its certificate; True if they have changed.
+        on_pin: Called with what a gateway pins, its name, and how to answer.
         allows: Returns False for a message that a gateway may not send, once it is answered.
         on_resumed: Called with each open transfer of a source that has reconnected, and the new
             connection.
@@ -98,6 +108,7 @@ class LinkPort:
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
         on_refused: Callable[[Refused, str], None],
         on_purge: Callable[[_AnyPurge, str, Callable[[Message], None]], None],
+        on_pin: Callable[[PinPrefix, str, Callable[[Message], None]], None],
         clock_ns: Callable[[], int],
         decoding: Decoding,
         encryption: LinkEncryption = LinkEncryption.TLS,
@@ -126,7 +137,7 @@ class LinkPort:
         self._on_pull = on_pull
         self._on_refused = on_refused
         self._on_purge, self._on_compare, self._on_met = on_purge, on_compare, on_met
-        self._on_lease, self._on_resumed = on_lease, on_resumed
+        self._on_lease, self._on_resumed, self._on_pin = on_lease, on_resumed, on_pin
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -264,6 +275,7 @@ class LinkPort:
                 | Purge()
                 | PurgeEnd()
                 | PurgePrefix()
+                | PinPrefix()
                 | Compare()
                 | LinkLease()
             ):
@@ -286,6 +298,8 @@ class LinkPort:
                 self._inbound.release(message.transfer_id)
             case Purge() | PurgeEnd() | PurgePrefix():
                 self._on_purge(message, channel.peer, channel.send)
+            case PinPrefix():
+                self._on_pin(message, channel.peer, channel.send)
             case LinkLease():
                 self._on_lease(channel.peer, message)
             case Compare():

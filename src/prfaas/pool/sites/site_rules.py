@@ -11,12 +11,21 @@ from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
-from prfaas.wire.messages.gateway import LinkLease, Purge, Purged, PurgeEnd, PurgePrefix
+from prfaas.wire.messages.gateway import (
+    LinkLease,
+    Pinned,
+    PinPrefix,
+    Purge,
+    Purged,
+    PurgeEnd,
+    PurgePrefix,
+)
 from prfaas.wire.messages.link import Abort, Release
 
 TRANSFERS_MAX = 100_000
 """Transfers whose site is remembered; the oldest is forgotten first."""
 NOT_YOURS = "a gateway of a site that shares this pool node purges its own tenants, one by one"
+NO_PINS = "a gateway of a site that shares this pool node pins nothing: its reserve protects it"
 
 
 class SiteRules:
@@ -84,9 +93,9 @@ class SiteRules:
                 if isinstance(message, Purge | PurgePrefix):
                     answer(_not_purged(message))
                 return False
-            case Compare() | LinkLease():
-                return False
-        return True
+            case PinPrefix():
+                answer(Pinned(job=message.job, num_blocks=0, num_bytes=0, problem=NO_PINS))
+        return not isinstance(message, PinPrefix | Compare | LinkLease)
 
 
 def _not_purged(message: Purge | PurgePrefix) -> Purged:

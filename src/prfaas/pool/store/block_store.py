@@ -250,8 +250,31 @@ class BlockStore:
         if block is not None:
             self._policy.release(name, block.origin.tenant)
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned blocks."""
+        return self._policy.pinned_bytes
+
+    def pin(self, name: BlockName, until_ns: int) -> bool:
+        """Keep a block in memory until a time; False if it is not in this memory."""
+        block = self._blocks.get(name)
+        if block is None or name in self._outside:
+            return False
+        self._policy.pin(name, *_owned(block), until_ns)
+        return True
+
+    def unpin(self, names: Iterable[BlockName]) -> None:
+        """End pins."""
+        for name in names:
+            if (block := self._blocks.get(name)) is not None:
+                self._policy.unpin(name, block.origin.tenant)
+
+    def is_pinned(self, name: BlockName) -> bool:
+        """Return True if a block is pinned."""
+        return self._policy.is_pinned(name)
+
     def expire(self, now_ns: int) -> None:
-        """End expired leases, and drop copies outside the memory that were read."""
+        """End expired leases and pins, and drop copies outside the memory that were read."""
         self._policy.expire(now_ns)
         self._drop_outside()
 
@@ -268,6 +291,13 @@ class BlockStore:
             return block.origin
         tier = self._below(name)
         return None if tier is None else tier.origin(name)
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a block in any tier; 0 if it is not here."""
+        block, tier = self._blocks.get(name), self._below(name)
+        if block is not None:
+            return len(block.data)
+        return 0 if tier is None else tier.num_bytes(name)
 
     def in_memory(self) -> list[BlockName]:
         """Names of all blocks in memory."""

@@ -26,6 +26,8 @@ from prfaas.wire.messages.engine import (
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkLease,
+    Pinned,
+    PinPrefix,
     PoolState,
     Purge,
     Purged,
@@ -97,6 +99,8 @@ AnyMessage = (
     | PurgeEnd
     | PurgeEnded
     | PurgePrefix
+    | PinPrefix
+    | Pinned
     | Purged
     | Compare
     | Compared

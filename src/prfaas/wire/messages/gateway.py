@@ -154,6 +154,36 @@ class PurgePrefix(Message, tag="purge_prefix"):
     """Take them again."""
 
 
+class PinPrefix(Message, tag="pin_prefix"):
+    """Keep the blocks with these hashes in memory for a time, also those that come later.
+
+    A repetition replaces the pin of the same gateway on the same hashes. The answer is `Pinned`.
+    """
+
+    job: Count
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]
+    """Of the blocks of a prompt, one behind the other."""
+    tenant: Tag = ""
+    """Tag of its tenant: blocks of others are not pinned."""
+    for_ns: Nanoseconds = 0
+    """0 ends the pin."""
+    is_dry: bool = False
+    """Only count them."""
+
+
+class Pinned(Message, tag="pinned"):
+    """Answer to `PinPrefix`."""
+
+    job: Count
+    num_blocks: Count
+    """Blocks of the prompt that are pinned; with `is_dry`, that are in a tier."""
+    num_bytes: Count
+    num_left_out: Count = 0
+    """Blocks that are here and not pinned: no more of the memory may be pinned."""
+    problem: Text = ""
+    """Reason why nothing was done; otherwise empty."""
+
+
 class PurgeEnded(Message, tag="purge_ended"):
     """Answer to `PurgeEnd`.
 

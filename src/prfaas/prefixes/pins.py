@@ -1,0 +1,131 @@
+"""Pins of prompts: pool nodes keep their blocks in memory until the end of the pin.
+
+A pool node forgets a pin after PIN_NS; the gateway repeats it before. So a pool node that was
+restarted takes it up again, and pins end when their gateway does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas.errors import PeerError, RequestError
+from prfaas.prefixes.reports import unknown_pool
+from prfaas.purge.targets import Target
+from prfaas.units import NS_PER_S
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.gateway import Pinned, PinPrefix
+
+PIN_NS = 90 * NS_PER_S
+"""End of a pin that is not repeated."""
+REPEAT_NS = 30 * NS_PER_S
+PINS_MAX = 64
+"""Pins of a gateway; a pool node keeps no more of one."""
+
+
+class PinPools(Protocol):
+    """The pool nodes of a deployment."""
+
+    def names(self) -> list[str]:
+        """Names of all pools."""
+        ...
+
+    def send(self, pool: str, message: Message) -> bool:
+        """Send a message to a pool; False if it is not connected."""
+        ...
+
+    async def pin(self, pool: str, message: PinPrefix) -> Pinned:
+        """Have a pool pin blocks, or count them.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Pin:
+    message: PinPrefix
+    pools: list[str]
+    until_ns: int
+    repeat_at_ns: int
+
+
+class Pins:
+    """The pins of one gateway.
+
+    Args:
+        pools: Where blocks are pinned.
+    """
+
+    turns_each_beat = False
+
+    def __init__(self, pools: PinPools) -> None:
+        self._pools = pools
+        self._pins: dict[bytes, _Pin] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    async def pin(
+        self, target: Target, pool: str, for_ns: int, now_ns: int, *, is_dry: bool
+    ) -> dict[str, Pinned]:
+        """Pin the blocks of a prompt, or count them; a pin in force gets a new end.
+
+        Args:
+            target: The prompt.
+            pool: Name of a pool; empty for all.
+            for_ns: How long, ns; 0 ends a pin.
+            now_ns: Time.
+            is_dry: Only count them.
+
+        Returns:
+            Answer of each pool.
+
+        Raises:
+            RequestError: There is no such pool, or there are too many pins.
+        """
+        pools = self._pools.names()
+        if pool and pool not in pools:
+            raise unknown_pool(pool, pools)
+        pools = [pool] if pool else pools
+        first_ns = min(for_ns, PIN_NS)
+        tag = target.tag or ""
+        message = PinPrefix(job=0, hashes=target.hashes, tenant=tag, for_ns=first_ns, is_dry=is_dry)
+        known = self._pins.get(target.hashes)
+        if not is_dry and for_ns:
+            if known is None and len(self._pins) >= PINS_MAX:
+                raise RequestError(
+                    f"there are {PINS_MAX} pins, the limit of a gateway; end one with "
+                    "`prfaas ctl prefix unpin`",
+                    status=409,
+                )
+            until_ns, repeat_at_ns = now_ns + for_ns, now_ns + REPEAT_NS
+            self._pins[target.hashes] = _Pin(message, pools, until_ns, repeat_at_ns)
+        elif not is_dry:
+            self._pins.pop(target.hashes, None)
+        answers = await asyncio.gather(*(self._ask(pool, message) for pool in pools))
+        return dict(zip(pools, answers, strict=True))
+
+    def beat(self, now_ns: int) -> None:
+        """Repeat the pins that are due; forget those that are over."""
+        for hashes, pin in list(self._pins.items()):
+            if pin.until_ns <= now_ns:
+                del self._pins[hashes]
+            elif pin.repeat_at_ns <= now_ns:
+                pin.repeat_at_ns = now_ns + REPEAT_NS
+                left_ns = min(pin.until_ns - now_ns, PIN_NS)
+                message = PinPrefix(job=0, hashes=hashes, tenant=pin.message.tenant, for_ns=left_ns)
+                for pool in pin.pools:
+                    self._pools.send(pool, message)
+
+    def turn(self, now_ns: int) -> None:
+        """Nothing is begun by itself."""
+
+    async def _ask(self, pool: str, message: PinPrefix) -> Pinned:
+        try:
+            return await self._pools.pin(pool, message)
+        except (PeerError, KeyError) as error:
+            why = str(error) if isinstance(error, PeerError) else "it has left the deployment"
+            return Pinned(job=0, num_blocks=0, num_bytes=0, problem=why)
