@@ -88,6 +88,23 @@ async def test_what_home_misses_again_and_again_is_copied_once(
         assert copier.num_open == 0
 
 
+async def test_what_a_cached_prefix_saves_is_counted_by_tenant(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with copying(checkpoint, identities, tmp_path) as (world, _):
+        name = 'prfaas_tenant_saved_seconds_total{cluster="pd",tenant="default"}'
+        assert await world.metric(name) == 0
+        world.pd_pool.store(LAYOUT, held_keys(world))
+        await until(lambda: world.gateway.index.num_blocks("pd-pool") == HELD // 16 + 1)
+        await ask(world, 1)
+        record = await world.record()
+        num_tokens, times = record["num_prompt_tokens"], world.gateway.driver.dispatcher._times
+        assert record["pd_hit_tokens"] == HELD
+        saved_ns = times.local_ns(num_tokens) - times.local_ns(num_tokens - HELD)
+        assert saved_ns > 0
+        assert await world.metric(name) == pytest.approx(saved_ns / NS_PER_S)
+
+
 async def test_the_ticket_of_a_copy_allows_exactly_it(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:

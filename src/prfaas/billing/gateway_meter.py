@@ -85,13 +85,14 @@ class GatewayMeter:
 
     # --- usage ---
 
-    def prefill(self, arrival: Arrival, routed: Routed, work_ns: int) -> None:
+    def prefill(self, arrival: Arrival, routed: Routed, work_ns: int, saved_ns: int) -> None:
         """A prefill was booked.
 
         Args:
             arrival: The request.
             routed: Its route.
             work_ns: Work of an instance; 0 without a profile.
+            saved_ns: Work that the cached prefix saves it; 0 without a profile.
         """
         is_remote = routed.decision.path is Path.REMOTE
         key = UsageKey(
@@ -101,6 +102,7 @@ class GatewayMeter:
             "" if arrival.service is None else arrival.service.name,
         )
         self._meter.add(key, Amounts(1, routed.num_tokens_to_prefill, work_ns))
+        self._metrics.saved(key, saved_ns)
 
     def decoded(self, ended: Decode) -> None:
         """A request ended; without a decode nothing is counted."""

@@ -11,7 +11,7 @@ _LABELS = ("tenant", "phase", "cluster", "class")
 
 
 class UsageMetrics:
-    """Counters of a gateway; they grow when usage is recorded.
+    """Counters of a gateway; those of usage grow when it is recorded.
 
     Args:
         registry: Of the process.
@@ -25,6 +25,17 @@ class UsageMetrics:
         self._tokens = counter("tokens", "Prompt tokens to compute, and output tokens")
         self._engine = counter("engine_seconds", "Work of an instance for prefills")
         self._slot = counter("slot_seconds", "Time of sequences in instances that decode")
+
+        self._saved = Counter(
+            "prfaas_tenant_saved_seconds",
+            "Work of an instance that cached prefixes saved; 0 without a plan",
+            ("tenant", "cluster"),
+            registry=registry,
+        )
+
+    def saved(self, key: UsageKey, saved_ns: int) -> None:
+        """A prefill was booked whose cached prefix saves work."""
+        self._saved.labels(key.tenant, key.cluster).inc(saved_ns / NS_PER_S)
 
     def used(self, key: UsageKey, amounts: Amounts) -> None:
         """Usage was recorded."""

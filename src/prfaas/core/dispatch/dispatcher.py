@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.expected_times import ExpectedTimes
@@ -45,8 +46,9 @@ from prfaas.core.routing.policies import PolicyName
 
 RETRY_UNSERVED_S = 1
 
-PrefillMeter = Callable[[Arrival, Routed, int], None]
-"""Counts a booked prefill: request, route, and work of an instance, ns; 0 without a profile."""
+PrefillMeter = Callable[[Arrival, Routed, int, int], None]
+"""Counts a booked prefill: request, route, work of an instance, ns, and the work that the cached
+prefix saves it; both are 0 without a profile."""
 
 
 class Dispatcher:
@@ -261,9 +263,13 @@ class Dispatcher:
         """Count a prefill, its cost, and that of the blocks that cross a link for it."""
         cluster, num_tokens, times = routed.cluster, routed.num_tokens_to_prefill, self._times
         is_remote = routed.decision.path is Path.REMOTE
-        work_ns = times.remote_ns(cluster, num_tokens) if is_remote else times.local_ns(num_tokens)
-        if self._meter is not None:
-            self._meter(arrival, routed, work_ns if times.has_plan else 0)
+        prefill_ns = partial(times.remote_ns, cluster) if is_remote else times.local_ns
+        work_ns = prefill_ns(num_tokens)
+        if self._meter is not None and times.has_plan:
+            saved_ns = prefill_ns(routed.facts.num_prompt_tokens) - work_ns
+            self._meter(arrival, routed, work_ns, max(0, saved_ns))
+        elif self._meter is not None:
+            self._meter(arrival, routed, 0, 0)
         if self.market is not None:
             link = option.cluster.name
             self.market.spend(cluster, work_ns, routed.shipped_bytes, link, now_ns)
