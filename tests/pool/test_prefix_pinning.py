@@ -75,6 +75,7 @@ async def test_a_flood_evicts_all_but_the_pinned_prompt_also_after_it_was_used(
     assert await engine.store(rest, tenant=OWNER)
     told = await pin(gateway)
     assert (told.num_blocks, told.num_bytes, told.num_left_out) == (4, 4 * BLOCK_BYTES, 0)
+    assert pd.metric("pool_pinned_bytes") == 4 * BLOCK_BYTES
     assert await engine.load(PROMPT) == [True] * 4
     await flood(engine, pd)
     assert set(PROMPT) <= in_memory(pd)

@@ -77,6 +77,9 @@ class PoolMetrics:
         self.leased_blocks = self._gauge(
             "pool_leased_blocks", "KV blocks of transfers that are not loaded yet."
         )
+        self.pinned_bytes = self._gauge(
+            "pool_pinned_bytes", "Bytes of blocks that operators have pinned in memory."
+        )
         self.leased_bytes = self._gauge(
             "pool_leased_bytes", "Bytes of blocks of transfers that are not loaded yet."
         )

@@ -109,6 +109,7 @@ class NodeState:
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.leased_bytes.set_function(lambda: store.leased_bytes)
+        metrics.pinned_bytes.set_function(lambda: store.pinned_bytes)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: link_port.data.unfinished_bytes)

@@ -7,6 +7,7 @@ gateway, and takes in blocks that have come since. Blocks that are only below ar
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ PIN_RATIO = 0.25
 """Share of memory that all pins may hold together."""
 PINS_MAX = 64
 """Pins of one gateway; more are refused."""
+WAITING_MAX = 256
+"""Orders that wait for others."""
 SLICE = 256
 """Hashes that are looked up at a stretch."""
 
@@ -53,12 +56,16 @@ class PrefixPinning:
     ) -> None:
         self._store, self._layouts, self._clock_ns = store, layouts, clock_ns
         self._pins: dict[tuple[str, bytes], _Pin] = {}
-        """By gateway and hashes."""
+        """By gateway and digest of the hashes."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
     def asked(self, message: PinPrefix, gateway: str, answer: Callable[[Message], None]) -> None:
         """A gateway pins the blocks of a prompt, repeats or ends that, or counts them."""
+        if len(self._tasks) >= WAITING_MAX:
+            problem = f"{WAITING_MAX} orders wait already; try again"
+            answer(Pinned(job=message.job, num_blocks=0, num_bytes=0, problem=problem))
+            return
         task = asyncio.create_task(self._answer(message, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -76,7 +83,7 @@ class PrefixPinning:
             answer(await self._handle(message, gateway))
 
     async def _handle(self, message: PinPrefix, gateway: str) -> Pinned:
-        key = gateway, message.hashes
+        key = gateway, hashlib.sha256(message.hashes).digest()
         if not message.is_dry and not message.for_ns:
             self._end(key)
             return Pinned(job=message.job, num_blocks=0, num_bytes=0)
