@@ -14,15 +14,15 @@ MS, KIB = 1_000_000, 1 << 10
     ("bits_per_s", "num_connections", "rtt_ms", "kib"),
     [
         (10**9, 4, 40, 256),
-        (10**9, 4, 5, 128),
+        (10**9, 4, 5, 256),
         (10**9, 6, 100, 512),
-        (5 * 10**9, 6, 20, 512),
+        (5 * 10**9, 6, 20, 1024),
         (10**7, 4, 40, 32),
-        (10**11, 16, 300, 512),
-        (10**10, 2, 0, 512),
+        (10**11, 16, 300, 1024),
+        (10**10, 2, 0, 1024),
     ],
 )
-def test_a_fragment_lasts_four_milliseconds_or_a_fifth_of_a_round_trip(
+def test_a_fragment_lasts_eight_milliseconds_or_a_fifth_of_a_round_trip(
     bits_per_s: int, num_connections: int, rtt_ms: int, kib: int
 ) -> None:
     assert fragment_bytes(bits_per_s // 8 // num_connections, rtt_ms * MS) == kib * KIB

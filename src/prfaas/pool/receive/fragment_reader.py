@@ -17,7 +17,7 @@ from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, FragmentPrefix, ReceivedBl
 
 WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
 """Bytes for which a reader of a TLS connection wakes up; a TLS record may be partly read."""
-SEALED_WAKE_BYTES = 512 << 10
+SEALED_WAKE_BYTES = 1 << 20
 """The same without TLS: nothing can be done before a fragment is whole."""
 
 

@@ -30,9 +30,9 @@ from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_inf
 
 log = logging.getLogger(__name__)
 
-FRAGMENT_BYTES_LARGEST = 512 << 10
+FRAGMENT_BYTES_LARGEST = 1 << 20
 PAGE_BYTES = 4096
-FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 4_000_000, 1 / 5
+FRAGMENT_NS, FRAGMENT_ROUND_TRIPS = 8_000_000, 1 / 5
 """Duration of a fragment: the longer of a time and a part of the round trip.
 
 It is short enough that all connections share a block and an urgent one waits little, and long
