@@ -75,7 +75,10 @@ async def test_a_copy_shows_its_cost_and_moves_the_blocks(
         assert (entry.loop, entry.what) == (Loop.OPERATOR, f"prompt of request {REQUEST}")
         status, again = await order(world, pool="pd-pool")
         assert status == 409
-        assert "hold nothing of this prompt that pd-pool lacks" in again["error"]["message"]
+        assert (
+            "of this prompt pd-pool lacks nothing that prfaas-pool holds"
+            in again["error"]["message"]
+        )
 
 
 async def test_a_copy_that_a_pool_refuses_is_told(

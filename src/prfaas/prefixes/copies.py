@@ -130,7 +130,7 @@ class CopyOffers:
         best = max(offers, key=lambda offer: offer.prefix.num_tokens, default=None)
         if best is None:
             raise RequestError(
-                f"{' and '.join(sources)} hold nothing of this prompt that {destination} lacks",
+                f"of this prompt {destination} lacks nothing that {' or '.join(sources)} holds",
                 status=409,
             )
         return best
