@@ -49,11 +49,13 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(["dispatch", "dispatch", "report", "look", "late report", "drop"]),
         st.sampled_from(NAMES),
-        st.integers(0, 3 * NS_PER_S),
+        st.integers(1, 3 * NS_PER_S),
         st.integers(1, 5 * NS_PER_S),
     ),
     max_size=40,
 )
+"""Action, instance, time since the last step, and work. No two steps are at one instant: a report
+of an instant counts what was sent at it."""
 
 
 @given(steps=STEPS, hears_ends=st.booleans())
