@@ -22,7 +22,13 @@ from .conftest import World, deployment_for, running
 from .prompts import LONG
 
 ALICE, BOB = new_key(), new_key()
-PATHS = ("/control/loops", "/control/threshold", "/control/engines/spare", "/control/purge")
+PATHS = (
+    "/control/loops",
+    "/control/threshold",
+    "/control/engines/spare",
+    "/control/purge",
+    "/control/prefixes",
+)
 
 
 @pytest.fixture
@@ -85,6 +91,17 @@ async def test_a_change_that_is_refused_is_recorded_with_its_operator(
         "/control/engines/{name}",
         404,
     )
+
+
+async def test_orders_on_prompts_are_for_operators_and_recorded(
+    audited: World, tmp_path: Path
+) -> None:
+    order = {"request": "unknown-1", "for_s": 60}
+    assert await change(audited, KEYS["red"], "/control/prefixes", order) in (401, 403)
+    assert await change(audited, new_key(), "/control/prefixes", order) == 401
+    assert await change(audited, ALICE, "/control/prefixes", order) == 404
+    (record,) = [each for each in recorded(tmp_path, "refusal") if each.get("operator") == "alice"]
+    assert (record["route"], record["status"]) == ("/control/prefixes", 404)
 
 
 async def test_a_wrong_key_is_refused_recorded_and_limited(audited: World, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class CopyPools(Protocol):
 
 
 class LinkCost(NamedTuple):
-    """What bytes on a link cost now.
+    """Cost of bytes on a link, as of now.
 
     Attributes:
         bits_per_s: Rate of the link; 0 if unknown.

@@ -1,4 +1,4 @@
-"""What operators' orders on prompts (`prfaas/prefixes`) need of a gateway: copies, and costs."""
+"""Copies, costs and records of operators' orders on prompts (`prfaas/prefixes`)."""
 
 from __future__ import annotations
 
