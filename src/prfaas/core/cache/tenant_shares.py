@@ -86,6 +86,8 @@ class TenantShares(Generic[K]):
         """Bytes of each tenant with a block here, by its tag."""
         self._pins: dict[K, int] = {}
         """Sizes of pinned blocks."""
+        self.pinned_bytes = 0
+        """Bytes of pinned blocks."""
 
     def assign(self, shares: Mapping[str, Share], held: Iterable[Held[K]]) -> None:
         """Set the shares from now on.
@@ -154,7 +156,7 @@ class TenantShares(Generic[K]):
 
     def removed(self, key: K, tenant: str, num_bytes: int) -> None:
         """A block is gone."""
-        self._pins.pop(key, None)
+        self.pinned_bytes -= self._pins.pop(key, 0)
         self._count(tenant, -num_bytes)
         account = self._accounts.get(tenant)
         if account is not None and key in account.reserved:
@@ -273,11 +275,6 @@ class TenantShares(Generic[K]):
 
     # --- pins ---
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of pinned blocks."""
-        return sum(self._pins.values())
-
     def is_pinned(self, key: K) -> bool:
         """Return True if a block is pinned."""
         return key in self._pins
@@ -288,11 +285,13 @@ class TenantShares(Generic[K]):
             self.removed(key, tenant, num_bytes)
             self.added(key, tenant, num_bytes)
             self._pins[key] = num_bytes
+            self.pinned_bytes += num_bytes
         self.lease(key, tenant, num_bytes, until_ns)
 
     def unpin(self, key: K, tenant: str) -> None:
         """End a pin; no effect without."""
-        if self._pins.pop(key, None) is not None:
+        if key in self._pins:
+            self.pinned_bytes -= self._pins.pop(key)
             self.release(key, tenant)
 
     def _pinned(self, keys: Iterable[K]) -> Iterator[K]:
@@ -306,6 +305,7 @@ class TenantShares(Generic[K]):
         if self._pins:
             leased = set(self._outside.leased()).union(*(a.leases for a in self._accounts.values()))
             self._pins = {key: size for key, size in self._pins.items() if key in leased}
+            self.pinned_bytes = sum(self._pins.values())
 
     # --- reserves ---
 
