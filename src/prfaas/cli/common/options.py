@@ -11,11 +11,26 @@ import click
 from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 from prfaas.logs import LogFormat, set_up_logging
-from prfaas.units import parse_rate
+from prfaas.units import parse_duration, parse_rate
 
 CONNECTIONS_MAX = 16
 BUDGET_BITS_PER_S_MIN = 1_000_000
 Command = TypeVar("Command", bound=Callable[..., None])
+
+
+class DurationType(click.ParamType[int]):
+    """`90s`, `2h`: nanoseconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read a duration."""
+        try:
+            return parse_duration(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 class AddressType(click.ParamType[tuple[str, int]]):

@@ -7,26 +7,11 @@ from typing import Any
 
 import click
 
+from prfaas.cli.common.options import DurationType
 from prfaas.cli.operate.ctl_gateway import PURGE_S, Gateway, talks
-from prfaas.errors import ConfigError
-from prfaas.units import NS_PER_S, format_seconds, format_size, ns, parse_duration
+from prfaas.units import NS_PER_S, format_seconds, format_size, ns
 
 PIN_DEFAULT = "1h"
-
-
-class DurationType(click.ParamType[float]):
-    """A duration with a unit, as seconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse it."""
-        try:
-            return parse_duration(str(value)) / NS_PER_S
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.group()
@@ -50,7 +35,7 @@ def prefix() -> None:
 @click.option("--pool", default="", help="Only in this pool; without, in all.")
 @click.option(
     "--for",
-    "for_s",
+    "for_ns",
     type=DurationType(),
     default=PIN_DEFAULT,
     show_default=True,
@@ -58,7 +43,7 @@ def prefix() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only count the blocks.")
 @talks
-def pin(gateway: Gateway, request: str, pool: str, for_s: float, dry_run: bool) -> None:
+def pin(gateway: Gateway, request: str, pool: str, for_ns: int, dry_run: bool) -> None:
     """Keep the blocks of a prompt in the memory of pool nodes for a time.
 
     Pinned blocks are evicted after all others. Blocks on disk are read into memory, and blocks that
@@ -70,8 +55,8 @@ def pin(gateway: Gateway, request: str, pool: str, for_s: float, dry_run: bool) 
       prfaas ctl prefix pin 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e --for 8h
       prfaas ctl prefix pin 4f1c0a9b --pool pd-pool --dry-run
     """
-    body = {"request": request, "pool": pool, "for_s": for_s}
-    if not for_s:
+    body = {"request": request, "pool": pool, "for_s": for_ns / NS_PER_S}
+    if not for_ns:
         raise click.UsageError("--for has to be above 0; `unpin` ends a pin")
     if not dry_run:
         found = gateway.client.post("prefixes", body={**body, "dry_run": True}, limit_s=PURGE_S)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from prfaas.cli.common.options import DurationType
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FORMATS = ("mooncake", "azure", "burstgpt", "servegen", "chats")
 
@@ -27,24 +29,6 @@ class ShareType(click.ParamType[float]):
         if not 0 <= found < 1:
             self.fail(f"{text!r} is not a share from 0% to less than 100%", param, ctx)
         return found
-
-
-class DurationType(click.ParamType[int]):
-    """`90s`, `2h`: nanoseconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Read a duration."""
-        from prfaas.errors import ConfigError
-        from prfaas.units import parse_duration
-
-        try:
-            return parse_duration(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.group()
