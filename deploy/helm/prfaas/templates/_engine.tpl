@@ -15,13 +15,13 @@ annotations: {{ toYaml . | nindent 2 }}
 {{- define "prfaas.timing.args" -}}
 {{- $values := .root.Values -}}
 {{- $timing := $values.engines.timing -}}
-- --engine={{ include "prfaas.engine.name" . }}=0.0.0.0:{{ $values.engines.port }}
-- --plan={{ $timing.plan }}
+- {{ printf "--engine=%s=0.0.0.0:%d" (include "prfaas.engine.name" .) $values.engines.port | quote }}
+- {{ printf "--plan=%s" $timing.plan | quote }}
 {{- with $timing.cluster }}
-- --cluster={{ . }}
+- {{ printf "--cluster=%s" . | quote }}
 {{- end }}
-- --model={{ $values.model.name }}
-- --model-path={{ $values.model.path }}
+- {{ printf "--model=%s" $values.model.name | quote }}
+- {{ printf "--model-path=%s" $values.model.path | quote }}
 - --pool=/run/prfaas/pool.sock
 - --host-memory={{ $values.engines.hostMemory }}
 - --time-scale={{ $timing.timeScale }}
@@ -37,8 +37,8 @@ annotations: {{ toYaml . | nindent 2 }}
 {{- $extra := dict "cpu_bytes_to_use" (int64 (include "prfaas.bytes" $values.engines.hostMemory)) "prfaas_engine" (include "prfaas.engine.name" .) "prfaas_pool" "/run/prfaas/pool.sock" -}}
 {{- $transfer := dict "kv_connector" "PrfaasConnector" "kv_connector_module_path" "prfaas.engines.vllm_connector" "kv_role" "kv_both" "kv_load_failure_policy" "recompute" "kv_connector_extra_config" $extra -}}
 {{- $events := dict "enable_kv_cache_events" true "publisher" "zmq" "endpoint" "tcp://*:5557" "replay_endpoint" "tcp://*:5558" -}}
-- --model={{ $values.model.path }}
-- --served-model-name={{ $values.model.name }}
+- {{ printf "--model=%s" $values.model.path | quote }}
+- {{ printf "--served-model-name=%s" $values.model.name | quote }}
 - --host=0.0.0.0
 - --port={{ $values.engines.port }}
 - --allowed-media-domains=none.invalid
@@ -68,12 +68,12 @@ annotations: {{ toYaml . | nindent 2 }}
 {{- $tls := include "prfaas.engineTls" .root -}}
 name: engine
 {{- if eq $engines.server "timing" }}
-image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) }}
+image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) | quote }}
 command: [prfaas, engine, timing]
 args:
   {{- include "prfaas.timing.args" . | nindent 2 }}
 {{- else }}
-image: {{ .engine.image | default $engines.image }}
+image: {{ .engine.image | default $engines.image | quote }}
 command: [python3, -m, vllm.entrypoints.openai.api_server]
 args:
   {{- include "prfaas.vllm.args" . | nindent 2 }}
@@ -157,9 +157,9 @@ volumeMounts:
 metadata:
   labels:
     {{- include "prfaas.selector" .root | nindent 4 }}
-    prfaas/engine: {{ .engine.name }}
+    prfaas/engine: {{ quote .engine.name }}
     {{- if .sidecar }}
-    prfaas/pool: {{ .host.name }}
+    prfaas/pool: {{ quote .host.name }}
     {{- end }}
     prfaas/job: prfaas-engine
     app.kubernetes.io/component: engine
@@ -170,7 +170,7 @@ spec:
   {{- include "prfaas.pod" .root | nindent 2 }}
   {{- include "prfaas.nodeSelector" (dict "root" .root "node" .host.node) | nindent 2 }}
   {{- with $values.engines.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ quote . }}
   {{- end }}
   terminationGracePeriodSeconds: {{ $values.engines.stopSeconds }}
   {{- if .sidecar }}
@@ -189,7 +189,7 @@ spec:
       emptyDir: {medium: Memory, sizeLimit: 1Mi}
     {{- else }}
     - name: socket
-      hostPath: {path: {{ $values.pool.socketHostPath }}/{{ include "prfaas.fullname" .root }}, type: DirectoryOrCreate}
+      hostPath: {path: {{ printf "%s/%s" $values.pool.socketHostPath (include "prfaas.fullname" .root) | quote }}, type: DirectoryOrCreate}
     - name: tmp
       emptyDir: {}
     {{- end }}

@@ -67,12 +67,12 @@ prfaas/kind,app.kubernetes.io/instance={{ .Release.Name }}
 {{- define "prfaas.memberLabels" -}}
 {{- if include "prfaas.endpointSlices" .root }}
 prfaas/kind: {{ .kind }}
-prfaas/cluster: {{ .root.Values.site.name }}
+prfaas/cluster: {{ quote .root.Values.site.name }}
 {{- with .part }}
-prfaas/name: {{ . }}
+prfaas/name: {{ quote . }}
 {{- end }}
 {{- if eq .kind "engine" }}
-prfaas/pool: {{ .host }}
+prfaas/pool: {{ quote .host }}
 prfaas/role: {{ .role | default "both" }}
 {{- end }}
 {{- end }}

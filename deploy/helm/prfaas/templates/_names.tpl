@@ -1,5 +1,8 @@
+{{- /* Beginning of the names of all objects. Services have no dots and no digit first, names of releases may. */ -}}
 {{- define "prfaas.fullname" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end -}}
+{{- $name := .Release.Name | replace "." "-" -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "%s-%s" .Chart.Name $name }}{{ end -}}
+{{- if contains .Chart.Name $name }}{{ $name }}{{ else }}{{ $name }}-{{ .Chart.Name }}{{ end -}}
 {{- end }}
 
 {{- /* Labels of every object. The chart's version is left out: a new chart restarts nothing by itself. */ -}}
@@ -10,7 +13,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "prfaas.selector" -}}
 app.kubernetes.io/name: prfaas
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- /* Name of the objects of a part: (dict "root" $ "part" NAME) */ -}}

@@ -20,7 +20,7 @@
 {{- define "prfaas.from.peers" -}}
 {{- range .Values.site.peers }}
 {{- range .cidrs }}
-- ipBlock: {cidr: {{ . }}}
+- ipBlock: {cidr: {{ quote . }}}
 {{- end }}
 {{- end }}
 {{- end }}

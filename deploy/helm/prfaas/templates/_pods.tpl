@@ -1,6 +1,6 @@
 {{- /* What every pod has. */ -}}
 {{- define "prfaas.pod" -}}
-serviceAccountName: {{ include "prfaas.serviceAccount" . }}
+serviceAccountName: {{ include "prfaas.serviceAccount" . | quote }}
 automountServiceAccountToken: false
 # A Service called "vllm" would set VLLM_PORT in every pod of the namespace.
 enableServiceLinks: false
@@ -22,7 +22,7 @@ tolerations: {{ toYaml . | nindent 2 }}
 affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ quote . }}
 {{- end }}
 {{- end }}
 
@@ -61,7 +61,7 @@ securityContext:
             - {key: ca.crt, path: ca.pem}
             {{- end }}
           {{- else }}
-          name: {{ $certificates.existingSecret }}
+          name: {{ quote $certificates.existingSecret }}
           items:
             - {key: {{ .part }}.pem, path: {{ .part }}.pem}
             - {key: {{ .part }}.key, path: {{ .part }}.key}
@@ -90,6 +90,6 @@ securityContext:
 {{- end }}
 {{- define "prfaas.modelMount" -}}
 {{- if .Values.model.volume }}
-- {name: model, mountPath: {{ .Values.model.mountPath }}, readOnly: true}
+- {name: model, mountPath: {{ quote .Values.model.mountPath }}, readOnly: true}
 {{- end }}
 {{- end }}

@@ -26,7 +26,7 @@
   {{- $mebibytes = add $mebibytes (mul 4 (div (int64 (include "prfaas.bytes" $values.pool.s3.objectSize)) 1048576)) -}}
 {{- end -}}
 name: pool
-image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) }}
+image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) | quote }}
 imagePullPolicy: {{ $values.image.pullPolicy }}
 {{- if .sidecar }}
 restartPolicy: Always
@@ -39,7 +39,7 @@ env:
   - {name: NUMBA_CACHE_DIR, value: /tmp/numba}
 {{- with $values.pool.s3.credentialsSecret }}
 envFrom:
-  - secretRef: {name: {{ . }}}
+  - secretRef: {name: {{ quote . }}}
 {{- end }}
 ports:
   - name: links
@@ -101,19 +101,19 @@ annotations:
 {{ include "prfaas.memberVolumes" .root }}
 {{- if $values.pool.disk.limit }}
 - name: blocks
-  hostPath: {path: {{ $values.pool.disk.hostPath }}/{{ .host.name }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ printf "%s/%s" $values.pool.disk.hostPath .host.name | quote }}, type: DirectoryOrCreate}
 {{- end }}
 {{- if and $values.pool.disk.limit $values.pool.disk.keysSecret }}
 - name: disk-keys
   secret:
-    secretName: {{ $values.pool.disk.keysSecret }}
+    secretName: {{ quote $values.pool.disk.keysSecret }}
     defaultMode: 0400
     items: [{key: site.keys, path: site.keys}]
 {{- end }}
 {{- with include "prfaas.tierKeys" .root }}
 - name: site-keys
   secret:
-    secretName: {{ . }}
+    secretName: {{ quote . }}
     defaultMode: 0400
     items: [{key: site.keys, path: site.keys}]
 {{- end }}
@@ -124,7 +124,7 @@ annotations:
 {{- $values := .root.Values -}}
 {{- $user := int64 $values.podSecurity.user -}}
 - name: folders
-  image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) }}
+  image: {{ include "prfaas.image" (dict "root" .root "image" .host.image) | quote }}
   imagePullPolicy: {{ $values.image.pullPolicy }}
   command: [install, -d, "--mode=0700", "--owner={{ $user }}", "--group={{ $user }}"]
   args: [{{ if not .sidecar }}/run/prfaas{{ if $values.pool.disk.limit }}, {{ end }}{{ end }}{{ if $values.pool.disk.limit }}/var/lib/prfaas/blocks{{ end }}]
