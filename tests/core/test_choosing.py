@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission.deadline_admission import admit
-from prfaas.core.dispatch.scoring import Candidate, Weights, pick, score, scores, stopped_at
+from prfaas.core.dispatch.scoring import (
+    UNREACHABLE,
+    Candidate,
+    Weights,
+    pick,
+    score,
+    scores,
+    stopped_at,
+)
 from prfaas.core.routing.decision import Reason
 from prfaas.units import NS_PER_S
 
@@ -20,7 +28,7 @@ CANDIDATES = st.lists(
         num_tokens_max=st.integers(1, 10_000),
         layouts_agree=st.booleans(),
         adds_cores=st.booleans(),
-        link_up=st.booleans(),
+        unreachable=st.none() | st.sampled_from(UNREACHABLE),
         device_tokens=st.integers(0, 5000),
     ),
     unique_by=lambda c: c.name,
@@ -87,13 +95,17 @@ def test_the_parts_that_are_shown_add_up_to_the_score_that_decides(
 
 def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
     down, short = Candidate("a", ready=False), Candidate("b", num_tokens_max=5)
-    other, cut = Candidate("c", layouts_agree=False), Candidate("d", link_up=False)
+    other = Candidate("c", layouts_agree=False)
+    cut = Candidate("d", unreachable=Reason.LINK_DOWN)
+    lost = Candidate("g", unreachable=Reason.ENGINE_NOT_CONNECTED)
     shared = Candidate("f", adds_cores=False)
     cases = [
         ([], Reason.NO_PREFILL_INSTANCE),
-        ([down, short], Reason.NO_PREFILL_INSTANCE),
+        ([down], Reason.NO_PREFILL_INSTANCE),
+        ([down, short], Reason.PROMPT_TOO_LONG),
         ([other, short], Reason.LAYOUT_MISMATCH),
-        ([down, cut, other], Reason.LINK_DOWN),
+        ([down, cut, other, lost], Reason.LINK_DOWN),
+        ([lost, other], Reason.ENGINE_NOT_CONNECTED),
         ([shared, cut, other], Reason.SHARED_CORES),
         ([cut, Candidate("e")], None),
     ]

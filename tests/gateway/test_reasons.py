@@ -41,7 +41,7 @@ async def test_no_prefill_engine(world: World) -> None:
 
 async def test_prefill_engine_that_is_too_short(world: World) -> None:
     world.gateway.driver.engine_ready("prefill", len(LONG), time.monotonic_ns())
-    assert await routed(world) == ("local", "no_prefill_instance")
+    assert await routed(world) == ("local", "prompt_too_long")
 
 
 async def test_link_down(world: World) -> None:
@@ -56,11 +56,37 @@ async def test_pool_node_down(world: World, which: str) -> None:
     pool = getattr(world, which)
     await pool.stop()
     await until(lambda: not world.gateway.pools.is_live(pool.name))
-    assert await routed(world) == ("local", "link_down")
+    assert await routed(world) == ("local", "pool_not_connected")
     await pool.start()
     await until(lambda: world.gateway.pools.link_up("prfaas-pool", "pd-pool"))
     await until(lambda: world.gateway.pools.layout("pd-pool", "decode") is not None)
     assert await routed(world) == ("remote", "above_threshold")
+
+
+@pytest.mark.parametrize(("which", "engine"), [("prfaas_pool", "prefill"), ("pd_pool", "decode")])
+async def test_an_engine_that_its_pool_node_does_not_know(
+    world: World, which: str, engine: str
+) -> None:
+    """It runs without the connector, or its connection is lost; the link is up."""
+    pool = getattr(world, which)
+    pool.layouts = {}
+    pool.tell_state()
+    await until(lambda: world.gateway.pools.layout(pool.name, engine) is None)
+    assert await routed(world) == ("local", "engine_not_connected")
+    record = await world.record()
+    assert f"{engine} is not connected to {pool.name}" in record["explanation"]
+    assert world.gateway.pools.link_up("prfaas-pool", "pd-pool")
+
+
+async def test_a_drained_engine_is_named(world: World) -> None:
+    world.gateway.driver.set_withheld("prefill", time.monotonic_ns(), withheld=True)
+    assert await routed(world) == ("local", "no_prefill_instance")
+    assert "prefill is drained" in (await world.record())["explanation"]
+
+
+async def test_a_pool_node_that_takes_no_transfers(world: World) -> None:
+    world.gateway.driver.set_withheld("pd-pool", time.monotonic_ns(), withheld=True)
+    assert await routed(world) == ("local", "pool_draining")
 
 
 async def test_layouts_differ(world: World) -> None:

@@ -56,8 +56,8 @@ async def test_every_metric_is_there(world: World) -> None:
         assert f"# HELP prfaas_{name.removesuffix('_total')}" in text, name
     pair = '{destination="pd-pool",source="prfaas-pool"}'
     assert await world.metric(f"prfaas_offload_threshold_tokens{pair}") == 100
-    assert await world.metric('prfaas_engine_ready{engine="decode"}') == 1
-    assert await world.metric('prfaas_engine_ready{engine="spare"}') == 0
+    assert await world.metric('prfaas_engine_ready{engine="decode",role="pd"}') == 1
+    assert await world.metric('prfaas_engine_ready{engine="spare",role="pd"}') == 0
     assert await world.metric('prfaas_kv_transfer_seconds_bucket{le="60.0"}') == 0
 
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.series import at_zero
+
+OUTCOMES = ("equal", "altered", "unattributed", "unknown", "skipped")
+
 
 class VerificationMetrics:
     """Outcomes, and the largest difference that was seen.
@@ -22,6 +26,7 @@ class VerificationMetrics:
             ("outcome",),
             registry=registry,
         )
+        at_zero(self._outcomes, OUTCOMES)
         self._tokens = Counter(
             "prfaas_verification_tokens",
             "Prompt tokens that PD engines computed again",
@@ -39,7 +44,7 @@ class VerificationMetrics:
         """A verification ended.
 
         Args:
-            outcome: "equal" within the limits, "altered", "unattributed", "unknown" or "skipped".
+            outcome: One of `OUTCOMES`; "equal" is within the limits.
             num_tokens: Prompt tokens that were computed again.
         """
         self._outcomes.labels(outcome).inc()

@@ -13,9 +13,15 @@ Json = dict[str, Any]
 
 _ROLES = {"prfaas": "prefill only", "pd": "prefill and decode"}
 _OBSTACLES = {
-    "not_offloadable": "less than a new KV block, or a field that one engine alone serves",
+    "not_offloadable": "a field that one engine alone serves",
+    "nothing_to_ship": "less than a new KV block to ship",
     "link_down": "its link is down",
+    "link_barred": "transfers over its link failed, and it is barred",
+    "pool_draining": "a pool node takes no new transfers",
+    "pool_not_connected": "a pool node does not answer the gateway",
+    "engine_not_connected": "an engine is not connected to its pool node",
     "no_prefill_instance": "no engine there takes requests",
+    "prompt_too_long": "the prompt is longer than its engines take",
     "layout_mismatch": "its KV cache has another layout than ours",
     "shared_cores": "its engine computes on the cores of the PD engine",
     "region": "the tenant may not be in a region of it",

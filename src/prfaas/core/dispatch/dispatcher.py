@@ -134,13 +134,19 @@ class Dispatcher:
         """An engine has blocks of this layout: correct the plan's bytes until transfers do."""
         self._routes.expect_bytes(layout, now_ns)
 
-    def set_link(self, source: str, destination: str, *, up: bool) -> list[int]:
+    def set_link(
+        self, source: str, destination: str, *, up: bool, why_down: Reason = Reason.LINK_DOWN
+    ) -> list[int]:
         """The link between two pools came up or broke; it is down at first.
+
+        Args:
+            why_down: One of `UNREACHABLE`, if it is not up.
 
         Returns:
             When it broke: the requests whose blocks are in transit over it.
         """
-        self.links.between(source, destination).up = up
+        link = self.links.between(source, destination)
+        link.up, link.why_down = up, why_down
         return [] if up else self.requests.crossing(source, destination)
 
     def set_room(self, pool: str, num_bytes: int) -> None:

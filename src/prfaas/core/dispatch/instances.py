@@ -11,6 +11,7 @@ from operator import itemgetter
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instance_load import LoadBook
 from prfaas.core.dispatch.scoring import (
+    BY_POOL,
     LOOKS_MAX,
     OPEN_MAX,
     PREFILL_WEIGHTS,
@@ -26,6 +27,7 @@ from prfaas.core.dispatch.scoring import (
 )
 from prfaas.core.dispatch.types import Arrival, Member
 from prfaas.core.kv.source_sets import Sources, by_length, longest_first
+from prfaas.core.routing.decision import Reason
 
 
 @dataclass(slots=True)
@@ -53,13 +55,11 @@ HOLDERS_MAX = 4
 """Pools and instances with the longest prefixes that a search begins with."""
 TRIED_MAX = 16
 """As of `PrefillInstances`."""
-BY_POOL = (1, 2)
-"""Obstacles, as of `stopped_at`, that all instances of a pool with the same layout have."""
 _Kind = tuple[str, bytes | None, int, int, frozenset[str]]
 
-Reach = Callable[[Instance], tuple[bool, bool, bool]]
-"""Function of an instance: do the layouts agree, does a link connect the pools, and does it have
-cores that the local instance lacks?"""
+Reach = Callable[[Instance], tuple[bool, Reason | None, bool]]
+"""Function of an instance: True if the layouts agree, one of `UNREACHABLE` or None, and True if it
+has cores that the local instance lacks."""
 
 
 def _first(fetches: dict[str, Fetched], rated: Callable[[Fetched], float]) -> list[str]:
@@ -255,9 +255,11 @@ class PrefillInstances:
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
-        agree, link_up, adds = (True, True, True) if reach is None else reach(instance)
+        agree, unreachable, adds = (True, None, True) if reach is None else reach(instance)
         hit, source = held if held > device else device, ""
-        found = fetch(pool, hit, wait_ns) if fetch is not None and agree and link_up else None
+        found = None
+        if fetch is not None and agree and unreachable is None:
+            found = fetch(pool, hit, wait_ns)
         if found is not None:
             source, hit, arrival_ns = found
             wait_ns = arrival_ns if wait_ns is None else max(wait_ns, arrival_ns)
@@ -270,7 +272,7 @@ class PrefillInstances:
             self.num_open[name],
             instance.num_tokens_max,
             agree,
-            link_up,
+            unreachable,
             device,
             source,
             adds,

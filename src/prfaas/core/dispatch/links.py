@@ -11,6 +11,7 @@ from prfaas.core.control.threshold_evidence import Balance
 from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
 from prfaas.core.dispatch.link_load import LinkBook, LinkReport
 from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, ThresholdMoved
+from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import PathSignals
 
@@ -41,7 +42,7 @@ class Link:
         is_in_site: bool = False,
     ) -> None:
         self.source, self.destination, self.is_in_site = source, destination, is_in_site
-        self.up = False
+        self.up, self.why_down = False, Reason.LINK_DOWN
         price_per_tb = 0.0
         if cluster is not None:
             expected_bits_per_s, price_per_tb = cluster.link_bits_per_s, cluster.price_per_tb

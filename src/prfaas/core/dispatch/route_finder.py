@@ -9,7 +9,7 @@ from functools import partial
 from prfaas.core.dispatch.decode_stage import DecodeBook
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.hosts import Hosts
-from prfaas.core.dispatch.instances import Instance, PrefillInstances
+from prfaas.core.dispatch.instances import Instance, PrefillInstances, Reach
 from prfaas.core.dispatch.links import Link, Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.route_options import Considered, RouteOption
@@ -205,7 +205,7 @@ class RouteFinder:
         work = option.prediction.work
         if work is None or self._settings.policy is not PolicyName.ADAPTIVE:
             return
-        if option.facts.obstacle is Reason.NOT_OFFLOADABLE:
+        if option.facts.obstacle in (Reason.NOT_OFFLOADABLE, Reason.NOTHING_TO_SHIP):
             work = work._replace(remote_ns=None, shipped_bytes=0)
         option.link.balance.note(work)
 
@@ -254,6 +254,26 @@ class RouteFinder:
         found = self.hosts.decode_pool(arrival, prefill_pool, num_open, now_ns)
         return found or self._default_pool
 
+    def _reach(self, at_home: Instance | None, destination: str) -> Reach:
+        """Return what keeps blocks of an instance from a pool and from the local instance."""
+        between, spares = self.links.between, self._spares_shared_cores
+
+        def reach(instance: Instance) -> tuple[bool, Reason | None, bool]:
+            """A layout that is not known does not disagree: its engine is not connected."""
+            link = between(instance.pool, destination)
+            unreachable = None if link.up else link.why_down
+            if at_home is None:
+                return True, unreachable, True
+            wanted, layout = at_home.layout_id, instance.layout_id
+            if wanted is None or layout is None:
+                if unreachable is None or unreachable is Reason.LINK_DOWN:
+                    unreachable = Reason.ENGINE_NOT_CONNECTED
+                return True, unreachable, True
+            adds_cores = not (spares and at_home.name in instance.within)
+            return layout == wanted, unreachable, adds_cores
+
+        return reach
+
     def _through(
         self,
         remote: RemoteCluster,
@@ -270,25 +290,12 @@ class RouteFinder:
             arrival = _unseen(arrival, stage)
         at_home = self.home.instances[home.name] if home else None
         prefill_pool = at_home.pool if at_home else destination
-        between, spares = self.links.between, self._spares_shared_cores
-
-        def reach(instance: Instance) -> tuple[bool, bool, bool]:
-            """A layout that is not known does not disagree: then the link is what is missing."""
-            link_up = between(instance.pool, destination).up
-            if at_home is None:
-                return True, link_up, True
-            wanted, layout = at_home.layout_id, instance.layout_id
-            if wanted is None or layout is None:
-                return True, False, True
-            adds_cores = not (spares and at_home.name in instance.within)
-            return layout == wanted, link_up, adds_cores
-
         hosts = self.away_hosts[remote.name]
         fetch = hosts.fetch(arrival, now_ns)
         picked = stage.pick(
             arrival,
             now_ns,
-            reach,
+            self._reach(at_home, destination),
             fetch,
             lambda: not self.links.is_any_up(stage.pools, destination),
         )
@@ -309,7 +316,8 @@ class RouteFinder:
         signals = link.signals(home_ns, away_ns, now_ns)
         obstacle = picked.obstacle if arrival.may_ship else Reason.LINK_LIMIT
         if not splits:
-            obstacle = Reason.NOT_OFFLOADABLE
+            is_split = arrival.offloadable
+            obstacle = Reason.NOTHING_TO_SHIP if is_split else Reason.NOT_OFFLOADABLE
         if is_outside:
             obstacle = Reason.REGION
         if obstacle is None and not self.rooms.fits(

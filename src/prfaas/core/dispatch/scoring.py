@@ -37,7 +37,7 @@ class Candidate(Record, frozen=True):
         num_open: Requests that it decodes or will decode.
         num_tokens_max: Longest prompt it takes, tokens.
         layouts_agree: True if its blocks mean the same where the request will be decoded.
-        link_up: True if its blocks can get there.
+        unreachable: Why its blocks cannot get there; one of `UNREACHABLE`, or None if they can.
         device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
         pulled_from: Pool of another host that `hit_tokens` is fetched from within `wait_ns`; "" if
             the instance and its own pool hold it.
@@ -52,7 +52,7 @@ class Candidate(Record, frozen=True):
     num_open: int = 0
     num_tokens_max: int = 2**31
     layouts_agree: bool = True
-    link_up: bool = True
+    unreachable: Reason | None = None
     device_tokens: int = 0
     pulled_from: str = ""
     adds_cores: bool = True
@@ -73,13 +73,28 @@ PREFILL_WEIGHTS = Weights(on_device=ON_DEVICE)
 MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
 """Weights for instances that prefill and decode."""
 
+UNREACHABLE = (
+    Reason.ENGINE_NOT_CONNECTED,
+    Reason.POOL_NOT_CONNECTED,
+    Reason.POOL_DRAINING,
+    Reason.LINK_BARRED,
+    Reason.LINK_DOWN,
+)
+"""Why blocks of an instance cannot get to the pool of the one that decodes."""
 OBSTACLES = (
     Reason.NO_PREFILL_INSTANCE,
+    Reason.PROMPT_TOO_LONG,
     Reason.LAYOUT_MISMATCH,
-    Reason.LINK_DOWN,
+    *UNREACHABLE,
     Reason.SHARED_CORES,
 )
-"""Refusal if no candidate passes a filter."""
+"""Refusal if no candidate passes a filter, in the order of the filters."""
+_INDEX = {reason: index for index, reason in enumerate(OBSTACLES)}
+_TOO_LONG = _INDEX[Reason.PROMPT_TOO_LONG]
+_MISMATCH = _INDEX[Reason.LAYOUT_MISMATCH]
+_SHARED_CORES = _INDEX[Reason.SHARED_CORES]
+BY_POOL = frozenset(_INDEX[reason] for reason in (Reason.LAYOUT_MISMATCH, *UNREACHABLE))
+"""Indices of the obstacles that all instances of a pool and a layout share."""
 
 
 class Pick(Record, frozen=True):
@@ -95,13 +110,15 @@ class Pick(Record, frozen=True):
 
 def stopped_at(candidate: Candidate, num_tokens: int) -> int | None:
     """Filters: index of the obstacle that a candidate does not pass; None when it passes all."""
-    if not candidate.ready or num_tokens >= candidate.num_tokens_max:
+    if not candidate.ready:
         return 0
+    if num_tokens >= candidate.num_tokens_max:
+        return _TOO_LONG
     if not candidate.layouts_agree:
-        return 1
-    if not candidate.link_up:
-        return 2
-    return None if candidate.adds_cores else 3
+        return _MISMATCH
+    if candidate.unreachable is not None:
+        return _INDEX[candidate.unreachable]
+    return None if candidate.adds_cores else _SHARED_CORES
 
 
 def short_wait(wait_ns: int | None) -> float:
@@ -265,7 +282,7 @@ class Best:
     def shows_link_down(self) -> bool:
         """Return True if the result is a missing link, with as many candidates as it shows, unless
         one passes every filter."""
-        is_link_down = OBSTACLES[self._furthest] is Reason.LINK_DOWN
+        is_link_down = OBSTACLES[self._furthest] in UNREACHABLE
         return is_link_down and self._candidate is None and len(self._looked_at) == SHOWN_MAX
 
     @property

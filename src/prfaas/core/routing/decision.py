@@ -26,12 +26,25 @@ class Reason(StrEnum):
     ABOVE_THRESHOLD = "above_threshold"
     BELOW_THRESHOLD = "below_threshold"
     LINK_DOWN = "link_down"
+    """The sending pool node reports no connection to the receiving one."""
+    LINK_BARRED = "link_barred"
+    """The link's breaker is open: transfers over it failed."""
+    POOL_DRAINING = "pool_draining"
+    """A pool node takes no new transfers: it stops, or an operator has it drained."""
+    POOL_NOT_CONNECTED = "pool_not_connected"
+    """The gateway has no connection to a pool node."""
+    ENGINE_NOT_CONNECTED = "engine_not_connected"
+    """A ready engine has announced no KV layout: its pool node does not know it."""
     NO_PREFILL_INSTANCE = "no_prefill_instance"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """It exceeds the model length of every ready PrfaaS engine."""
     LAYOUT_MISMATCH = "layout_mismatch"
     SHARED_CORES = "shared_cores"
     """The PrfaaS engine has no cores that the PD engine lacks (`observed`)."""
     NOT_OFFLOADABLE = "not_offloadable"
     """The request needs a single engine, for instance for prompt logprobs."""
+    NOTHING_TO_SHIP = "nothing_to_ship"
+    """No KV block of the prompt is missing from the PD cluster."""
     REGION = "region"
     """Its tenant may not be in a region of the PrfaaS cluster."""
     LINK_LIMIT = "link_limit"
@@ -67,12 +80,18 @@ _WORDS = {
     Reason.ABOVE_THRESHOLD: "long: {compared}",
     Reason.BELOW_THRESHOLD: "short: {compared}",
     Reason.LINK_DOWN: "long ({compared}), but the link is down",
+    Reason.LINK_BARRED: "long ({compared}), but transfers over the link failed, and it is barred",
+    Reason.POOL_DRAINING: "long ({compared}), but a pool node takes no new transfers",
+    Reason.POOL_NOT_CONNECTED: "long ({compared}), but a pool node does not answer the gateway",
+    Reason.ENGINE_NOT_CONNECTED: "long ({compared}), but an engine is not connected to its pool "
+    "node",
     Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
+    Reason.PROMPT_TOO_LONG: "long ({compared}), and longer than any ready PrfaaS engine takes",
     Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
     Reason.SHARED_CORES: "long ({compared}), but the PrfaaS engine would compute it on the "
     "cores of the PD engine",
-    Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
-    "or a field that one engine alone can serve",
+    Reason.NOT_OFFLOADABLE: "long ({compared}), but with a field that one engine alone can serve",
+    Reason.NOTHING_TO_SHIP: "long ({compared}), but less than a new KV block to ship",
     Reason.REGION: "long ({compared}), but its tenant may not be in a region of the PrfaaS cluster",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the PD pool with those "

@@ -7,6 +7,7 @@ No sockets and no clock: time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
@@ -15,6 +16,7 @@ from prfaas.core.control.split import decode_name, instance_of
 from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.scoring import UNREACHABLE
 from prfaas.core.dispatch.types import (
     Arrival,
     Member,
@@ -28,10 +30,14 @@ from prfaas.core.kv.source_sets import Hits
 from prfaas.core.membership.pool_links import PoolLinks
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.decision import Reason
 from prfaas.gateway.routing.dispatcher_setup import make_dispatcher, make_split
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.wire.messages.gateway import LinkTelemetry
+
+NAMED_MAX = 4
+"""Parts that the explanation of an obstacle names."""
 
 
 class Driver(DispatcherBooks):
@@ -316,12 +322,57 @@ class Driver(DispatcherBooks):
     def _apply_link(self, source: str, destination: str) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
-        if not self._withheld.isdisjoint((source, destination)):
-            return self.dispatcher.set_link(source, destination, up=False)
-        usable = all(end.is_live and not end.is_draining for end in ends)
-        up = usable and ends[0].links.get(destination, False)
-        up = up and (source, destination) not in self._broken
-        return self.dispatcher.set_link(source, destination, up=up)
+        why_down = None
+        if not all(end.is_live for end in ends):
+            why_down = Reason.POOL_NOT_CONNECTED
+        elif any(e.is_draining for e in ends) or not self._withheld.isdisjoint(
+            (source, destination)
+        ):
+            why_down = Reason.POOL_DRAINING
+        elif not ends[0].links.get(destination, False):
+            why_down = Reason.LINK_DOWN
+        elif (source, destination) in self._broken:
+            why_down = Reason.LINK_BARRED
+        if why_down is None:
+            return self.dispatcher.set_link(source, destination, up=True)
+        return self.dispatcher.set_link(source, destination, up=False, why_down=why_down)
+
+    def parts_behind(self, reason: Reason, cluster: str) -> str:
+        """Return the parts that are behind an obstacle on the way to a PrfaaS cluster, as text.
+
+        Args:
+            reason: Of a decision.
+            cluster: The PrfaaS cluster.
+
+        Returns:
+            Up to `NAMED_MAX` names; "" if the reason does not come from a part.
+        """
+        engines = (name for name, at in self._cluster_of.items() if at == cluster)
+        if reason is Reason.NO_PREFILL_INSTANCE:
+            found = (f"{name} {self._why_unused(name)}" for name in engines if not self.takes(name))
+        elif reason is Reason.ENGINE_NOT_CONNECTED:
+            found = (
+                f"{name} is not connected to {self._pool_of[name]}"
+                for name, at in self._cluster_of.items()
+                if (at == cluster or at in self._home_names)
+                and name in self._healthy
+                and name not in self._views.get(self._pool_of[name], PoolView()).layouts
+            )
+        elif reason in UNREACHABLE:
+            pools = {self._pool_of[name] for name in engines}
+            found = (
+                f"{link.source} to {link.destination}"
+                for link in self.dispatcher.links
+                if link.source in pools and link.why_down is reason and not link.up
+            )
+        else:
+            return ""
+        return ", ".join(islice(found, NAMED_MAX))
+
+    def _why_unused(self, name: str) -> str:
+        if name not in self._healthy:
+            return "is not ready"
+        return "is barred by its breaker" if name in self._broken else "is drained"
 
     def _looked_up(self, arrival: Arrival) -> Arrival:
         """A request with what is cached of it now."""

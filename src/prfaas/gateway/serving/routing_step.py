@@ -149,8 +149,12 @@ class Planner:
 
     def _decide(self, arrival: Arrival, prompt: Prompt, record: Record) -> Plan:
         found, considered = self._live.driver.route(arrival, time.monotonic_ns())
-        is_mismatch = found.decision.reason is Reason.LAYOUT_MISMATCH
-        record.decided(found, considered, self._live.layouts.words() if is_mismatch else "")
+        reason = found.decision.reason
+        if reason is Reason.LAYOUT_MISMATCH:
+            detail = self._live.layouts.words()
+        else:
+            detail = self._live.driver.parts_behind(reason, considered.best.cluster.name)
+        record.decided(found, considered, detail)
         if isinstance(found, Refused):
             raise _refused(found)
         if self._copier is not None:

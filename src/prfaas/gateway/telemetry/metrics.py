@@ -10,12 +10,13 @@ from prometheus_client import Counter, Gauge, generate_latest
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.billing.metrics import UsageMetrics
+from prfaas.core.dispatch.types import Refusal
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
-from prfaas.core.request.fallback_reasons import label
+from prfaas.core.request.fallback_reasons import OTHER, REASONS, label
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, label_of
-from prfaas.core.routing.decision import Path
+from prfaas.core.routing.decision import Path, Reason
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.connections import Closed, Connections
 from prfaas.gateway.pools.layout_check import LayoutCheck
@@ -30,6 +31,7 @@ from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.market.metrics import MarketMetrics
 from prfaas.membership.views import MemberMetrics
+from prfaas.series import at_zero
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 
@@ -38,6 +40,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
 _WAN_SECONDS = (0.001, 0.0025, *_SECONDS, 120.0, 300.0, 600.0)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
+_REMOTE_REASONS = {
+    Reason.ABOVE_THRESHOLD,
+    Reason.ALWAYS_REMOTE,
+    Reason.FASTER_REMOTE,
+    Reason.CHEAPEST_REMOTE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,10 @@ class Metrics:
         self.market, self.usage = MarketMetrics(self.registry), UsageMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
+        at_zero(self._requests, (*Path, "none"), Outcome)
         self._decisions = make.counter("route_decisions", "Routing decisions", "path", "reason")
+        at_zero(self._decisions, (Path.REMOTE,), _REMOTE_REASONS)
+        at_zero(self._decisions, (Path.LOCAL,), set(Reason) - _REMOTE_REASONS)
         self._fallbacks = make.counter(
             "fallback",
             "Offloaded requests that fell back to local compute; stage decode: requests that "
@@ -94,6 +105,8 @@ class Metrics:
             "stage",
             "reason",
         )
+        for stage, reasons in REASONS.items():
+            at_zero(self._fallbacks, (stage,), (*reasons, OTHER))
         self._kv_bytes = make.counter(
             "kv_bytes", "Bytes of KV cache that arrived", "source", "destination"
         )
@@ -121,27 +134,33 @@ class Metrics:
             "Requests that no engine could serve, or not within the target",
             "reason",
         )
+        at_zero(self._refused, Refusal)
         self._in_flight = make.gauge("requests_in_flight", "Requests being served")
         self._connected = make.gauge(
             "pool_connected", "1 while the event stream of a pool is connected", "pool"
         )
         self._blocks = make.gauge("index_blocks", "Known blocks of a pool", "pool")
         self._index = make.gauge("index_state", "1 at the index's state", "pool", "state")
-        self._ready = make.gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._ready = make.gauge(
+            "engine_ready", "1 while an engine is ready; role: of its cluster", "engine", "role"
+        )
         self._layout = make.gauge(
             "layout_mismatch",
             "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
             "engine",
         )
         self._retries = make.counter("retries", "Retried legs", "outcome")
+        at_zero(self._retries, ("made", "over_budget"))
         self._suspects = make.counter(
             "suspect_prompts",
             "Requests on an engine when it died, by outcome",
             "outcome",
         )
+        at_zero(self._suspects, ("waited", "cleared", "refused"))
         self._rehearsals = make.counter(
             "rehearsals", "Rehearsals of requests by the decode engine before a prefill", "outcome"
         )
+        at_zero(self._rehearsals, ("passed", "refused", "unknown"))
         self._breaker = make.gauge("breaker_state", "1 at a breaker's state", "target", "state")
         self._connections = make.gauge("client_connections", "Open connections of clients")
         self._closed = make.counter(
@@ -162,7 +181,9 @@ class Metrics:
         """Read the gauges from the live objects whenever somebody scrapes."""
         self.control.watch(driver)
         for engine in engines.by_name.values():
-            self._ready.labels(engine.name).set_function(partial(getattr, engine, "is_ready"))
+            self._ready.labels(engine.name, engine.role.value).set_function(
+                partial(getattr, engine, "is_ready")
+            )
             num_differences = partial(layouts.num_differences, engine.name)
             self._layout.labels(engine.name).set_function(num_differences)
         for pool in pools.names():

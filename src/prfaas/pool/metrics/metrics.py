@@ -11,7 +11,9 @@ from prfaas.audit.moved_bytes import MovedBytes
 from prfaas.billing.metrics import storage_counter
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.core.transfer.tickets import Refusal
 from prfaas.membership.views import MemberMetrics, PartRegistry
+from prfaas.series import at_zero
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.renewal import identity_gauge
@@ -137,6 +139,7 @@ class PoolMetrics:
             ["reason"],
             registry=self.registry,
         )
+        at_zero(self.shared_unreadable, ("unknown_key", "altered"))
         self.hits = Counter(
             "prfaas_pool_hits",
             "Blocks that engines loaded, by storage tier.",
@@ -217,6 +220,7 @@ class PoolMetrics:
             ["end", "reason"],
             registry=self.registry,
         )
+        at_zero(self.tickets_refused, ("source", "destination"), Refusal)
         self.refused = Counter(
             "prfaas_connections_refused",
             "Connections closed for their identity or their data.",
