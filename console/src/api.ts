@@ -144,6 +144,7 @@ export interface RequestRecord {
   e2e_ms: number | null;
   prefill_cluster: string | null;
   prefill_engine: string | null;
+  prefilled_by?: string | null;
   decode_engine: string | null;
   source_pool: string | null;
   destination_pool: string | null;

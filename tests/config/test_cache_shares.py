@@ -55,5 +55,7 @@ def test_ages_are_by_tag_and_the_default_is_for_all_others() -> None:
 def test_an_age_below_a_minute_is_refused() -> None:
     with pytest.raises(ValidationError, match="the least is 1min"):
         TenantTable.model_validate({"keys": [KEY], "cache_max_age": "59s"})
+    with pytest.raises(ValueError, match=r"15\.00 s are too short .* the least is 1min"):
+        TenantTable.model_validate({"keys": [KEY], "cache_max_age": "15s"})
     with pytest.raises(ValidationError, match="the least is 1min"):
         GatewayTable.model_validate({"cache_max_age": "59s"})

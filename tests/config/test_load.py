@@ -168,7 +168,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(request_timeout="0s"), "gateway.request_timeout", "1ms"),
     (lambda t: t["gateway"].update(connect_timeout="0s"), "gateway.connect_timeout", "1ms"),
     (lambda t: t["routing"].update(prefill_timeout="0s"), "routing.prefill_timeout", "1ms"),
-    (lambda t: t["gateway"].update(body_bytes_max="0B"), "body_bytes_max", "1024"),
+    (lambda t: t["gateway"].update(body_bytes_max="0B"), "body_bytes_max", "1KiB"),
     (lambda t: home_engine(t).update(url="http://a:70000"), "home-engine.url", "70000"),
     (lambda t: home_engine(t).update(url="http://a:1?b#c"), "home-engine.url", "no path"),
     (lambda t: home_engine(t).update(url="http://key@a:1"), "home-engine.url", "no path"),
@@ -230,9 +230,9 @@ WRONG: list[tuple[Change, str, str]] = [
     ),
     (lambda t: far_pool(t).update(links={"nobody": {}}), "file", "it pushes to home-pool"),
     (lambda t: far_pool(t).update(disk="", disk_limit="1GiB"), "far-pool.disk", "name a folder"),
-    (lambda t: far_pool(t).update(disk="d", disk_limit="1B"), "disk_limit", "1048576"),
-    (lambda t: far_pool(t).update(memory="10B"), "far-pool.memory", "1048576"),
-    (lambda t: far_engine(t).update(host_memory="1MB"), "far-engine.host_memory", "1048576"),
+    (lambda t: far_pool(t).update(disk="d", disk_limit="1B"), "disk_limit", "1MiB"),
+    (lambda t: far_pool(t).update(memory="10B"), "far-pool.memory", "1MiB"),
+    (lambda t: far_engine(t).update(host_memory="1MB"), "far-engine.host_memory", "1MiB"),
     (lambda t: far_engine(t).update(env={"A": "1", '"A=B"': "1"}), "far-engine.env", "'A=B'"),
     (
         lambda t: far_pool(t).update(links={"home-pool": {"budget": "1 GB/s"}}),
@@ -359,3 +359,12 @@ def test_without_a_policy_the_best_that_can_be_known_is_taken(
 ) -> None:
     routing = RoutingTable.model_validate({"offload_threshold": 1000, **table})
     assert routing.effective_policy == policy
+
+
+def test_a_gateway_has_one_pd_cluster(tmp_path: Path) -> None:
+    def two(tables: Any) -> None:
+        tables["clusters"]["far"]["role"] = "pd"
+
+    load(tmp_path).check_one_home()
+    with pytest.raises(ConfigError, match=r"far.* have the role pd, and a gateway has one"):
+        load(tmp_path, two).check_one_home()

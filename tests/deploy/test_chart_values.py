@@ -16,6 +16,7 @@ from .charts import (
     WHOLE_GATEWAY,
     Object,
     config,
+    containers,
     helm,
     of_kind,
     pod_templates,
@@ -161,3 +162,18 @@ def test_a_part_may_be_called_like_a_boolean(name: str) -> None:
     hosts = [{"name": f"{name}", "node": "n", "engines": [{"name": "e"}]}]
     managed = {"source": "cert-manager", "issuerRef": {"name": "true"}}
     check(rendered("pd", {"hosts": hosts, "certificates": managed}), "1.34")
+
+
+def test_audit_logs_can_be_on_volumes_of_their_own() -> None:
+    volumes = [{"name": "audit", "persistentVolumeClaim": {"claimName": "audit"}}]
+    mounts = [{"name": "audit", "mountPath": "/var/lib/audit"}]
+    extra = {"extraVolumes": volumes, "extraVolumeMounts": mounts}
+    objects = rendered("pd", {"gateway": extra, "pool": extra})
+    check(objects, "1.34")
+    for _, pod in pod_templates(objects):
+        part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        held = [
+            each["name"] for each in containers(pod) if mounts[0] in each.get("volumeMounts", [])
+        ]
+        assert held == ([part] if part in ("gateway", "pool") else [])
+        assert (volumes[0] in pod["spec"]["volumes"]) == bool(held)

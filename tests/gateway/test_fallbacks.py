@@ -31,6 +31,8 @@ async def answered(world: World, stage: str, reason: str) -> dict[str, Any]:
     record = await world.record()
     assert record["path"] == "remote"
     assert record["fallback"] == {"stage": stage, "reason": reason}
+    if stage == "prefill":
+        assert record["prefilled_by"] == record["decode_engine"]
     assert await world.metric(f'prfaas_fallback_total{{reason="{reason}",stage="{stage}"}}') == 1
     return record
 

@@ -214,7 +214,7 @@ function Facts({ request: r }: { request: RequestRecord }) {
     ["held by the PrfaaS cluster", `${count(r.prfaas_hit_tokens)} tokens`],
     ["pulled", pulled(r)],
     ["answer", `${count(r.num_output_tokens)} tokens`],
-    ["prefilled by", r.prefill_engine ?? r.decode_engine ?? "–"],
+    ["prefilled by", r.prefilled_by ?? r.prefill_engine ?? r.decode_engine ?? "–"],
     ["decoded by", r.decode_engine ?? "–"],
     ["transfer", r.transfer_state ? `${r.transfer_state}, ${size(r.kv_bytes)}, ${rate(goodput)}` : "none"],
   ];

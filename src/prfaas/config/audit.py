@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least
 from prfaas.config.table import Table
+from prfaas.units import format_seconds, format_size
 
 ROTATE_BYTES_MIN = 64 << 10
 
@@ -36,8 +37,8 @@ class AuditTable(Table):
     """Time after which one is written if there are new lines; the file is then synchronised."""
 
     _rotates = field_validator("rotate")(
-        at_least(ROTATE_BYTES_MIN, "bytes hold few lines", "64KiB")
+        at_least(ROTATE_BYTES_MIN, "hold few lines", "64KiB", format_size)
     )
     _interval = field_validator("checkpoint_interval")(
-        at_least(10**8, "ns would sign all the time", "100ms")
+        at_least(10**8, "would sign all the time", "100ms", format_seconds)
     )

@@ -43,6 +43,8 @@ from prfaas.config.tenants import (
 )
 from prfaas.config.tracing import TracingTable
 from prfaas.core.transfer.residency import Regions, Residency
+from prfaas.errors import ConfigError
+from prfaas.units import format_size
 
 OPERATORS_MAX = 100
 TIMING_MARK = "timing"
@@ -143,7 +145,9 @@ class GatewayTable(Table):
 
     _limits = field_validator("body_timeout", "request_timeout", "connect_timeout")(long_enough)
     _age = field_validator("cache_max_age")(age_long_enough)
-    _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))
+    _body = field_validator("body_bytes_max")(
+        at_least(1024, "hold no request", "1KiB", format_size)
+    )
 
 
 class SecurityTable(Table):
@@ -281,6 +285,20 @@ class Deployment(Table):
     def residency(self) -> Residency:
         """Regions of clusters and tenants."""
         return residency_of(self.clusters, self.tenants)
+
+    def check_one_home(self) -> None:
+        """Check that a gateway can run the deployment: its requests are decoded in one cluster.
+
+        Raises:
+            ConfigError: There are several PD clusters.
+        """
+        names = list(self.clusters_of(ClusterRole.PD))
+        if len(names) > 1:
+            raise ConfigError(
+                f"clusters: {', '.join(names)} have the role pd, and a gateway has one PD cluster; "
+                "put their engines and pool nodes into one, which can have several hosts, or give "
+                "each a gateway of its own"
+            )
 
     @property
     def gateway_regions(self) -> Regions:

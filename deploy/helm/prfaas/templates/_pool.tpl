@@ -71,6 +71,9 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: deployment, mountPath: /etc/prfaas/pool, readOnly: true}
   {{- include "prfaas.memberMounts" .root | nindent 2 }}
+  {{- with $values.pool.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- if $values.pool.disk.limit }}
   - {name: blocks, mountPath: /var/lib/prfaas/blocks}
   {{- end }}
@@ -99,6 +102,9 @@ annotations:
     name: {{ include "prfaas.fullname" .root }}-pools
     items: [{key: {{ .host.name }}.toml, path: deployment.toml}]
 {{ include "prfaas.memberVolumes" .root }}
+{{- with $values.pool.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- if $values.pool.disk.limit }}
 - name: blocks
   hostPath: {path: {{ printf "%s/%s" $values.pool.disk.hostPath .host.name | quote }}, type: DirectoryOrCreate}

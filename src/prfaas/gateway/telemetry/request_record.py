@@ -65,6 +65,8 @@ class Record:
     """Tokens that a pulled prefix saved; None without a pull."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
+    """Engine of the last prefill leg."""
+    is_prefill_lost: bool = False
     decode_engine: str | None = None
     transfer: TransferView | None = None
     decided_ns: int | None = None
@@ -143,7 +145,17 @@ class Record:
 
     def prefill_on(self, engine: str) -> None:
         """A prefill leg begins."""
-        self.prefill_engine = engine
+        self.prefill_engine, self.is_prefill_lost = engine, False
+
+    @property
+    def prefilled_by(self) -> str | None:
+        """Engine that computed the prompt: that of decode without a prefill leg, or if the leg or
+        its blocks were lost."""
+        return (
+            self.decode_engine
+            if self.is_prefill_lost
+            else self.prefill_engine or self.decode_engine
+        )
 
     def prefilled(self, duration_ns: int) -> None:
         """The prefill leg has ended, well or not."""
@@ -176,6 +188,10 @@ class Record:
     def fell_back(self, fallback: FellBack) -> None:
         """Its route was left, or did not pay off."""
         self.fallback = fallback
+        num_bytes = self.transfer.num_bytes if self.transfer else 0
+        self.is_prefill_lost = fallback.stage == "prefill" or (
+            fallback.stage == "transfer" and not num_bytes
+        )
 
     def pulled(self, num_tokens: int) -> None:
         """A pulled prefix saved computing this number of tokens."""
