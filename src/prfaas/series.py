@@ -1,4 +1,4 @@
-"""Series of Prometheus counters that exist before their first event."""
+"""Series of Prometheus counters that exist before their first event, and the form of `/metrics`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from itertools import product
 
 from prometheus_client import Counter
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of `/metrics` of every part."""
 
 
 def at_zero(counter: Counter, *labels: Iterable[str]) -> Counter:

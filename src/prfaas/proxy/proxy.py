@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import generate_latest
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
@@ -27,6 +27,7 @@ from prfaas.proxy.engine_port import EnginePort
 from prfaas.proxy.intake import Intake
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
+from prfaas.series import CONTENT_TYPE
 from prfaas.wire.identity import Identity
 from prfaas.wire.plain_http import listen, name_server
 from prfaas.wire.sockets import raise_descriptor_limit
@@ -208,7 +209,7 @@ class Proxy:
 
         async def metrics(_: web.Request) -> web.Response:
             body = generate_latest(self.metrics.registry)
-            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
         app.router.add_get("/health", health)
         app.router.add_get("/metrics", metrics)

@@ -112,6 +112,21 @@ class UrlType(click.ParamType[tuple[str, str]]):
         return name, url.rstrip("/")
 
 
+class BaseUrlType(click.ParamType[str]):
+    """`http://HOST:PORT`, also with the `/v1` that OpenAI clients are given."""
+
+    name = "url"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the URL that paths are appended to."""
+        url = str(value).strip()
+        if not url.startswith(("http://", "https://")):
+            self.fail(f"{value!r} is no URL of a server, such as http://127.0.0.1:8000", param, ctx)
+        return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 LOG_FORMAT_VARIABLE = "PRFAAS_LOG_FORMAT"
 _FORMATS = click.Choice([form.value for form in LogFormat])
 

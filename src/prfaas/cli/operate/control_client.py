@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import click
 
+from prfaas.cli.common.options import BaseUrlType
 from prfaas.errors import ConfigError
 
 KEY_VARIABLE = "PRFAAS_OPERATOR_KEY"
@@ -110,7 +111,12 @@ class Client:
 def asks_gateway(command: Command) -> Command:
     """Adds `--url` and `--key-file` to a command."""
     url = click.option(
-        "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, show_default=True, help="The gateway."
+        "--url",
+        envvar="PRFAAS_URL",
+        default=URL_DEFAULT,
+        show_default=True,
+        type=BaseUrlType(),
+        help="The gateway.",
     )
     key_file = click.option(
         "--key-file",
@@ -124,11 +130,19 @@ def operator_key(key_file: Path | None) -> str:
     """The operator's key: of a file, else of the environment, else none.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: The file cannot be read, or the key cannot be sent in a header.
     """
     if key_file is None:
-        return os.environ.get(KEY_VARIABLE, "")
-    try:
-        return key_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key file {key_file} cannot be read: {error}") from None
+        key, place = os.environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
+    else:
+        try:
+            key, place = key_file.read_text().strip(), f"the key file {key_file}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the key file {key_file} cannot be read: {error}") from None
+    wrong = next((at for at, c in enumerate(key) if not "!" <= c <= "~"), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{place}: character {wrong + 1} of {len(key)} is a space, a line break or not ASCII; "
+            "a key is one word of printable ASCII characters"
+        )
+    return key

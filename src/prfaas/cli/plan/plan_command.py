@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from prfaas.cli.common.options import BaseUrlType
 from prfaas.cli.plan.sweeping import place_options
 from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
 from prfaas.errors import ConfigError
@@ -230,7 +231,7 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", type=BaseUrlType())
 @click.option("--model", required=True, help="Name of the served model.")
 @click.option(
     "--layers",

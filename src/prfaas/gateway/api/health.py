@@ -19,8 +19,8 @@ from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import check_model
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.metrics import CONTENT_TYPE
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX, as_json
+from prfaas.series import CONTENT_TYPE
 
 _LIMIT_DEFAULT = 100
 PARTS = "parts"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import generate_latest
 
 from prfaas.config.addresses import join_address
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.series import CONTENT_TYPE
 from prfaas.wire.plain_http import listen, name_server
 
 
@@ -94,7 +95,7 @@ class AdminServer:
     async def _metrics(self, _: web.Request) -> web.Response:
         self._counted.on_read()
         body = generate_latest(self._counted.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 def _answer(phase: Phase, *, is_well: bool) -> web.Response:

@@ -18,6 +18,7 @@ from prfaas.engines.timing.api.replies import Json, Replies, error_body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.instance import Instance
 from prfaas.errors import ConfigError, RequestError
+from prfaas.series import CONTENT_TYPE
 from prfaas.wire.plain_http import listen, name_server
 
 BODY_BYTES_MAX = 64 << 20
@@ -133,7 +134,7 @@ class Server:
         return _json({"object": "list", "data": [card]})
 
     async def _tell_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain")
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body, raw = read_body(await request.read(), self._model)
