@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
+import click
 import pytest
-from click.testing import CliRunner
 
 from prfaas.cli.common.options import BaseUrlType
-from prfaas.cli.main import main
 from prfaas.cli.operate.control_client import KEY_VARIABLE, operator_key
 from prfaas.errors import ConfigError
 
@@ -18,9 +17,8 @@ def test_the_address_of_openai_clients_is_taken(end: str) -> None:
 
 
 def test_an_address_without_a_scheme_is_explained() -> None:
-    done = CliRunner().invoke(main, ["ctl", "status", "--url", "host:8000"])
-    assert done.exit_code == 2
-    assert "is no URL of a server, such as http://127.0.0.1:8000" in done.output
+    with pytest.raises(click.BadParameter, match="is no URL of a server, such as http://"):
+        BaseUrlType().convert("host:8000", None, None)
 
 
 @pytest.mark.parametrize("key", ["sk-a\nsk-b", "sk a", "sk-\u00e9", "sk-\x00"])
