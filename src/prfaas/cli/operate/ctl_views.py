@@ -69,6 +69,9 @@ def status_lines(found: Json) -> list[str]:
             f"engine     {engine['name']}  {engine['cluster']}{role}  {state}{drained}  "
             f"{engine['num_in_flight']} in flight"
         )
+        # A gateway of an earlier version sends none.
+        if why := engine.get("why_down"):
+            lines.append(f"           {why}")
     lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]
     lines += _member_lines(found)
     # A gateway of an earlier version sends none.

@@ -99,7 +99,9 @@ class Views:
 
     def _missing(self) -> list[str]:
         engines = self.live.engines.by_name.values()
-        missing = [f"engine {engine.name}" for engine in engines if not engine.is_ready]
+        missing = [
+            f"engine {engine.name} ({engine.why_down})" for engine in engines if not engine.is_ready
+        ]
         missing += [
             f"pool {pool}" for pool in self.live.pools.names() if not self.live.pools.is_live(pool)
         ]

@@ -52,6 +52,7 @@ class Engine:
             readiness, 0 before it was ever ready.
         num_slots: Limit of concurrent sequences.
         is_ready: True while the last health check succeeded.
+        why_down: Why it is not ready, for operators; "" if it is.
         num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
         num_broken: Legs that it failed at since it last completed one, or became ready.
@@ -70,6 +71,7 @@ class Engine:
     max_model_len: int = 0
     num_slots: int = 1
     is_ready: bool = False
+    why_down: str = "not probed yet"
     num_lost: int = 0
     num_in_flight: int = 0
     num_broken: int = 0

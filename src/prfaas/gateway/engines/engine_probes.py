@@ -40,6 +40,12 @@ HUNG_AT_ONCE_MAX = 256
 LOOKS_A_LIST = 4
 """Looks for each time that an engine lists its adapters."""
 
+_NO_ENGINE = "its url has to be that of an engine itself"
+_HINTS = dict.fromkeys(
+    (401, 403),
+    "gateways send engines no key: start it without --api-key, and let only gateways reach it",
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -123,7 +129,10 @@ class EngineProbes:
                 await self._look_at_queue(engine)
             engine.num_looks += 1
             engine.num_missed = 0
-        except (aiohttp.ClientError, ValueError, EngineError) as error:
+        except EngineError as error:
+            self.mark_down(engine, str(error))
+            self.on_change(engine, error)
+        except (aiohttp.ClientError, ValueError) as error:
             self.mark_down(engine, f"{type(error).__name__}: {error}")
             self.on_change(engine, error)
         except TimeoutError:
@@ -147,8 +156,12 @@ class EngineProbes:
     async def _look_at_models(self, engine: Engine) -> None:
         """Ask what it serves: adapters come and go while an engine runs, its model does not."""
         try:
-            models = from_json(await self._get(engine, "/v1/models"))
-        except (EngineError, ValueError):
+            answer = await self._get(engine, "/v1/models")
+            try:
+                models = from_json(answer)
+            except ValueError:
+                raise EngineError(f"/v1/models answers no JSON; {_NO_ENGINE}") from None
+        except EngineError:
             if engine.is_ready:
                 return
             raise
@@ -174,7 +187,8 @@ class EngineProbes:
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
             if response.status != 200:
-                raise EngineError(f"{path} answers {response.status}")
+                hint = _HINTS.get(response.status, _NO_ENGINE if response.status < 500 else "")
+                raise EngineError(f"{path} answers {response.status}{hint and '; '}{hint}")
             return await read_answer(response)
 
     def _mark_ready(self, engine: Engine, models: object) -> None:
@@ -183,6 +197,7 @@ class EngineProbes:
             length = as_count(as_object(model).get("max_model_len"))
             if as_object(model).get("id") == self._model and length:
                 engine.max_model_len, engine.is_ready, engine.num_broken = length, True, 0
+                engine.why_down = ""
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 fields = {"engine": engine.name, "max_model_len": length}
                 log_event(_log, logging.INFO, "engine_ready", **fields)
@@ -191,7 +206,10 @@ class EngineProbes:
         raise OtherModelError(f"it does not serve {self._model!r}")
 
     def mark_down(self, engine: Engine, reason: str) -> None:
-        """An engine does not answer; one that was not ready changes nothing."""
+        """An engine does not answer as it should; the log has each new reason once."""
+        is_new, engine.why_down = engine.why_down != reason, reason
+        if not engine.is_ready and is_new:
+            log_event(_log, logging.WARNING, "engine_not_ready", engine=engine.name, why=reason)
         if engine.is_ready:
             engine.is_ready = False
             engine.num_lost += 1

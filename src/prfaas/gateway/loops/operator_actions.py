@@ -178,6 +178,7 @@ class Control:
             "name": engine.name,
             "role": self._role_of(engine.name),
             "is_ready": engine.is_ready,
+            "why_down": engine.why_down,
             "is_drained": self._live.driver.is_drained(engine.name),
             "breaker": self._live.guards.breakers[engine.name].state.value,
             "num_in_flight": engine.num_in_flight,
