@@ -69,6 +69,14 @@ NAMES = (
     Name(f"{_CONNECTOR}/offloading/scheduler.py", "GroupOffloadConfig.tokens_per_chunk"),
     Name(f"{_CONNECTOR}/offloading/scheduler.py", "GroupOffloadConfig.kv_cache_spec"),
     Name(f"{_CONNECTOR}/offloading_connector.py", "OffloadingConnector.connector_scheduler"),
+    Name(f"{_CONNECTOR}/offloading_connector.py", "OffloadingConnector.connector_worker"),
+    Name(f"{_CONNECTOR}/offloading/worker.py", "OffloadingConnectorWorker.worker"),
+    Name(f"{_CONNECTOR}/offloading/worker.py", "OffloadingConnectorWorker.spec"),
+    Name(f"{_OFFLOAD}/cpu/gpu_worker.py", "CPUOffloadingWorker._mmap_region"),
+    Name(f"{_OFFLOAD}/config.py", "OffloadingConfig.engine_id"),
+    Name(f"{_OFFLOAD}/config.py", "OffloadingParallelConfig.rank"),
+    Name("v1/worker/gpu_model_runner.py", "GPUModelRunner.discard_request_mask"),
+    Name("v1/worker/gpu_input_batch.py", "InputBatch.generators"),
     Name(f"{_OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.secondary_tiers"),
     Name(_REGION, "SharedOffloadRegion.fd"),
     Name(_REGION, "SharedOffloadRegion._segments", since="0.33"),
@@ -109,6 +117,12 @@ NAMES = (
         "v1/attention/backends/cpu_attn.py",
         "_get_attn_isa",
         ("dtype", "block_size", "head_size", "kv_cache_dtype"),
+    ),
+    Name("v1/worker/gpu_model_runner.py", "GPUModelRunner.sample_tokens", ("grammar_output",)),
+    Name(
+        f"{_CONNECTOR}/offloading_connector.py",
+        "OffloadingConnector.register_kv_caches",
+        ("kv_caches",),
     ),
     Name(f"{_OFFLOAD}/tiering/factory.py", "SecondaryTierFactory.create_secondary_tier"),
     # Methods that vLLM calls on our classes.
@@ -293,6 +307,21 @@ def region_descriptor(offloading_spec: Any) -> int:
             "PrfaasConnector cannot be in one MultiConnector with an OffloadingConnector"
         )
     return descriptor
+
+
+def worker_descriptor(connector: Any) -> int:
+    """Return the descriptor of the file that this rank copies blocks to and from."""
+    worker = connector.connector_worker.worker
+    # That on machines without a GPU is ours.
+    region = worker.region if hasattr(worker, "region") else worker._mmap_region
+    descriptor: int = region.fd
+    return descriptor
+
+
+def engine_and_rank(connector: Any) -> tuple[str, int]:
+    """Return vLLM's id of an engine, and this rank's number in it."""
+    config = connector.connector_worker.spec.config
+    return config.engine_id, config.parallel.rank
 
 
 def engine_id(offloading_spec: Any) -> str:

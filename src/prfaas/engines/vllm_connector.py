@@ -62,9 +62,11 @@ class PrfaasConnector(OffloadingConnector):
         for region in remove_abandoned():
             log.warning("removed %s, left by a killed engine", region)
         if current_platform.is_cpu():
-            from prfaas.engines.vllm_cpu import sleep_when_idle
+            from prfaas.engines.vllm_cpu import keep_seeds, sleep_when_idle
 
             sleep_when_idle()
+            if role == KVConnectorRole.WORKER:
+                keep_seeds()
         set_chunk(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)

@@ -64,6 +64,34 @@ def _wait_asleep(self: Any, timeout_ms: int | None = None) -> None:
     _wait(self, limit_ms if timeout_ms is None else min(limit_ms, timeout_ms))
 
 
+def keep_seeds() -> None:
+    """Have this worker serve requests with a `seed` whose prompt is prefilled in several steps.
+
+    vLLM samples a token after every step of prefill and discards all but the last. It then sets
+    the generator of a seeded request back by an offset, which PyTorch's generators for CPUs do not
+    have, and the first such request would end the engine.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    vllm_sample = GPUModelRunner.sample_tokens
+    if getattr(vllm_sample, "keeps_seeds", False):
+        return
+
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        """Draw tokens that are discarded without the generators of their requests, which stay as
+        the last step of prefill needs them."""
+        discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        generators = self.input_batch.generators
+        kept = {at: generators.pop(at) for at in discarded.tolist() if at in generators}
+        try:
+            return vllm_sample(self, grammar_output)
+        finally:
+            generators.update(kept)
+
+    sample_tokens.keeps_seeds = True  # type: ignore[attr-defined]
+    GPUModelRunner.sample_tokens = sample_tokens
+
+
 class CpuPlatformSpec(TieringOffloadingSpec):
     """`TieringOffloadingSpec` with a worker that copies by `memmove`."""
 
@@ -89,7 +117,7 @@ class MemmoveWorker(OffloadingWorker):
     def __init__(
         self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
     ) -> None:
-        self._region = region
+        self.region = region
         self._blocks_per_chunk = blocks_per_chunk
         self._refs = kv_caches.group_data_refs
         self._cache_tensors: list[Any] = []
@@ -138,7 +166,7 @@ class MemmoveWorker(OffloadingWorker):
         """Release the shared region."""
         self._host_tensors.clear()
         self._cache_tensors.clear()
-        self._region.cleanup()
+        self.region.cleanup()
 
     def _done(self, job_id: int, num_bytes: int) -> bool:
         self._finished.append(TransferResult(job_id, True, transfer_size=num_bytes))
