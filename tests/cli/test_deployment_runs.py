@@ -146,6 +146,24 @@ def test_what_runs_elsewhere_is_not_held_against_this_machine(prfaas: Prfaas, la
         ('"-pp=2"', "--pipeline-parallel-size 2: prfaas does not support"),
         ('"--pipeline_parallel_size=4"', "--pipeline-parallel-size 4: prfaas does not support"),
         ('"--data-parallel-size", "2"', "--data-parallel-size 2 with KV events"),
+        ('"--nnodes", "2"', "--nnodes 2: the ranks of an engine have to be on one host"),
+        ('"-n", "2", "-r", "0"', "--nnodes 2: the ranks of an engine have to be on one host"),
+        ('"--node_rank=1"', "--node-rank 1: the ranks of an engine have to be on one host"),
+        (
+            '"--distributed-executor-backend", "ray"',
+            "--distributed-executor-backend ray: the ranks of an engine have to be on one host",
+        ),
+        (
+            '"--distributed-executor-backend=external_launcher"',
+            "--distributed-executor-backend external_launcher: the ranks of an engine have to be",
+        ),
+        (
+            '"-dp", "4", "--data-parallel-size-local", "2"',
+            "--data-parallel-size-local 2 of --data-parallel-size 4: the ranks of an engine",
+        ),
+        ('"--data-parallel-backend", "ray"', "--data-parallel-backend ray: the ranks of an"),
+        ('"--data-parallel-hybrid-lb"', "--data-parallel-hybrid-lb: the ranks of an engine"),
+        ('"--headless"', "--headless: the ranks of an engine have to be on one host"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "up"])

@@ -137,6 +137,12 @@ SENSE: list[tuple[Object, str]] = [
     ),
     ({"engines": {"image": ""}}, "engines.image: missing"),
     ({"engines": {"server": "timing"}}, "model.name: "),
+    ({"engines": {"args": ["--nnodes", "2"]}}, 'engines.args[0]: "--nnodes" puts ranks of an'),
+    ({"engines": {"args": ["-x", "--headless"]}}, 'engines.args[1]: "--headless" puts ranks of'),
+    (
+        {"engines": {"args": ["--distributed_executor_backend=ray"]}},
+        'engines.args[0]: "--distributed_executor_backend=ray" puts ranks of an engine on several',
+    ),
 ]
 """Well formed, and refused by the templates."""
 OF_PRFAAS: list[tuple[Object, str]] = [
@@ -180,6 +186,12 @@ def test_values_that_make_no_sense_are_refused_by_their_key(values: Object, line
     done = template("pd", values)
     assert done.returncode != 0
     assert line in done.stderr
+
+
+def test_ranks_on_one_host_are_not_refused() -> None:
+    args = ["--nnodes", "1", "--distributed-executor-backend", "mp", "--data-parallel-backend=mp"]
+    done = template("pd", {"engines": {"args": args}})
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("values", "line"), OF_PRFAAS, ids=[line[:40] for _, line in OF_PRFAAS])

@@ -18,7 +18,7 @@ def connector() -> Any:
     return needing_vllm("prfaas.engines.vllm_connector")
 
 
-def config(events: bool = False, **sizes: int) -> Any:
+def config(events: bool = False, **sizes: Any) -> Any:
     """The part of vLLM's configuration that the connector reads, in vLLM's own tables."""
     vllm = needing_vllm("vllm.config")
     extra = {"prfaas_engine": "e", "prfaas_pool": "/run/p.sock", "cpu_bytes_to_use": 1 << 20}
@@ -36,6 +36,30 @@ def config(events: bool = False, **sizes: int) -> Any:
 def test_pipeline_stages_are_refused_in_words(connector: Any) -> None:
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: prfaas does not support"):
         connector._choose_tier(config(pipeline_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"nnodes": 2}, "--nnodes 2: the ranks of an engine have to be on one host"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray: the ranks"),
+        (
+            {"distributed_executor_backend": "external_launcher"},
+            "--distributed-executor-backend external_launcher: the ranks",
+        ),
+        ({"distributed_executor_backend": dict}, "--distributed-executor-backend dict: the ranks"),
+        (
+            {"data_parallel_size": 2, "data_parallel_backend": "ray"},
+            "--data-parallel-backend ray: the ranks",
+        ),
+        ({"data_parallel_hybrid_lb": True}, "--data-parallel-hybrid-lb: the ranks"),
+    ],
+)
+def test_ranks_on_several_hosts_are_refused_in_words(
+    connector: Any, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        connector._choose_tier(config(**fields))
 
 
 def test_events_of_several_ranks_are_refused_in_words(connector: Any) -> None:
@@ -59,5 +83,7 @@ def test_other_ranks_are_served(connector: Any) -> None:
         config(events=True),
         config(data_parallel_size=2),
         config(tensor_parallel_size=4),
+        config(tensor_parallel_size=2, distributed_executor_backend="mp"),
+        config(distributed_executor_backend="uni", decode_context_parallel_size=2),
     ):
         assert connector._choose_tier(given)["engine"] == "e"

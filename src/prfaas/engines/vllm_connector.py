@@ -14,6 +14,7 @@ the choice of the tier, and pauses in steps that can only wait for blocks (`empt
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,7 @@ from prfaas.engines import vllm_compat
 
 vllm_compat.check_vllm()  # Before names are imported that another version may lack.
 
-from vllm.config import VllmConfig
+from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.platforms import current_platform
@@ -29,7 +30,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
+from prfaas.config.engine_args import (
+    EXECUTORS,
+    data_parallel_events_refused,
+    hosts_refused,
+    pipeline_refused,
+)
 from prfaas.core.kv.blocks import CacheGroup
 from prfaas.engines.canonical.vllm_block_tokens import set_chunk
 from prfaas.engines.empty_steps import EmptySteps
@@ -199,7 +205,23 @@ def _check_ranks(vllm_config: VllmConfig) -> None:
     parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError(pipeline_refused(parallel.pipeline_parallel_size))
+    for setting in _settings_of_hosts(parallel):
+        raise ConfigError(hosts_refused(setting))
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     has_events = events is not None and events.enable_kv_cache_events
     if parallel.data_parallel_size > 1 and has_events and RANK not in extra["prfaas_engine"]:
         raise ConfigError(data_parallel_events_refused(parallel.data_parallel_size))
+
+
+def _settings_of_hosts(parallel: ParallelConfig) -> Iterator[str]:
+    """Settings by which ranks are on several hosts, or may be. Of all others, `vllm_ranks.py`
+    compares the memory."""
+    if parallel.nnodes > 1:
+        yield f"--nnodes {parallel.nnodes}"
+    executor = parallel.distributed_executor_backend
+    if executor is not None and executor not in EXECUTORS:
+        yield f"--distributed-executor-backend {getattr(executor, '__qualname__', executor)}"
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_backend == "ray":
+        yield "--data-parallel-backend ray"
+    if parallel.data_parallel_hybrid_lb:
+        yield "--data-parallel-hybrid-lb"

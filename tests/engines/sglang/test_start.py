@@ -136,6 +136,16 @@ def test_a_page_is_usable_where_every_rank_has_its_part(
     assert ranks[0].batch_exists(HASHES) == 4
 
 
+def test_ranks_on_several_hosts_are_refused_in_words(
+    engines: Engines, pool_node: PoolThread, context: names.Context
+) -> None:
+    context.bags["parallel"] = names.Bag(nnodes=1, tp_size=16)
+    engines.start(config={"tp_rank": 0, "tp_size": 16}, prfaas_engine="one")
+    context.bags["parallel"].put("nnodes", 2)
+    with pytest.raises(ConfigError, match="--nnodes 2: each rank hands its part of a page to"):
+        engines.start(config={"tp_rank": 0, "tp_size": 16}, prfaas_engine="two")
+
+
 def test_latent_pages_are_the_same_for_all_ranks(engines: Engines, pool_node: PoolThread) -> None:
     pools = [{"kv": HostPool(num_parts=1)} for _ in range(2)]
     ranks = [

@@ -107,6 +107,13 @@
 {{- if and $values.gateway.regions (not (has $region $values.gateway.regions)) }}{{ fail (printf "gateway.regions: %q, the site's own, is missing; its pool nodes would refuse every ticket" $region) }}{{ end -}}
 {{- if and (eq $values.engines.server "vllm") (not $values.engines.image) }}{{ fail "engines.image: missing; an image with vLLM and prfaas, such as the target \"engine\" of Containerfile" }}{{ end -}}
 {{- if and (eq $values.engines.server "timing") (not (contains "timing" (lower $values.model.name))) }}{{ fail (printf "model.name: %q, and timing engines compute nothing; put \"timing\" into the name" $values.model.name) }}{{ end -}}
+{{- $args := append $values.engines.args "" -}}
+{{- range $index, $arg := $values.engines.args -}}
+  {{- $words := splitn "=" 2 (toString $arg) -}}
+  {{- $name := $words._0 | replace "_" "-" -}}
+  {{- $value := default (toString (index $args (add1 $index))) $words._1 -}}
+  {{- if or (and (has $name (list "--nnodes" "-n")) (ne $value "1")) (has $name (list "--headless" "--data-parallel-hybrid-lb" "-dph")) (and (has $name (list "--distributed-executor-backend" "--data-parallel-backend" "-dpb")) (not (has $value (list "mp" "uni")))) }}{{ fail (printf "engines.args[%d]: %q puts ranks of an engine on several hosts, or may; its KV blocks go through the shared memory of one pod, so list an engine in hosts for each host" $index (toString $arg)) }}{{ end -}}
+{{- end -}}
 {{- $route := $values.gateway.route -}}
 {{- if and (not $pd) (ne $route.kind "none") }}{{ fail (printf "gateway.route.kind: %q, and a PrfaaS site has no gateway; set it at the PD site" $route.kind) }}{{ end -}}
 {{- if and (eq $route.kind "HTTPRoute") (not $route.parentRefs) }}{{ fail "gateway.route.parentRefs: missing; the Gateway that an HTTPRoute belongs to" }}{{ end -}}

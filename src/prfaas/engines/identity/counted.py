@@ -220,13 +220,10 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
             "ray_workers_use_nsight",
             "ray_runtime_env",
             "placement_group",
-            "distributed_executor_backend",
             "worker_cls",
             "worker_extension_cls",
             "master_addr",
             "master_port",
-            "node_rank",
-            "nnodes",
             "numa_bind",
             "numa_bind_nodes",
             "numa_bind_cpus",
@@ -261,6 +258,10 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
             "dcp_comm_backend",
         ),
         _ROUNDING,
+    )
+    | dict.fromkeys(
+        ("nnodes", "node_rank", "distributed_executor_backend"),
+        "ranks on several hosts are refused (config/engine_args.py, canonical/vllm_ranks.py)",
     )
     | {"is_moe_model": _NOT_READ},
     "speculative_config": dict.fromkeys(
@@ -360,7 +361,8 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
             "indexer_tp_shard_min_rows",
             "minimax_m3_indexer_cp",
         ),
-        "which kernel reads the cache; layout and dtype of what it reads count",
+        "which kernel reads the cache; what it has pages look like is in group.*.parts, "
+        "group.*.kernel_blocks and the specification of groups",
     ),
     "scheduler_config": dict.fromkeys(
         (

@@ -102,6 +102,7 @@ class PrfaasStorage(HiCacheStorage):
         """
         if self._calls:
             return
+        shapes.check_nodes(facts.num_nodes())
         values = facts.resolved_configuration()
         shapes.check_features(values)
         config, settings = self._config, self._settings

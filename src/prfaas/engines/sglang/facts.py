@@ -77,6 +77,19 @@ def resolved_configuration() -> dict[str, Any]:
     return {name: value for prefix, bag in bags for name, value in leaves(prefix, bag)}
 
 
+def num_nodes() -> int:
+    """Return the number of hosts that the ranks of this engine are on, as SGLang was told."""
+    from sglang.srt.runtime_context import get_context
+
+    try:
+        return int(
+            dict(leaves("parallel", get_context().config_bag("parallel")))["parallel.nnodes"]
+        )
+    except (ValueError, KeyError):
+        # Not published: a process of one host, as in SGLang's own tests of its storage.
+        return 1
+
+
 def leaves(prefix: str, bag: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values of one of SGLang's configuration namespaces with dotted names."""
     yield from ((f"{prefix}.{name}", value) for name, value in bag._fields.items())

@@ -50,6 +50,20 @@ def check_ranks(config: Any) -> None:
         raise ConfigError("tp_lcm_size splits pages by head; leave it out, and use one --tp-size")
 
 
+def check_nodes(num_nodes: int) -> None:
+    """Refuse an engine with ranks on several hosts.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    if num_nodes > 1:
+        raise ConfigError(
+            f"--nnodes {num_nodes}: each rank hands its part of a page to the pool node of its own "
+            "host, and no pool node has whole pages. Run all ranks of an engine on one host, and "
+            "an engine of its own on each host"
+        )
+
+
 def check_features(values: Mapping[str, Any]) -> None:
     """Refuse features whose pages mean something that their names do not say.
 
