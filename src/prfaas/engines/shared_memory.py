@@ -7,6 +7,9 @@ killed leaves it behind, often more than a hundred GiB, and the next one finds n
 Each process of an engine holds a shared `flock` on `vllm_offload_{engine_id}.owner` for as long as
 it lives. The kernel drops it however the process ends, in whatever PID namespace it was. A region
 whose owner file nobody locks is nobody's; a region without an owner file is not ours to judge.
+
+Beside its region, each rank of an engine leaves a report, which it locks for as long as it lives.
+The scheduler reads them: a rank that is on another host, or has another `/dev/shm`, has left none.
 """
 
 from __future__ import annotations
@@ -43,6 +46,55 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
             return descriptor
         # It was removed between the two calls.
         os.close(descriptor)
+
+
+def leave_report(engine_id: str, rank: int, report: bytes, directory: Path = SHARED_MEMORY) -> int:
+    """Leave the report of a rank beside the region of its engine, until this process ends.
+
+    Returns:
+        A descriptor that holds the lock; it is not inherited by programs that are started.
+
+    Raises:
+        OSError: The report cannot be written.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(report_path(engine_id, rank, directory), flags, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, report, 0)
+    return descriptor
+
+
+def reports_of(engine_id: str, num_ranks: int, directory: Path = SHARED_MEMORY) -> dict[int, bytes]:
+    """Return the reports of the living ranks of an engine, by rank."""
+    found: dict[int, bytes] = {}
+    for rank in range(num_ranks):
+        path = report_path(engine_id, rank, directory)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                if os.fstat(descriptor).st_uid == os.geteuid() and _is_locked(descriptor):
+                    found[rank] = file.read()
+    return found
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Return True if another descriptor holds a lock on the file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def region_path(engine_id: str, directory: Path = SHARED_MEMORY) -> Path:
+    """Return the file with the host memory of an engine."""
+    return directory / f"{_PREFIX}{engine_id}{_REGION}"
+
+
+def report_path(engine_id: str, rank: int, directory: Path = SHARED_MEMORY) -> Path:
+    """Return the file with the report of a rank; `remove_abandoned` removes it with the region."""
+    return directory / f"{_PREFIX}{engine_id}{_REGION}.rank{rank}"
 
 
 def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
@@ -89,9 +141,7 @@ def _locked(owner: Path) -> Iterator[bool]:
     # All users can create files here: only plain files of this user are removed.
     descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if _is_locked(descriptor):
             yield False
             return
         yield os.fstat(descriptor).st_uid == os.geteuid() and _is(descriptor, owner)

@@ -14,6 +14,7 @@ the choice of the tier, and pauses in steps that can only wait for blocks (`empt
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +23,7 @@ from prfaas.engines import vllm_compat
 
 vllm_compat.check_vllm()  # Before names are imported that another version may lack.
 
+import msgspec
 from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -38,8 +40,16 @@ from prfaas.config.engine_args import (
 )
 from prfaas.core.kv.blocks import CacheGroup
 from prfaas.engines.canonical.vllm_block_tokens import set_chunk
+from prfaas.engines.canonical.vllm_parts import KernelPages
+from prfaas.engines.canonical.vllm_ranks import RankReport, kernel_pages, memory_of, pages_of_ranks
 from prfaas.engines.empty_steps import EmptySteps
-from prfaas.engines.shared_memory import claim, remove_abandoned
+from prfaas.engines.shared_memory import (
+    claim,
+    leave_report,
+    region_path,
+    remove_abandoned,
+    reports_of,
+)
 from prfaas.engines.vllm_layout import RowLayout, check_block_size, cut_at_blocks, describe
 from prfaas.engines.vllm_tier import PrfaasTier
 from prfaas.errors import ConfigError
@@ -75,7 +85,8 @@ class PrfaasConnector(OffloadingConnector):
                 keep_seeds()
         set_chunk(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            tier["row_layout"] = describe(vllm_config, kv_cache_config)
+            kernels = _pages_of_ranks(vllm_config)
+            tier["row_layout"] = describe(vllm_config, kv_cache_config, kernels)
         super().__init__(vllm_config, role, kv_cache_config)
         _alive[vllm_config.kv_transfer_config.engine_id, role.name] = self
         # Ranks of data parallelism step together: a pause of one holds up the others.
@@ -89,6 +100,14 @@ class PrfaasConnector(OffloadingConnector):
             described: RowLayout = tier["row_layout"]
             self._unchecked: tuple[CacheGroup, ...] = described.layout.groups
             self._combined = described.layout.groups if described.has_own_names else ()
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take this rank's caches, and report to the scheduler where their blocks are copied to."""
+        super().register_kv_caches(kv_caches)
+        memory = memory_of(os.fstat(vllm_compat.worker_descriptor(self)))
+        report = RankReport(memory, kernel_pages(self._kv_cache_config, kv_caches))
+        engine_id, rank = vllm_compat.engine_and_rank(self)
+        self._reported = leave_report(engine_id, rank, msgspec.json.encode(report))
 
     def on_new_request(self, request: Request) -> None:
         """A request came; blocks that an adapter computes stay in this engine.
@@ -146,6 +165,23 @@ class PrfaasConnector(OffloadingConnector):
         """Metrics of the tier; asked for in the API server, where no connector is made."""
         _choose_tier(vllm_config)
         return super().build_prom_metrics(vllm_config, *args, **kwargs)
+
+
+def _pages_of_ranks(vllm_config: VllmConfig) -> dict[str, KernelPages]:
+    """Return the order of the ranks' pages, by layer, once all ranks are seen to share memory.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    engine_id = vllm_config.kv_transfer_config.engine_id
+    num_ranks = vllm_config.parallel_config.world_size
+    region = region_path(engine_id)
+    try:
+        # The scheduler opens it next.
+        own = memory_of(region.stat())
+    except FileNotFoundError:
+        raise ConfigError(hosts_refused(f"no rank has made {region} here")) from None
+    return pages_of_ranks(reports_of(engine_id, num_ranks), num_ranks, own)
 
 
 def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -35,7 +37,7 @@ from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.kv.planes import Plane, Planes, merged
 from prfaas.engines.canonical.vllm_block_tokens import refuse_kinds
 from prfaas.engines.canonical.vllm_pages import backend_of, kv_pages
-from prfaas.engines.canonical.vllm_parts import CannotConvertError
+from prfaas.engines.canonical.vllm_parts import CannotConvertError, KernelPages
 from prfaas.engines.canonical.vllm_rows import (
     canonical_layers,
     canonical_runs,
@@ -83,8 +85,17 @@ class RowLayout:
         return self.tokens_per_hash != self.layout.tokens_per_hash
 
 
-def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayout:
+def describe(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    kernels: Mapping[str, KernelPages] = MappingProxyType({}),
+) -> RowLayout:
     """Describe an engine's blocks.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: Its cache groups.
+        kernels: Kernel blocks of pages, by layer, as the ranks report them (`vllm_ranks.py`).
 
     Raises:
         ConfigError: The engine hashes blocks with an algorithm that is not shared between
@@ -101,10 +112,10 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
     row_pages = row_pages_of(config, kv_cache_config)
     extents = extents_of(config, row_pages)
     try:
-        layers = canonical_layers(vllm_config, kv_cache_config, config, row_pages)
+        layers, pages = canonical_layers(vllm_config, kv_cache_config, config, row_pages, kernels)
         blocks = BLOCKS_CANONICAL
     except CannotConvertError as error:
-        layers, blocks = {}, f"of {config.parallel.world_size} ranks: {error}"
+        layers, pages, blocks = {}, {}, f"of {config.parallel.world_size} ranks: {error}"
         if SETTING in config.extra_config and config.cache.blocks_per_chunk > 1:
             tokens = config.extra_config[SETTING]
             raise ConfigError(f"blocks of {tokens} tokens cannot be made: {error}") from None
@@ -128,16 +139,17 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         groups,
     )
-    facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents, blocks, layers)
+    facts, model = vllm_facts(
+        vllm_config, kv_cache_config, unnamed, extents, blocks, layers, kernels=kernels
+    )
     layout = replace(unnamed, layout_id=facts_id(facts))
     _log_layout(layout, model, blocks, config.parallel.world_size)
     num_ranks = config.parallel.world_size
-    is_straight = num_ranks == config.cache.blocks_per_chunk == 1
-    if row_pages is None or not layers or is_straight:
+    are_whole = all(len(of_layer) == 1 for of_layer in chain.from_iterable(pages.values()))
+    is_straight = num_ranks == config.cache.blocks_per_chunk == 1 and are_whole
+    if not layers or is_straight:
         return RowLayout(layout, extents, facts, model, tokens_per_hash=own, num_ranks=num_ranks)
-    runs = {
-        group: canonical_runs(config, parts, row_pages[group]) for group, parts in layers.items()
-    }
+    runs = {group: canonical_runs(config, parts, pages[group]) for group, parts in layers.items()}
     return RowLayout(layout, {}, facts, model, runs, own, num_ranks)
 
 

@@ -2,9 +2,9 @@
 
 The order of tokens and heads follows from the cache's layout; whether a token's key lies before its
 value is up to the attention backend. Sources, vLLM 0.32, `v1/attention/backends`: `flash_attn.py`,
-`triton_attn.py` and `flex_attention.py` split a token's content at the size of a key;
-`flashinfer.py` has the keys of all heads before their values; `cpu_attn.py` packs keys for its
-instructions.
+`triton_attn.py` and `flex_attention.py` split a token's content at the size of a key. So does
+`flashinfer.py` except with NVFP4; it is left out until that was seen on a device. `cpu_attn.py`
+packs keys for its instructions.
 """
 
 from __future__ import annotations

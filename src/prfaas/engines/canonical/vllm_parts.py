@@ -6,7 +6,9 @@ blocks stay those of its ranks.
 
 Sources, vLLM 0.32: `v1/kv_cache_interface.py`, `mamba/mamba_utils.py` (shapes of states),
 `mamba/gdn/qwen_gdn_linear_attn.py` (q, k, v), `mamba/mamba_mixer2.py` (x, B, C),
-`offloading/canonical_mapping.py` (order of heads and tokens in a page).
+`offloading/canonical_mapping.py` (order of heads and tokens in a page), `v1/worker/utils.py`
+(kernel blocks), `sparse_attn_indexer.py` (values of all tokens of a kernel block before their
+scales).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from prfaas.core.kv.canonical.parts import LayerParts, Part, Section, Strip
 from prfaas.core.kv.canonical.shards import divides
@@ -28,6 +32,41 @@ class CannotConvertError(ValueError):
     """A layer whose bytes cannot be told apart from those of its rank; its text is the reason."""
 
 
+_ROWS_OF_TOKENS = frozenset(
+    {None, "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"}
+)
+"""Types of a latent that has the bytes of each token side by side."""
+
+
+class KernelPages(msgspec.Struct, frozen=True):
+    """The order of a layer's pages, as the rank that holds them sees it.
+
+    Attributes:
+        pieces: Kernel blocks of a page. An attention backend that cannot read a page as a whole
+            has it as so many blocks of its own, one after the other, each with a run of the tokens.
+        order: Axes of a kernel block, outermost first: heads `H`, tokens `N`, content `C`; those
+            of length 1 are left out.
+    """
+
+    pieces: int
+    order: str
+
+    @property
+    def words(self) -> str:
+        """Both."""
+        return f"{self.pieces} kernel blocks in the order {self.order}"
+
+    def words_of(self, spec: Any) -> str:
+        """Everything that determines the order of the bytes in a page of a layer.
+
+        Args:
+            spec: vLLM's description of the layer.
+        """
+        if _is_latent(spec):
+            return "rows of tokens" if _has_rows_of_tokens(spec) else self.words
+        return self.words if self.order.startswith("H") else "rows of tokens"
+
+
 @dataclass(frozen=True, slots=True)
 class Division:
     """Division of a model among the ranks of an engine.
@@ -39,6 +78,7 @@ class Division:
         state_groups: Groups of Mamba-2's B and C in the whole model; None if it has none.
         num_pages: Pages of attention that make a block; their tokens follow each other.
         key_order: Order of keys in a head of a head-major page.
+        pieces: Kernel blocks of a page.
     """
 
     tp_size: int
@@ -47,6 +87,12 @@ class Division:
     state_groups: int | None = None
     num_pages: int = 1
     key_order: str = BESIDE_VALUES
+    pieces: int = 1
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of tokens that make a block, each of which has its bytes in one order."""
+        return self.num_pages * self.pieces
 
 
 def layer_parts(spec: Any, division: Division) -> LayerParts:
@@ -63,7 +109,7 @@ def layer_parts(spec: Any, division: Division) -> LayerParts:
         return _state(spec, division)
     if not hasattr(spec, "head_size"):
         raise CannotConvertError(f"layers of kind {type(spec).__name__} are not known")
-    if "MLA" in type(spec).__name__:
+    if _is_latent(spec):
         return _latent(spec, division)
     return _attention(spec, division)
 
@@ -71,15 +117,30 @@ def layer_parts(spec: Any, division: Division) -> LayerParts:
 # --- attention ---
 
 
+def _is_latent(spec: Any) -> bool:
+    return "MLA" in type(spec).__name__
+
+
 def _latent(spec: Any, division: Division) -> LayerParts:
     """Every rank holds the whole latent."""
     if spec.max_tp_shards != 1 and division.tp_size > 1 and spec.num_kv_heads != 1:
         raise CannotConvertError("a latent that ranks divide")
-    if division.num_pages > 1 and division.key_order not in (BESIDE_VALUES, BY_DIMENSION):
+    if division.num_runs > 1 and division.key_order not in (BESIDE_VALUES, BY_DIMENSION):
         raise CannotConvertError(_cannot_join(division))
     num_bytes = int(spec.unpadded_page_size_bytes) * division.num_pages
-    sections = (Section("latent", 1, num_bytes, (Strip(1, num_bytes),)),)
+    # Where a kernel block is more than a row for each token, its length is a part of the order.
+    name = "latent"
+    if not _has_rows_of_tokens(spec):
+        name += f" in blocks of {spec.block_size // division.pieces}"
+    sections = (Section(name, 1, num_bytes, (Strip(1, num_bytes),)),)
     return (Part("latent", _name(spec.dtype), 1, sections),)
+
+
+def _has_rows_of_tokens(spec: Any) -> bool:
+    """Return True for a latent that is a row for each token, whatever kernel reads it."""
+    role = getattr(getattr(spec, "cache_role", None), "name", "SPARSE")
+    kind = getattr(spec, "cache_dtype_str", None)
+    return role == "SPARSE" and spec.tokens_per_state == 1 and kind in _ROWS_OF_TOKENS
 
 
 def _attention(spec: Any, division: Division) -> LayerParts:
@@ -90,6 +151,11 @@ def _attention(spec: Any, division: Division) -> LayerParts:
         raise CannotConvertError(
             f"pages of {spec.unpadded_page_size_bytes} bytes hold more than keys and values of "
             f"{spec.num_kv_heads} heads and {spec.block_size} tokens, {plain} bytes"
+        )
+    if spec.num_head_slots is not None or spec.state_content_bytes is not None:
+        raise CannotConvertError(
+            f"the attention backend has {spec.num_heads} slots of {spec.state_content_size_bytes} "
+            f"bytes for a token, where {spec.num_kv_heads} heads of {cell} bytes are known"
         )
     tokens = spec.block_size * division.num_pages
     if division.cache_layout == "LBNHC":
@@ -111,16 +177,28 @@ def _strips(spec: Any, division: Division, tokens: int) -> tuple[Strip, ...]:
     if division.key_order == BY_DIMENSION:
         keys = Strip(spec.head_size, tokens * width)
         return keys, Strip(1, tokens * spec.head_size_v * width)
-    if division.num_pages > 1:
+    if division.num_runs > 1:
         raise CannotConvertError(_cannot_join(division))
     return ()
 
 
 def _cannot_join(division: Division) -> str:
     return (
-        f"blocks of {division.num_pages} pages cannot be made of keys in the order of "
+        f"blocks of {division.num_runs} pages cannot be made of keys in the order of "
         f"{division.key_order}"
     )
+
+
+def pieces_apart(spec: Any, division: Division) -> int:
+    """Return the number of kernel blocks into which a page has to be taken apart.
+
+    1 where the bytes of a page are the same whatever the kernel blocks: those with a row for each
+    token, or with a single head.
+    """
+    if getattr(spec, "num_kv_heads", 1) == 1 and division.key_order == BESIDE_VALUES:
+        return 1
+    is_attention = hasattr(spec, "head_size") and not _is_latent(spec)
+    return division.pieces if is_attention and division.cache_layout == "LBHNC" else 1
 
 
 def _total_heads(of_rank: int, division: Division) -> int:

@@ -19,7 +19,9 @@ from prfaas.engines.canonical.vllm_parts import (
     BY_DIMENSION,
     CannotConvertError,
     Division,
+    KernelPages,
     layer_parts,
+    pieces_apart,
 )
 from prfaas.engines.identity.vllm_facts import cpu_packing
 from prfaas.errors import ConfigError
@@ -30,6 +32,8 @@ _VECTOR_CODE = {"vec", "vec16"}
 """vLLM's names of CPU code that keeps keys dimension by dimension."""
 RowPages = Mapping[int, Sequence[tuple[int, int]]]
 """By group: offset within the row of one rank, and data bytes, of every page."""
+LayerPages = Mapping[int, Sequence[Sequence[tuple[int, int]]]]
+"""By group and layer: the same of the pages, or kernel blocks, that hold its part of a block."""
 
 
 def row_pages_of(config: Any, kv_cache_config: KVCacheConfig) -> RowPages | None:
@@ -118,8 +122,19 @@ def canonical_layers(
     kv_cache_config: KVCacheConfig,
     config: Any,
     row_pages: RowPages | None,
-) -> dict[int, list[LayerParts]]:
-    """Return the parts of all layers of a block, by group.
+    kernels: Mapping[str, KernelPages],
+) -> tuple[dict[int, list[LayerParts]], LayerPages]:
+    """Return the parts of all layers of a block, and the pages that hold them, by group.
+
+    Where an attention backend splits a page so that a head's tokens are not side by side, its
+    kernel blocks take the place of the page.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: Its cache groups.
+        config: vLLM's configuration of offloading.
+        row_pages: Pages of one rank; None if their places cannot be told.
+        kernels: Kernel blocks of pages, by layer, as the ranks report them.
 
     Raises:
         CannotConvertError: The blocks of these ranks cannot be converted, or must not be.
@@ -145,16 +160,57 @@ def canonical_layers(
         _key_order(vllm_config, kv_cache_config),
     )
     found: dict[int, list[LayerParts]] = {}
-    for group, pages in row_pages.items():
-        found[group] = [layer_parts(spec, division) for spec in layer_specs(kv_cache_config, group)]
-        for layer, of_layer in zip(found[group], _by_layer(config, pages), strict=True):
-            every = _holding(layer, of_layer)
-            if {page_bytes(layer, parallel.tp_size, len(every))} != {size for _, size in every}:
-                raise CannotConvertError(
-                    f"{len(every)} pages of {every[0][1]} bytes are not "
-                    f"{', '.join(part.words for part in layer)} at {parallel.tp_size} ranks"
-                )
-    return found
+    pages: dict[int, list[Sequence[tuple[int, int]]]] = {}
+    for group, of_group in row_pages.items():
+        found[group], pages[group] = [], []
+        names = kv_cache_config.kv_cache_groups[group].layer_names
+        specs = layer_specs(kv_cache_config, group)
+        for name, spec, whole in zip(names, specs, _by_layer(config, of_group), strict=True):
+            layer, every = layer_in_pages(spec, division, kernels.get(name), whole)
+            found[group].append(layer)
+            pages[group].append(every)
+    return found, pages
+
+
+def layer_in_pages(
+    spec: Any, division: Division, kernel: KernelPages | None, pages: Sequence[tuple[int, int]]
+) -> tuple[LayerParts, Sequence[tuple[int, int]]]:
+    """Return the parts of a layer, and the pages that hold them.
+
+    Args:
+        spec: vLLM's description of the layer at one rank.
+        division: The ranks.
+        kernel: Kernel blocks of its pages; without a report they are taken to be whole.
+        pages: Offset and data bytes of the pages of a block.
+
+    Raises:
+        CannotConvertError: The layer is not known well enough, or its pages have another order or
+            size.
+    """
+    if kernel is not None:
+        order = "".join(axis for axis in division.cache_layout or "" if axis in kernel.order)
+        if kernel.order != order:
+            raise CannotConvertError(
+                f"pages have {kernel.words}, and the cache is {division.cache_layout}"
+            )
+        division = replace(division, pieces=kernel.pieces)
+    layer = layer_parts(spec, division)
+    every = _holding(layer, _apart(pages, pieces_apart(spec, division)))
+    if {page_bytes(layer, division.tp_size, len(every))} != {size for _, size in every}:
+        raise CannotConvertError(
+            f"{len(every)} pages of {every[0][1]} bytes are not "
+            f"{', '.join(part.words for part in layer)} at {division.tp_size} ranks"
+        )
+    return layer, every
+
+
+def _apart(pages: Sequence[tuple[int, int]], pieces: int) -> Sequence[tuple[int, int]]:
+    """The kernel blocks of pages, in the order of their tokens."""
+    return [
+        (at + number * (size // pieces), size // pieces)
+        for at, size in pages
+        for number in range(pieces)
+    ]
 
 
 def _by_layer(config: Any, pages: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
@@ -191,13 +247,18 @@ def _state_groups(hf_config: Any) -> int | None:
 
 
 def canonical_runs(
-    config: Any, layers: list[LayerParts], pages: Sequence[tuple[int, int]]
+    config: Any, layers: list[LayerParts], pages: Sequence[Sequence[tuple[int, int]]]
 ) -> list[Run]:
-    """Return the copies between a row of all ranks and a block."""
+    """Return the copies between a row of all ranks and a block.
+
+    Args:
+        config: vLLM's configuration of offloading.
+        layers: Parts of the layers of a group.
+        pages: Of each layer, as `canonical_layers` returns them.
+    """
     per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
     tp_size = config.parallel.tp_size
-    found = zip(layers, _by_layer(config, pages), strict=True)
-    offsets = [[at for at, _ in _holding(layer, of_layer)] for layer, of_layer in found]
+    offsets = [[at for at, _ in of_layer] for of_layer in pages]
     ranks = [
         RankPages(
             rank,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from prfaas.core.kv.blocks import HashScheme, Layout
 from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.core.kv.layout_facts import FACTS_MAX
+from prfaas.engines.canonical.vllm_parts import KernelPages
 from prfaas.engines.identity import variables
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
@@ -21,7 +23,7 @@ from prfaas.engines.identity.values import digest, flat, name_of, text_of, words
 from prfaas.engines.vllm_compat import attention_isa
 from prfaas.errors import ConfigError
 
-RULES = "5"
+RULES = "6"
 """Version of the rules for facts; ids of other versions never match."""
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
@@ -55,6 +57,7 @@ def vllm_facts(
     blocks: str,
     layers: Mapping[int, Sequence[LayerParts]],
     digests: FileDigests | None = None,
+    kernels: Mapping[str, KernelPages] = MappingProxyType({}),
 ) -> tuple[dict[str, str], str]:
     """Return the facts of an engine, the most telling first, and its model in words.
 
@@ -66,6 +69,7 @@ def vllm_facts(
         blocks: BLOCKS_CANONICAL, or why blocks are those of the engine's ranks.
         layers: Parts of the layers of canonical blocks, by group; empty if they are of ranks.
         digests: Digests of files; None takes those that are kept for this user.
+        kernels: Kernel blocks of pages, by layer, as the ranks report them.
 
     Raises:
         ConfigError: Two engines with these facts could have different bytes.
@@ -83,6 +87,7 @@ def vllm_facts(
     if layers:
         facts = {name: value for name, value in facts.items() if name not in OF_RANKS}
     else:
+        facts |= _kernels(kv_cache_config, layout, kernels)
         facts["rows"] = digest(sorted(extents.items()))
     if len(facts) > FACTS_MAX:
         names = list(facts)[FACTS_MAX - 1 :]
@@ -259,6 +264,26 @@ def _groups(
             f"{at}.block_bytes": text_of(group.block_bytes),
             f"{at}.layers": f"{len(found.layer_names)} {digest(list(found.layer_names))}",
         }
+    return facts
+
+
+def _kernels(
+    kv_cache_config: Any, layout: Layout, kernels: Mapping[str, KernelPages]
+) -> dict[str, str]:
+    """The order of pages that are shipped as they are, of the groups where ranks report it."""
+    facts: dict[str, str] = {}
+    for group in layout.groups:
+        described = kv_cache_config.kv_cache_groups[group.index]
+        specs = getattr(described.kv_cache_spec, "kv_cache_specs", {})
+        found = {
+            name: kernels[name].words_of(specs.get(name, described.kv_cache_spec))
+            for name in described.layer_names
+            if name in kernels
+        }
+        if found:
+            words = set(found.values())
+            one = text_of(words.pop()) if len(words) == 1 else digest(found)
+            facts[f"group.{group.index}.kernel_blocks"] = one
     return facts
 
 

@@ -10,7 +10,7 @@ attention, heads of a recurrent state, channels of a convolution.
 |---|---|---|---|
 | attention, head-major cache (`LBHNC`) | kv | 1 | kv: KV heads x (tokens x K and V of a head) |
 | attention, token-major cache (`LBNHC`) | kv | tokens | kv: KV heads x (K and V of a head) |
-| MLA | latent | 1 | latent: 1 x (tokens x latent) |
+| MLA | latent | 1 | latent: 1 x (tokens x latent); of an indexer in kernel blocks of one length |
 | gated delta net, KDA | conv | kept steps | q, k, v: heads x (head size x item) |
 | gated delta net, KDA | state | 1 | state: heads x state of a head |
 | Mamba-2 | conv | kept steps | x: heads, B and C: groups |
