@@ -9,7 +9,7 @@ it lives. The kernel drops it however the process ends, in whatever PID namespac
 whose owner file nobody locks is nobody's; a region without an owner file is not ours to judge.
 
 Beside its region, each rank of an engine leaves a report, which it locks for as long as it lives.
-The scheduler reads them: a rank that is on another host, or has another `/dev/shm`, has left none.
+The scheduler takes them: a rank that is on another host, or has another `/dev/shm`, has left none.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ def leave_report(engine_id: str, rank: int, report: bytes, directory: Path = SHA
     return descriptor
 
 
-def reports_of(engine_id: str, num_ranks: int, directory: Path = SHARED_MEMORY) -> dict[int, bytes]:
-    """Return the reports of the living ranks of an engine, by rank."""
+def take_reports(
+    engine_id: str, num_ranks: int, directory: Path = SHARED_MEMORY
+) -> dict[int, bytes]:
+    """Return the reports of the living ranks of an engine, by rank, and remove them."""
     found: dict[int, bytes] = {}
     for rank in range(num_ranks):
         path = report_path(engine_id, rank, directory)
@@ -75,6 +77,7 @@ def reports_of(engine_id: str, num_ranks: int, directory: Path = SHARED_MEMORY) 
             with os.fdopen(descriptor, "rb") as file:
                 if os.fstat(descriptor).st_uid == os.geteuid() and _is_locked(descriptor):
                     found[rank] = file.read()
+                    path.unlink()
     return found
 
 

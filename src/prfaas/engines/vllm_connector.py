@@ -48,7 +48,7 @@ from prfaas.engines.shared_memory import (
     leave_report,
     region_path,
     remove_abandoned,
-    reports_of,
+    take_reports,
 )
 from prfaas.engines.vllm_layout import RowLayout, check_block_size, cut_at_blocks, describe
 from prfaas.engines.vllm_tier import PrfaasTier
@@ -181,7 +181,7 @@ def _pages_of_ranks(vllm_config: VllmConfig) -> dict[str, KernelPages]:
         own = memory_of(region.stat())
     except FileNotFoundError:
         raise ConfigError(hosts_refused(f"no rank has made {region} here")) from None
-    return pages_of_ranks(reports_of(engine_id, num_ranks), num_ranks, own)
+    return pages_of_ranks(take_reports(engine_id, num_ranks), num_ranks, own)
 
 
 def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
