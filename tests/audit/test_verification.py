@@ -113,7 +113,7 @@ def test_files_that_keep_removes_are_no_damage_and_one_more_is(tmp_path: Path) -
     assert list(kept) == [4, 5]
     assert whole.is_intact
     assert whole.notes == ["files 1 to 3 were removed, as the log records"]
-    assert short.findings == ["file 4 of pd-pool is missing, and no line records it"]
+    assert short.findings == ["file 4 of pd-pool is missing, and no signed line records it"]
 
 
 def test_a_cut_while_the_process_was_down_is_recorded_by_its_next_start(tmp_path: Path) -> None:

@@ -14,19 +14,16 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from prfaas.audit.file_names import file_path, log_name, logs_in
 from prfaas.audit.keys import public_text, signing_key
+from prfaas.audit.log_ends import end_of, head_state
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.times import time_text
-from prfaas.core.audit.chain import GENESIS, Fields, Line, make_line, parse_line
+from prfaas.core.audit.chain import GENESIS, Fields, make_line, parse_line
 from prfaas.core.audit.records import TORN, Kind, Why, file_header
 from prfaas.errors import ConfigError
 
-TAIL_BYTES = 256 << 10
-"""Bytes at the end of a file that are searched for its last line."""
 Record = tuple[int, Fields]
 """Unix time in nanoseconds, and the fields."""
 
@@ -153,7 +150,7 @@ class ChainFile:
         newest = max(files, default=1)
         end = None
         for number in sorted(files, reverse=True):
-            end = _end_of(files[number])
+            end = end_of(files[number])
             if end is not None:
                 break
         if end is None:
@@ -183,11 +180,16 @@ class ChainFile:
             digest = hashlib.sha256(torn).hexdigest()
             fields |= {"note": TORN, "torn_bytes": len(torn), "torn_sha256": digest}
         head = self._folder / f"{self._log}.head"
-        signed = parse_line(head.read_bytes().removesuffix(b"\n")) if head.exists() else None
+        data = head.read_bytes().removesuffix(b"\n") if head.exists() else None
+        self.head = head_state(logs_in(self._folder).get(self._log, {}), data)
+        """State of the last signed line at the start, if it was not in the log; else empty."""
+        signed = parse_line(data) if data is not None else None
         self.cut_lines = max(0, signed.number - self.num_lines) if signed is not None else 0
         """Signed lines that were missing at the start."""
         if self.cut_lines:
             fields["cut_lines"] = self.cut_lines
+        if self.head:
+            fields["head"] = self.head
         self.append([(self._unix_ns(), fields)])
         self.checkpoint(Why.START)
 
@@ -261,32 +263,3 @@ class ChainFile:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """End of a file.
-
-    Attributes:
-        line: The last valid line.
-        torn: The bytes after it, without a newline at either end.
-        lacks_newline: True if the file does not end with a newline.
-    """
-
-    line: Line
-    torn: bytes
-    lacks_newline: bool
-
-
-def _end_of(path: Path) -> _End | None:
-    """The end of a file; None if no valid line is near it."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        *pieces, rest = file.read().split(b"\n")
-    pieces += [rest] if rest else []
-    for number in range(len(pieces) - 1, -1, -1):
-        line = parse_line(pieces[number])
-        if line is not None:
-            return _End(line, b"\n".join(pieces[number + 1 :]), bool(rest))
-    return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from prfaas.audit.file_names import logs_in
 from prfaas.audit.keys import checker
 from prfaas.core.audit.chain import LINE_BYTES_MAX, Line, parse_line
+from prfaas.core.audit.heads import Head
 from prfaas.core.audit.verification import Place, Report, Verifier
 from prfaas.errors import ConfigError
 
@@ -50,6 +51,7 @@ def verify(
     *,
     public_key: str | None = None,
     expected_lines: int = 0,
+    known_head: Path | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> Report:
     """Verify a log.
@@ -60,6 +62,7 @@ def verify(
         files: Its files by number.
         public_key: 64 hex digits, from another place than the log.
         expected_lines: Number of lines that is known from elsewhere; 0 if unknown.
+        known_head: A copy of its head file that was kept elsewhere.
         on_bytes: Progress.
 
     Raises:
@@ -68,8 +71,9 @@ def verify(
     try:
         check = checker(public_key or (folder / f"{log}.pub").read_text())
         head = folder / f"{log}.head"
-        last = head.read_bytes() if head.exists() else None
-        verifier = Verifier(log, check, last)
+        heads = [Head(head.name, head.read_bytes() if head.exists() else None)]
+        heads += [Head(str(known_head), known_head.read_bytes())] if known_head else []
+        verifier = Verifier(log, check, heads)
         for number, path in files.items():
             verifier.file(number, path.name)
             for place, data, is_whole in _lines(path, on_bytes):

@@ -67,8 +67,9 @@ class AuditLog:
             line=self._file.num_lines,
             public_key=self._file.public_key,
         )
-        if self._file.cut_lines:
-            log_event(log, logging.ERROR, "audit_log_was_cut", lines=self._file.cut_lines)
+        if self._file.cut_lines or self._file.head:
+            lines, head = self._file.cut_lines, self._file.head
+            log_event(log, logging.ERROR, "audit_log_was_cut", lines=lines, head=head)
         self._show()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()

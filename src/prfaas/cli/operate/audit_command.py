@@ -43,12 +43,23 @@ def audit() -> None:
 @click.option(
     "--expect-lines",
     type=click.IntRange(1),
-    help="Lines that there are at least: prfaas_pool_audit_last_line or "
-    "prfaas_gateway_audit_last_line as last scraped.",
+    help="Lines that are signed at least: prfaas_pool_audit_last_line or "
+    "prfaas_gateway_audit_last_line, as scraped before the last checkpoint.",
+)
+@click.option(
+    "--head",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Copy of NAME.head that is kept elsewhere: its checkpoint has to be in the log.",
 )
 @AS_JSON
 def verify_command(
-    folder: Path, name: str | None, key: str | None, expect_lines: int | None, *, as_json: bool
+    folder: Path,
+    name: str | None,
+    key: str | None,
+    expect_lines: int | None,
+    head: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Verify the logs in FOLDER: every line, the chain over all files, every signature.
 
@@ -61,8 +72,8 @@ def verify_command(
       prfaas audit verify .state/audit --name pd-pool --key pd-pool.pub --expect-lines 48211
     """
     logs = logs_of(folder, name)
-    if (key or expect_lines) and len(logs) > 1:
-        raise ConfigError(f"--key and --expect-lines need --name, one of {', '.join(logs)}")
+    if (key or expect_lines or head) and len(logs) > 1:
+        raise ConfigError(f"--key, --expect-lines and --head need --name, one of {', '.join(logs)}")
     public = _public_key(key) if key else None
     reports = {}
     for log, files in logs.items():
@@ -73,6 +84,7 @@ def verify_command(
                 files,
                 public_key=public,
                 expected_lines=expect_lines or 0,
+                known_head=head,
                 on_bytes=on_bytes,
             )
     if as_json:
@@ -171,7 +183,7 @@ def _show(log: str, report: Report, *, is_key_given: bool) -> None:
     if report.unsigned_lines:
         click.echo(
             f"  note    not signed: lines after the last checkpoint ({report.unsigned_lines}); an "
-            "edit there, or a cut, does not show without --expect-lines"
+            "edit there, or a cut, does not show without --expect-lines or --head"
         )
     if not is_key_given:
         click.echo(

@@ -3,18 +3,26 @@
     files in order ──lines──► Verifier ──► findings, notes, counts
 
 A finding is damage. A note is an event that the log records itself, such as a torn line after a
-crash. What a log alone cannot show: lines after its last checkpoint can be edited by whoever can
-compute hashes, and cut off, unless the count is known from elsewhere (`expected_lines`).
+crash. Records that excuse something count only where their process signed them: `removed` if the
+next line is the checkpoint of its rotation, `gap` and the explanation of a torn line once a
+checkpoint covers them. After the end of a process only a start follows, and after a start its
+checkpoint: lines that were added while no process ran are damage, also once a later start signed
+them.
+
+What a log alone cannot show: lines that were not signed when a process died can be edited by
+whoever can compute hashes, and the log can be cut back to any checkpoint. The number of lines
+(`expected_lines`) or a copy of a head file from elsewhere shows the latter.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prfaas.core.audit.chain import GENESIS, Line, parse_line
-from prfaas.core.audit.records import TORN, Kind
+from prfaas.core.audit.heads import Head
+from prfaas.core.audit.records import TORN, Kind, Why
 
 FINDINGS_MAX = 100
 """Findings that are kept; all are counted."""
@@ -46,7 +54,7 @@ class Report:
         num_checkpoints: Valid checkpoints.
         signed_lines: Number of the line of the last valid checkpoint.
         signed_at: Its time, ISO 8601.
-        lost_records: Records that could not be written, as the log states.
+        lost_records: Records that could not be written, as signed lines state.
     """
 
     findings: list[str] = field(default_factory=list)
@@ -116,23 +124,29 @@ class Verifier:
     Args:
         log: Name of the process.
         check: Verifies signatures.
-        head: Content of its head file, a copy of its last checkpoint; None without one.
+        heads: Its head file, a copy of its last checkpoint, and older copies from elsewhere.
     """
 
-    def __init__(self, log: str, check: Check, head: bytes | None) -> None:
+    def __init__(self, log: str, check: Check, heads: Sequence[Head]) -> None:
         self.report = Report()
-        self._log, self._check = log, check
-        self._has_head = head is not None
-        self._head = parse_line(head.removesuffix(b"\n")) if head is not None else None
-        self._previous = GENESIS
+        self._log, self._check, self._heads = log, check, heads
+        self._previous, self._last = GENESIS, ""
+        """Digest of the line before, and its kind."""
+        self._settled = 0
+        """Number of the last line that a checkpoint covers, here or in a removed file."""
+        self._awaits_start = False
+        """True after the end of a process, and after a start that is not signed yet."""
+        self._lost = 0
+        """Records that lines state as lost since the last checkpoint."""
+        self._explained: list[str] = []
+        """Notes on torn lines that a start explained since the last checkpoint."""
         self._file = 0
         self._torn: Torn | None = None
         """Broken lines, until the next line explains them."""
         self._is_lost = False
         """True after damage, until a line is valid by itself."""
         self._first_file = 0
-        self._removed_through = 0
-        self._is_head_here = False
+        self._removing = self._removed_through = 0
 
     def file(self, number: int, name: str) -> None:
         """Begin a file.
@@ -175,18 +189,34 @@ class Verifier:
         self._settle_torn(is_end=True)
         report, first = self.report, self._first_file
         if first - 1 > self._removed_through:
-            report.found(f"file {first - 1} of {self._log} is missing, and no line records it")
+            report.found(
+                f"file {first - 1} of {self._log} is missing, and no signed line records it"
+            )
         elif first > 1:
             report.note(f"files 1 to {first - 1} were removed, as the log records")
-        self._compare()
+        for note in self._explained:
+            report.found(f"{note}, but that record is not signed")
+        for head in self._heads:
+            if damage := head.damage(report.signed_lines):
+                report.found(damage)
+        self._count(expected_lines)
+        if not report.num_checkpoints:
+            report.found("there is no valid checkpoint: nothing in it is signed")
+        return report
+
+    def _count(self, expected_lines: int) -> None:
+        report = self.report
         if report.num_lines < expected_lines:
             report.found(
                 f"{report.num_lines} lines are here, {expected_lines} were written: "
                 f"{expected_lines - report.num_lines} were cut off at the end"
             )
-        if not report.num_checkpoints:
-            report.found("there is no valid checkpoint: nothing in it is signed")
-        return report
+        elif report.signed_lines < expected_lines:
+            report.found(
+                f"{expected_lines} lines were written, and only {report.signed_lines} are signed: "
+                "the others may have been replaced; a running process signs them within "
+                "checkpoint_interval, the next start those of one that was killed"
+            )
 
     def _connect(self, line: Line, place: Place) -> None:
         """Compare a line with the one before it."""
@@ -199,7 +229,16 @@ class Verifier:
             report.found(f"{place}: line {line.number} follows line {report.num_lines}")
         elif not line.follows(self._previous) and not self._is_lost:
             report.found(f"{place}: its hash is wrong: it, or the line before it, was changed")
+        if self._awaits_start and not self._may_follow(line.kind):
+            report.found(
+                f"{place}: it was added after the process had ended: no start is before it"
+            )
         self._is_lost = False
+
+    def _may_follow(self, kind: str) -> bool:
+        """Return True for a kind of line that can follow an end, or a start without checkpoint."""
+        is_signed_start = kind == Kind.CHECKPOINT and self._last == Kind.START
+        return kind in (Kind.FILE, Kind.START) or is_signed_start
 
     def _begin(self, line: Line, place: Place) -> None:
         if place.line != 1:
@@ -212,35 +251,56 @@ class Verifier:
         if self._file == self._first_file and self._file > 1:
             # What was before it is gone; the checkpoints that follow sign what the header states.
             self._previous = _digest(line.fields.get("previous"))
-            self.report.num_lines = line.number - 1
+            self.report.num_lines = self._settled = line.number - 1
 
     def _take(self, line: Line, place: Place) -> None:
-        report = self.report
+        report, fields = self.report, line.fields
         signed = line.signed(self._previous)
+        if line.kind == Kind.START:
+            self._started(line, place)
         self._previous, report.num_lines = line.digest, line.number
         if line.kind == Kind.CHECKPOINT:
             if signed is None or not self._check(*signed):
                 report.found(f"{place}: the signature of this checkpoint is wrong")
-                return
-            report.num_checkpoints += 1
-            report.signed_lines, report.signed_at = line.number, str(line.fields.get("at"))
-            if self._head is not None and self._head.number == line.number:
-                self._is_head_here = self._head.body == line.body
+            else:
+                self._signed(line)
         elif line.kind == Kind.REMOVED:
-            self._removed_through = max(self._removed_through, _count(line.fields.get("file")))
+            self._removing = _count(fields.get("file"))
         elif line.kind == Kind.GAP:
-            lost = _count(line.fields.get("lost"))
-            report.lost_records += lost
+            lost = _count(fields.get("lost"))
+            self._lost += lost
             report.note(f"{place}: {lost} records were lost: the log could not be written")
-        elif line.kind == Kind.START:
-            self._started(line, place)
+        if line.kind != Kind.FILE:
+            is_end = line.kind == Kind.CHECKPOINT and fields.get("why") == Why.END
+            self._awaits_start = is_end or line.kind == Kind.START
+            self._last = line.kind
+
+    def _signed(self, line: Line) -> None:
+        """Have the records count that this checkpoint covers."""
+        report = self.report
+        report.num_checkpoints += 1
+        report.signed_lines, report.signed_at = line.number, str(line.fields.get("at"))
+        if self._last == Kind.REMOVED and line.fields.get("why") == Why.ROTATION:
+            self._removed_through = max(self._removed_through, self._removing)
+        report.lost_records += self._lost
+        for note in self._explained:
+            report.note(note)
+        self._settled, self._lost, self._explained = line.number, 0, []
+        for head in self._heads:
+            head.take(line)
 
     def _started(self, line: Line, place: Place) -> None:
-        cut = line.fields.get("cut_lines", 0)
+        cut, head = line.fields.get("cut_lines", 0), line.fields.get("head")
         if cut:
             self.report.found(f"{place}: at this start {cut} lines were missing before it")
+        elif head:
+            self.report.found(f"{place}: at this start the last signed line was not in the log")
         elif line.fields.get("after") == "crash":
-            self.report.note(f"{place}: the process before it did not end in order")
+            num = self.report.num_lines - self._settled
+            self.report.note(
+                f"{place}: the process before it did not end in order; an edit of its last {num} "
+                "lines, which were not signed before this start, does not show"
+            )
 
     def _explain_torn(self, line: Line, place: Place) -> None:
         """A torn line is no damage if the record after it states it."""
@@ -249,7 +309,8 @@ class Verifier:
         if is_stated and torn is None:
             self.report.found(f"{place}: the torn line that it records is missing before it")
         if is_stated and torn is not None and stated.get("torn_sha256") == torn.digest:
-            self.report.note(f"{torn.place}: {TORN} ({torn.num_bytes} bytes), recorded after it")
+            note = f"{torn.place}: {TORN} ({torn.num_bytes} bytes), recorded after it"
+            self._explained.append(note)
             self._torn = None
         self._settle_torn()
 
@@ -263,20 +324,6 @@ class Verifier:
             return
         self._is_lost = True
         self.report.found(f"{torn.place}: it is no line of an audit log")
-
-    def _compare(self) -> None:
-        """See that the checkpoint of the head file is here."""
-        report, head = self.report, self._head
-        if head is None:
-            state = "damaged" if self._has_head else "missing"
-            report.found(f"{self._log}.head is {state}: it would show if the end was cut off")
-        elif head.number > report.signed_lines:
-            report.found(
-                f"the end was cut off: {self._log}.head has a checkpoint at line {head.number}, "
-                f"the last one here is at line {report.signed_lines}"
-            )
-        elif not self._is_head_here:
-            report.found(f"{self._log}.head is no checkpoint of this log (line {head.number})")
 
 
 def _count(value: object) -> int:
