@@ -17,14 +17,16 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.core.transfer.transfer_state import TransferState
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError, RequestError
 from prfaas.integrity.barring import Barring
+from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
 from prfaas.integrity.verifier import TRIES_MAX, WAITING_MAX, Verifier
 from prfaas.wire.messages.comparing import Altered, Compared
 from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.gateway import TransferEnded
 
 LAYOUT = Layout(
     b"\1" * 32,
@@ -41,9 +43,28 @@ SALT = "tenant"
 
 @dataclass
 class View:
+    """A transfer; without an end it is open until it is stopped."""
+
+    end: TransferEnd | None = TransferEnd.COMMITTED
+    num_bytes: int = 10**6
     source: str = "prfaas-pool"
+    transfer_id: bytes = b"\1" * 16
     destination: str = "pd-pool"
-    state: str = TransferState.COMMITTED
+    is_given_up: bool = False
+
+    @property
+    def arrival(self) -> TransferEnded | None:
+        if self.end is None:
+            return None
+        fields = {"seq": 1, "direction": "received", "peer": self.source, "reason": ""}
+        numbers = {"num_blocks": 1, "duration_ns": 1, "last_block_age_ns": 1}
+        return TransferEnded(
+            transfer_id=self.transfer_id,
+            kind=self.end,
+            num_bytes=self.num_bytes,
+            **fields,
+            **numbers,
+        )
 
 
 @dataclass
@@ -56,6 +77,8 @@ class World:
     """Sender of altered blocks."""
     num_compares: int = 0
     alarms: list[str] = field(default_factory=list)
+    suspected: list[tuple[str, str]] = field(default_factory=list)
+    stopped: list[View] = field(default_factory=list)
     computes: bool = True
     fault: PeerError | None = None
     """Raised in place of an answer of the pool."""
@@ -105,14 +128,23 @@ class World:
     def alarm(self, why: str) -> None:
         self.alarms.append(why)
 
+    def suspect(self, source: str, why: str) -> None:
+        self.suspected.append((source, why))
+
+    def stop(self, view: Any, why: str) -> None:
+        self.stopped.append(view)
+        view.end = TransferEnd.ABORTED
+
     def verifier(self, one_in: int | None = 1, **limits: float) -> Verifier:
         return Verifier(
             one_in,
             limits,
             self.compute,
             self.compare,
+            self.stop,
             self,
             VerificationMetrics(self.registry),
+            Copies(),
             random.Random(1).randrange,
             pause_s=0,
         )
@@ -124,8 +156,18 @@ class World:
 
 def received(view: View | None = None, have_tokens: int = 32) -> Received:
     hashes = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=SALT)
+    view = view or View()
     return Received(
-        view or View(), "pd-engine", LAYOUT, TOKENS, hashes, SALT, have_tokens, final_tokens=192
+        view.destination,
+        frozenset({view.source}),
+        [view],
+        "pd-engine",
+        LAYOUT,
+        TOKENS,
+        hashes,
+        SALT,
+        have_tokens,
+        final_tokens=192,
     )
 
 
@@ -155,22 +197,24 @@ async def test_shipped_blocks_are_compared_with_those_of_another_salt_of_the_ten
 def test_blocks_are_named_by_the_scheme_of_their_layout() -> None:
     pages = replace(LAYOUT, hash_scheme=HashScheme.SGLANG_PAGES, groups=LAYOUT.groups[:1])
     ours, theirs = (prompt_hashes(pages, TOKENS, salt) for salt in (SALT, "other"))
-    transfer = Received(View(), "pd-engine", pages, TOKENS, ours, SALT, 32, final_tokens=192)
-    pairs = transfer.pairs("other")
+    pairs = replace(received(), layout=pages, hashes=ours).pairs("other")
     assert [each.names for each in pairs] == [((0, ours[n]), (0, theirs[n])) for n in range(12)]
     assert [each.position for each in pairs if each.is_shipped] == list(range(2, 12))
 
 
-async def test_states_that_may_be_checkpoints_are_not_compared() -> None:
-    """Most of them were never kept: a comparison that misses blocks bars nobody."""
+async def test_states_that_may_be_checkpoints_are_compared_beside_the_others() -> None:
+    """Most of them were never kept: that some are missing excuses and delays nothing."""
     plain, spaced = received(), received()
     spaced = replace(spaced, layout=replace(LAYOUT, checkpoint_tokens=32))
     names = [each.names[0] for each in plain.pairs("other")]
-    assert [each.names[0] for each in spaced.pairs("other")] == names
+    pairs = spaced.pairs("other")
+    assert [each.names[0] for each in pairs if not each.is_extra] == names
+    extra = [each.names[0] for each in pairs if each.is_extra]
+    assert [group for group, _ in extra] == [1] * 4
     world = World()
     await verified(world.verifier(), spaced)
-    assert [ours for ours, _ in world.pairs] == names
-    assert world.num_compares == 1
+    assert [ours for ours, _ in world.pairs] == extra
+    assert (world.num_compares, world.outcomes("equal")) == (2, 1)
 
 
 async def test_a_difference_above_the_limit_of_its_type_bars_the_source() -> None:
@@ -203,21 +247,80 @@ async def test_limits_of_the_deployment_take_precedence() -> None:
     assert (world.outcomes("equal"), world.barred) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("fields", "state"),
-    [
-        ({"computes": False}, TransferState.COMMITTED),
-        ({"num_missing": 14}, TransferState.COMMITTED),
-        ({}, TransferState.ABORTED),
-        ({}, "open"),
-    ],
-)
-async def test_what_cannot_be_compared_is_neither_equal_nor_altered(
-    fields: dict[str, Any], state: str
-) -> None:
+@pytest.mark.parametrize("fields", [{"computes": False}, {"num_missing": 14}])
+async def test_what_cannot_be_compared_is_neither_equal_nor_altered(fields: dict[str, Any]) -> None:
     world = World(worst={"bfloat16": 1.0}, **fields)
-    await verified(world.verifier(), received(View(state=state)))
+    await verified(world.verifier(), received())
     assert (world.outcomes("unknown"), world.barred) == (1, [])
+
+
+@pytest.mark.parametrize("end", [*TransferEnd, None])
+async def test_blocks_are_compared_however_their_transfer_ended(end: TransferEnd | None) -> None:
+    """What the pool has kept is used, whether its source commits, stops or says nothing."""
+    world = World(worst={"bfloat16": 1.0})
+    view = View(end)
+    await verified(world.verifier(), received(view))
+    assert [source for source, _ in world.barred] == ["prfaas-pool"]
+    assert world.outcomes("altered") == 1
+    assert world.stopped == ([] if end else [view])
+
+
+async def test_a_transfer_that_brought_nothing_is_not_computed_again() -> None:
+    world = World()
+    await verified(world.verifier(), received(View(TransferEnd.REFUSED, num_bytes=0)))
+    assert (world.outcomes("empty"), world.salts) == (1, [])
+
+
+async def test_open_transfers_are_ended_after_their_request_selected_or_not() -> None:
+    """So nothing arrives after a comparison, and no source learns which ones are compared."""
+    world = World()
+    verifier, views = world.verifier(10), [View(None) for _ in range(10)]
+    await verified(verifier, *map(received, views))
+    await asyncio.sleep(0)  # The calls that were due at once.
+    assert sorted(map(id, world.stopped)) == sorted(map(id, views))
+    assert sum(map(world.outcomes, ("equal", "altered", "unknown"))) == 1
+
+
+async def test_all_sources_of_a_prompt_are_sampled() -> None:
+    """One is barred by what another one's transfer showed."""
+    world = World(worst={"bfloat16": 1.0}, sender="other-pool")
+    both = replace(received(), sources=frozenset({"prfaas-pool", "other-pool"}))
+    await verified(world.verifier(), both)
+    assert [source for source, _ in world.barred] == ["other-pool"]
+
+
+@pytest.mark.parametrize("end", [TransferEnd.ABORTED, TransferEnd.ENGINE_LOST, None])
+async def test_a_source_that_stops_complete_transfers_is_suspect(end: TransferEnd | None) -> None:
+    world = World()
+    await verified(world.verifier(), *(received(View(end)) for _ in range(3)))
+    ((source, why),) = world.suspected
+    assert source == "prfaas-pool"
+    assert "end without a commit" in why
+
+
+async def test_honest_ends_of_transfers_are_not_suspect() -> None:
+    """Those that their request gave up, and those that broke on their way."""
+    world, given_up = World(), View(TransferEnd.ABORTED, is_given_up=True)
+    broken = View(TransferEnd.LINK_LOST, num_bytes=100)
+    await verified(world.verifier(), *map(received, [View(), given_up, broken] * 8))
+    assert world.suspected == []
+
+
+async def test_a_source_of_unknown_results_is_suspect() -> None:
+    world = World(num_missing=14)
+    await verified(world.verifier(), *(received() for _ in range(14)))
+    assert [why.split()[0] for _, why in world.suspected] == ["most", "most"]
+    labels = {"reason": "unknown"}
+    assert world.registry.get_sample_value("prfaas_verification_suspicions_total", labels) == 2
+
+
+def test_a_copy_is_offered_at_its_first_use() -> None:
+    copies, hashes = Copies(), [bytes([n]) * 32 for n in range(4)]
+    copies.note("prfaas-pool", "pd-pool", hashes[:3])
+    assert copies.take("pd-pool-2", hashes) == frozenset()
+    assert copies.take("pd-pool", hashes[:2]) == frozenset()
+    assert copies.take("pd-pool", hashes) == {"prfaas-pool"}
+    assert copies.take("pd-pool", hashes) == frozenset()
 
 
 async def test_a_pool_that_does_not_answer_is_no_alarm() -> None:

@@ -3,7 +3,9 @@
     python -m tests.poison.altered_pool FILE pool --name prfaas-pool ...
 
 Only while FILE is there at its start: a restart without it is the honest pool. FILE holds `byte`
-(one byte of every block) or `block` (one block of attention in `PERIOD` is zeroed).
+(one byte of every block) or `block` (one block of attention in `PERIOD` is zeroed), and how its
+transfers end once all blocks are sent: `abort` (the node stops them), `silent` (it says nothing) or
+`miscount` (it commits one block too few); nothing after it is the honest commit.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from typing import Any
 
 from prfaas.cli.main import main
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.fragments import block_digest
+from prfaas.wire.messages.link import Abort, Commit
 
 ALTERED_BYTE = 1
 """Of a bfloat16 in little-endian order that with the exponent's higher bits: an even number is also
@@ -52,8 +57,25 @@ def alter(what: str) -> None:
     BlockStore.keep = altered  # type: ignore[assignment, method-assign]
 
 
+def evade(how: str) -> None:
+    """Have transfers end otherwise than by a commit."""
+
+    def announce(self: OutboundLink, outgoing: Any) -> None:
+        transfer_id, num_blocks = outgoing.transfer.transfer_id, len(outgoing.names)
+        if how == "abort":
+            self._dialer.send(Abort(transfer_id=transfer_id))
+            self._end(outgoing.transfer, TransferEnd.ABORTED, "")
+        elif how == "miscount":
+            self._dialer.send(Commit(transfer_id=transfer_id, num_blocks=num_blocks - 1))
+
+    OutboundLink._announce_end = announce  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     flag = Path(sys.argv.pop(1))
     if flag.exists():
-        alter(flag.read_text())
+        what, *ending = flag.read_text().split()
+        alter(what)
+        if ending:
+            evade(ending[0])
     main()

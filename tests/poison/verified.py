@@ -4,6 +4,7 @@
     python -m tests.poison.verified --different              other chunks and threads
     python -m tests.poison.verified --env ONEDNN_MAX_CPU_ISA=AVX512_CORE   other kernels
     python -m tests.poison.verified --alter block --one-in 5 a pool that zeroes one block in eight
+    python -m tests.poison.verified --alter block --evade abort   and stops its transfers at the end
 
 Prompts of mixed lengths are asked in groups of 1, 2, 4 and 8, so that the batches of both clusters
 differ from those of the verification. Exits with 1 after an alarm without alteration, or if an
@@ -112,7 +113,12 @@ async def run(home: Path, alter: str, one_in: int, seconds: float, differing: st
             is_barred = bool(alter) and await world.is_barred()
         print(f"{num_asked} prompts")
         outcomes = await world.samples("prfaas_verifications_total")
-        for name in ("prfaas_verifications_total", "prfaas_verification_difference"):
+        print(f"barred: {is_barred}")
+        for name in (
+            "prfaas_verifications_total",
+            "prfaas_verification_difference",
+            "prfaas_verification_suspicions_total",
+        ):
             for labels, value in (await world.samples(name)).items():
                 print(f"{name}{labels} {value:g}")
     num_altered = outcomes.get('{outcome="altered"}', 0.0)
@@ -123,6 +129,7 @@ def main() -> None:
     """Run it and judge it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alter", choices=("", "byte", "block"), default="")
+    parser.add_argument("--evade", choices=("", "abort", "silent", "miscount"), default="")
     parser.add_argument("--one-in", type=int, default=1)
     parser.add_argument("--different", action="store_true", help="other chunks and threads")
     parser.add_argument("--seconds", type=float, default=200)
@@ -134,7 +141,8 @@ def main() -> None:
     differing = DIFFERENT if asked.different else ""
     differing += KERNELS.format(lines="\n".join(lines)) if lines else ""
     with tempfile.TemporaryDirectory() as home:
-        is_right = asyncio.run(run(Path(home), asked.alter, asked.one_in, asked.seconds, differing))
+        altering = f"{asked.alter} {asked.evade}".strip()
+        is_right = asyncio.run(run(Path(home), altering, asked.one_in, asked.seconds, differing))
     sys.exit(0 if is_right else 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
 import socket
 import struct
 from collections import Counter
@@ -41,6 +42,8 @@ class Fault(StrEnum):
     """The body lacks its end, and says so in its length."""
     ALTERED = "altered"
     """A bit of the body is another one."""
+    LIES = "lies"
+    """Success, and nothing was done: for requests that delete objects."""
 
 
 SLOW_S = 60.0
@@ -100,6 +103,10 @@ class FaultyS3:
                 await asyncio.sleep(SLOW_S)
             case Fault.RESET:
                 return _reset(request)
+            case Fault.LIES:
+                keys = re.findall(r"<Key>[^<]*</Key>", (await request.read()).decode())
+                done = "".join(f"<Deleted>{key}</Deleted>" for key in keys)
+                return web.Response(text=f"<DeleteResult>{done}</DeleteResult>")
         return await self._passed_on(request, fault)
 
     async def _passed_on(self, request: web.Request, fault: Fault | None) -> web.StreamResponse:

@@ -17,7 +17,9 @@ from prfaas.pool.shared.settings import S3Settings, S3Timing
 
 from .faulty import FaultyS3
 from .server import running_server
+from .versions import Versions
 
+OTHERS = ("keys/", "purges/")
 TIMING = S3Timing(refresh_s=0.1, request_s=60.0, probe_s=60.0, flush_s=0.05, close_s=60.0)
 """Short intervals, and limits that no busy machine reaches."""
 
@@ -32,11 +34,13 @@ class Bucket:
     """A bucket, and a file of keys.
 
     Attributes:
+        versions: Old versions of its objects.
         s3: The way to the server.
         direct: A client that does not pass the proxy.
         settings: Of the tier.
     """
 
+    versions: Versions
     s3: FaultyS3
     direct: S3Bucket
     settings: S3Settings
@@ -53,9 +57,9 @@ class Bucket:
         return {path: size async for part in self.direct.list(60) for path, size in part}
 
     async def objects(self) -> dict[str, int]:
-        """Those that are no keys of tenants."""
+        """Those that are no keys of tenants and no marks of purges."""
         found = await self.everything()
-        return {path: size for path, size in found.items() if not path.startswith("keys/")}
+        return {path: size for path, size in found.items() if not path.startswith(OTHERS)}
 
     async def data(self, path: str) -> bytes:
         return bytes(await self.direct.read(path, 0, (await self.everything())[path], 60))
@@ -90,4 +94,5 @@ async def bucket(
             deadline_ns=120 * 10**9,
             timing=TIMING,
         )
-        yield Bucket(s3, S3Bucket(replace(settings, endpoint=server)), settings)
+        versions = Versions(f"{server}/{name}", http)
+        yield Bucket(versions, s3, S3Bucket(replace(settings, endpoint=server)), settings)

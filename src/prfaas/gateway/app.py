@@ -264,7 +264,7 @@ class Gateway:
                 self.engines, self.metrics.rehearsed, times.rehearsal_s, times.rehearsal_pause_s
             ),
             suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
-            verifier=self._verifier(limits, prefill_leg),
+            verifier=self._verifier(limits, prefill_leg, fetcher),
             metrics=self.metrics,
         )
         self.charging = Charging()
@@ -300,15 +300,19 @@ class Gateway:
         dispatcher.count_prefills(meter.prefill)
         return meter
 
-    def _verifier(self, limits: RoutingTable, prefill_leg: PrefillLeg) -> Verifier:
+    def _verifier(
+        self, limits: RoutingTable, prefill_leg: PrefillLeg, fetcher: Fetcher
+    ) -> Verifier:
         barring = Barring(self.engines, self.driver, self._control.purging, self.journal.note)
         return Verifier(
             limits.verify_one_in,
             limits.verify_limits,
             prefill_leg.compute,
             lambda pool, *blocks: self.pools.client(pool).compare(*blocks),
+            self.pools.abort,
             barring,
             self.metrics.verification,
+            fetcher.copies,
         )
 
     def _follow_members(

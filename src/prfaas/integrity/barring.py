@@ -119,6 +119,11 @@ class Barring:
         log_event(_log, logging.ERROR, "altered_blocks_unattributed", why=why)
         self._note(Loop.INTEGRITY, "alarm", "altered blocks", old=None, new=None, why=why)
 
+    def suspect(self, source: str, why: str) -> None:
+        """Report a source that verification does not reach."""
+        log_event(_log, logging.ERROR, "source_suspect", source=source, why=why)
+        self._note(Loop.INTEGRITY, "alarm", f"source {source}", old=None, new=None, why=why)
+
     async def _purge(self, source: str) -> None:
         for _ in range(TRIES_MAX):
             try:

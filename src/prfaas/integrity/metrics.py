@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.core.integrity.suspicion import Suspicion
 from prfaas.series import at_zero
 
-OUTCOMES = ("equal", "altered", "unattributed", "unknown", "skipped")
+OUTCOMES = ("equal", "altered", "unattributed", "empty", "unknown", "skipped")
 
 
 class VerificationMetrics:
@@ -22,7 +23,7 @@ class VerificationMetrics:
         self._outcomes = Counter(
             "prfaas_verifications",
             "Transfers that were selected for verification: equal, altered, unattributed (altered, "
-            "and no source is barred for certain), unknown or skipped",
+            "and no source is barred for certain), empty (no block had come), unknown or skipped",
             ("outcome",),
             registry=registry,
         )
@@ -38,6 +39,16 @@ class VerificationMetrics:
             ("dtype",),
             registry=registry,
         )
+        self._suspicions = Counter(
+            "prfaas_verification_suspicions",
+            "Alarms about sources that verification does not reach, by reason: unknown (most of "
+            "their transfers cannot be compared) or not_committed (they stop transfers of which "
+            "all blocks have arrived)",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in Suspicion:
+            self._suspicions.labels(reason)
         self._differences: dict[str, float] = {}
 
     def ended(self, outcome: str, num_tokens: int = 0) -> None:
@@ -49,6 +60,10 @@ class VerificationMetrics:
         """
         self._outcomes.labels(outcome).inc()
         self._tokens.inc(num_tokens)
+
+    def suspected(self, reason: Suspicion) -> None:
+        """Count an alarm about a source."""
+        self._suspicions.labels(reason).inc()
 
     def differed(self, worst: Mapping[str, float]) -> None:
         """Blocks were compared."""

@@ -1,4 +1,4 @@
-"""A transfer that can be verified: its prompt, its blocks, and their names in two versions."""
+"""Received blocks that can be verified: their prompt, and their names in two versions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Protocol
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.manifest import manifest_of
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
+from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.kv.tenant_salts import SUB_SALT
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.gateway import TransferEnded
 
 PAIRS_MAX = 16_384
 """Blocks of one prompt that are compared."""
@@ -21,12 +24,14 @@ _RANDOM = secrets.SystemRandom()
 class View(Protocol):
     """Reports of a transfer (`gateway/routing/transfer_tracker.py`)."""
 
+    transfer_id: bytes
     source: str
     destination: str
+    is_given_up: bool
 
     @property
-    def state(self) -> str:
-        """State by the reports of its pools."""
+    def arrival(self) -> TransferEnded | None:
+        """The destination's report of its end; None while there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,14 @@ class Pair:
         position: In the prompt, in entries of its hash chain.
         is_shipped: True if the transfer shipped it; False if the destination had it.
         names: As it was received, and as it is computed.
+        is_extra: True for a state that the transfer may have shipped as a checkpoint: it is
+            compared if both versions are kept.
     """
 
     position: int
     is_shipped: bool
     names: tuple[Key, Key]
+    is_extra: bool = False
 
 
 def drawn(pairs: list[Pair]) -> list[Pair]:
@@ -51,20 +59,24 @@ def drawn(pairs: list[Pair]) -> list[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A transfer that has been used by a request.
+    """Blocks that a request has used, or that came for it.
 
     Attributes:
-        transfer: Reports of it.
-        engine: PD engine of the destination.
-        layout: Of its blocks.
+        pool: Has them.
+        sources: Pools that sent some of them.
+        transfers: Reports of the transfers of the request; copies have none.
+        engine: PD engine of the pool.
+        layout: Of the blocks, with the checkpoints that a transfer may have shipped.
         token_ids: The prompt. Never logged.
         hashes: Hash chain of the prompt.
         cache_salt: Salt of the chain. Never logged.
-        have_tokens: Prefix that the destination had.
-        final_tokens: End of the shipped prefix.
+        have_tokens: Prefix that the pool had.
+        final_tokens: End of the received prefix.
     """
 
-    transfer: View
+    pool: str
+    sources: frozenset[str]
+    transfers: Sequence[View]
     engine: str
     layout: Layout
     token_ids: Sequence[int]
@@ -73,6 +85,29 @@ class Received:
     have_tokens: int
     final_tokens: int
 
+    @property
+    def is_over(self) -> bool:
+        """Return True if the pool has reported the ends of all transfers."""
+        return all(view.arrival is not None for view in self.transfers)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no transfer has brought a byte."""
+        ends = [view.arrival for view in self.transfers]
+        return bool(ends) and not any(end is None or end.num_bytes for end in ends)
+
+    def stopped_by(self, view: View) -> bool:
+        """Return True if a transfer ended without a commit, and not by its request, with all bytes.
+
+        An honest source commits what it has sent.
+        """
+        end = view.arrival
+        if end is None or end.kind is TransferEnd.COMMITTED or view.is_given_up:
+            return False
+        layout = replace(self.layout, checkpoint_tokens=0)
+        span = {"have_tokens": self.have_tokens, "final_tokens": self.final_tokens}
+        return end.num_bytes >= shipped_bytes(layout, **span)
+
     def other_salt(self) -> str:
         """A salt of the same tenant that no request has had: its blocks have to be computed."""
         return f"{self.cache_salt}{SUB_SALT}{secrets.token_hex(16)}"
@@ -80,28 +115,29 @@ class Received:
     def pairs(self, salt: str) -> list[Pair]:
         """List the blocks as received and as computed with a salt.
 
-        The prefix that the destination had is among them: what was computed from it depends on it.
+        The prefix that the pool had is among them: what was computed from it depends on it.
         """
-        names = self._names(self.hashes)
-        computed = self._names(prompt_hashes(self.layout, self.token_ids, salt))
+        hashes = prompt_hashes(self.layout, self.token_ids, salt)
         place = {name: at for at, name in enumerate(self.hashes)}
-        return [
-            Pair(place[ours[1]], is_shipped, (ours, theirs))
-            for (ours, is_shipped), (theirs, _) in zip(names, computed, strict=True)
-        ]
+        spans = ((0, self.have_tokens), (self.have_tokens, self.final_tokens))
+        found: dict[Key, Pair] = {}
+        # Of the states that may be shipped few are kept anywhere: they are extra.
+        for layout in dict.fromkeys((replace(self.layout, checkpoint_tokens=0), self.layout)):
+            is_extra = bool(layout.checkpoint_tokens)
+            for span in spans:
+                is_shipped = span[0] == self.have_tokens
+                theirs = iter(_names(layout, hashes, *span))
+                for name in _names(layout, self.hashes, *span):
+                    pair = Pair(place[name[1]], is_shipped, (name, next(theirs)), is_extra)
+                    found.setdefault(name, pair)
+        return list(found.values())
 
-    def _names(self, hashes: Sequence[bytes]) -> list[tuple[Key, bool]]:
-        """Names of the prefix's blocks, and of those that were shipped.
 
-        Checkpoints are not among them: few of those that may be shipped are kept anywhere, and a
-        comparison that misses blocks is not complete.
-        """
-        layout = replace(self.layout, checkpoint_tokens=0)
-        return [
-            ((group, names[at : at + HASH_BYTES]), first == self.have_tokens)
-            for first, last in ((0, self.have_tokens), (self.have_tokens, self.final_tokens))
-            for group, names in manifest_of(
-                layout, hashes, have_tokens=first, final_tokens=last
-            ).items()
-            for at in range(0, len(names), HASH_BYTES)
-        ]
+def _names(layout: Layout, hashes: Sequence[bytes], first: int, last: int) -> list[Key]:
+    """Names of the blocks that are worth having between two lengths of a prompt."""
+    span = manifest_of(layout, hashes, have_tokens=first, final_tokens=last)
+    return [
+        (group, names[at : at + HASH_BYTES])
+        for group, names in span.items()
+        for at in range(0, len(names), HASH_BYTES)
+    ]

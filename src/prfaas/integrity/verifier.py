@@ -1,10 +1,16 @@
-"""Verification of transfers: one in N is computed again in the PD cluster and compared.
+"""Verification of received blocks: of the requests that got some, one in N is computed again in the
+PD cluster and compared.
 
     request ends ─► selected? ─► PD engine computes the prompt under another salt
                                        └─► PD pool compares both versions ─► altered: bar the sender
 
 Barred is the pool that sent the altered block (`core/integrity/blame.py`), which need not be the
 source of the selected transfer. If no pool is to blame for certain, there is an alarm alone.
+
+What counts is what the pool has kept: a transfer that its source stops, or never commits, is
+selected and compared like others. Those that are still open some time after their request are
+ended, selected or not, so that nothing arrives after a comparison, and no source learns by it which
+ones are selected.
 
 One verification runs at a time. It costs the PD cluster the prefill of the prompt, without any
 cached prefix.
@@ -22,10 +28,11 @@ from typing import Protocol
 from prfaas.core.integrity.blame import AlteredBlock, blamed
 from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.integrity.sampling import Sampler
-from prfaas.core.transfer.transfer_state import TransferState
+from prfaas.core.integrity.suspicion import Suspicion, Suspicions
 from prfaas.errors import PrfaasError
+from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
-from prfaas.integrity.received import Pair, Received, drawn
+from prfaas.integrity.received import Pair, Received, View, drawn
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.comparing import Compared
@@ -43,6 +50,10 @@ Compare = Callable[
     [str, bytes, Sequence[tuple[Key, Key]], Mapping[str, float]], Awaitable[Compared]
 ]
 """Has a pool compare blocks of a layout, with limits."""
+SUSPICIONS = {
+    Suspicion.UNKNOWN: "most of its transfers cannot be compared with what this site computes",
+    Suspicion.NOT_COMMITTED: "its transfers end without a commit after all blocks have arrived",
+}
 PART = 256
 """Pairs of one message, so that an answer comes in time and names every altered block."""
 
@@ -55,6 +66,9 @@ class Bars(Protocol):
 
     def alarm(self, why: str) -> None:
         """Report altered blocks of an uncertain source."""
+
+    def suspect(self, source: str, why: str) -> None:
+        """Report a source that verification does not reach."""
 
 
 @dataclass(slots=True)
@@ -95,8 +109,10 @@ class Verifier:
         limits: Largest differences by type that take precedence over `LIMITS`.
         compute: Computes a prompt.
         compare: Compares blocks.
+        stop: Ends a transfer at both pools, for a reason in words.
         bars: Bars sources.
         metrics: Count outcomes.
+        copies: Copies whose first use is offered for verification.
         draw: As in `Sampler`.
         pause_s: Wait between two attempts, seconds.
     """
@@ -107,14 +123,18 @@ class Verifier:
         limits: Mapping[str, float],
         compute: Compute,
         compare: Compare,
+        stop: Callable[[View, str], None],
         bars: Bars,
         metrics: VerificationMetrics,
+        copies: Copies,
         draw: Callable[[int], int] = secrets.randbelow,
         pause_s: float = PAUSE_S,
     ) -> None:
         self._sampler = None if one_in is None else Sampler(one_in, draw)
         self._limits = {**LIMITS, **limits}
         self._compute, self._compare, self._bars = compute, compare, bars
+        self._stop, self.copies = stop, copies
+        self._suspicions = Suspicions()
         self._metrics, self._pause_s = metrics, pause_s
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,8 +145,15 @@ class Verifier:
         return self._sampler is not None
 
     def used(self, received: Received) -> None:
-        """A request has used the blocks of a transfer."""
-        if self._sampler is None or not self._sampler.takes(received.transfer.source):
+        """A request that got blocks has ended."""
+        sampler = self._sampler
+        if sampler is None:
+            return
+        selected = [sampler.takes(source) for source in sorted(received.sources)]  # Each counts.
+        if not any(selected):
+            if not received.is_over:
+                wait_s = TRIES_MAX * self._pause_s
+                asyncio.get_running_loop().call_later(wait_s, self._stop_open, received)
             return
         if len(self._tasks) >= WAITING_MAX:
             self.skipped()
@@ -144,7 +171,20 @@ class Verifier:
         """Break off."""
         await cancel_all(self._tasks)
 
+    def _stop_open(self, received: Received) -> None:
+        for view in received.transfers:
+            if view.arrival is None:
+                self._stop(view, "its request is over")
+
     async def _verify(self, received: Received) -> None:
+        for _ in range(TRIES_MAX):  # The pools may report ends after the request's end.
+            if received.is_over:
+                break
+            await asyncio.sleep(self._pause_s)
+        self._stop_open(received)
+        if received.is_empty:
+            self._metrics.ended("empty")
+            return
         async with self._turn:
             try:
                 found = await self._compared(received)
@@ -152,11 +192,11 @@ class Verifier:
                 found = None
                 why = type(error).__name__
                 log_event(_log, logging.WARNING, "verification_failed", why=why)
-            if found is None or not (found.num_equal or found.num_different):
-                self._metrics.ended("unknown")
-                return
-            self._metrics.differed(found.worst)
-            if found.worst and not found.worst.keys() & self._limits.keys():
+            is_unknown = found is None or not self._judges(found)
+            self._suspect(received, is_unknown=is_unknown)
+            if found is not None and found.num_compared:
+                self._metrics.differed(found.worst)
+            if found is None or is_unknown:
                 self._metrics.ended("unknown")
                 return
             altered = is_altered(found.worst, self._limits)
@@ -169,34 +209,49 @@ class Verifier:
         for source in sorted(sources):
             await self._bars.bar(source, why)
 
+    def _judges(self, found: Found) -> bool:
+        """Return True if blocks were compared, and some of a type with a limit if any differ."""
+        is_of_type = not found.worst or bool(found.worst.keys() & self._limits.keys())
+        return bool(found.num_compared) and is_of_type
+
+    def _suspect(self, received: Received, *, is_unknown: bool) -> None:
+        stopped = {view.source for view in received.transfers if received.stopped_by(view)}
+        for source in sorted(received.sources):
+            found = self._suspicions.add(
+                source, is_unknown=is_unknown, is_stopped=source in stopped
+            )
+            if found is not None:
+                self._metrics.suspected(found)
+                self._bars.suspect(source, SUSPICIONS[found])
+
     async def _compared(self, received: Received) -> Found | None:
-        """Compare both versions, each block once; None if the transfer or the engine failed."""
-        if not await self._is_committed(received):
-            return None
+        """Compare both versions, each block once; None if the engine failed."""
         salt = received.other_salt()
         pairs = await asyncio.to_thread(received.pairs, salt)
         if not pairs or not await self._compute(received.engine, received.token_ids, salt):
             return None
-        pool, layout_id = received.transfer.destination, received.layout.layout_id
+        extra = [pair for pair in pairs if pair.is_extra]
+        pairs = [pair for pair in pairs if not pair.is_extra]
         found = Found(num_blocks=len(pairs), missing=drawn(pairs))
         for _ in range(TRIES_MAX):
             left, found.missing = found.missing, []
-            for start in range(0, len(left), PART):
-                part = left[start : start + PART]
-                names = [pair.names for pair in part]
-                found.add(part, await self._compare(pool, layout_id, names, self._limits))
+            await self._add(found, received, left)
             if not any(pair.is_shipped for pair in found.missing):
                 break
             await asyncio.sleep(self._pause_s)
+        kept = Found(num_blocks=0, missing=[])
+        await self._add(kept, received, drawn(extra))
+        found.altered += kept.altered
+        for dtype, value in kept.worst.items():
+            found.worst[dtype] = max(value, found.worst.get(dtype, 0.0))
         return found
 
-    async def _is_committed(self, received: Received) -> bool:
-        """Wait for the pools' reports of a transfer, which may come after the request's end."""
-        for _ in range(TRIES_MAX):
-            if received.transfer.state in tuple(TransferState):
-                break
-            await asyncio.sleep(self._pause_s)
-        return received.transfer.state == TransferState.COMMITTED
+    async def _add(self, found: Found, received: Received, pairs: Sequence[Pair]) -> None:
+        pool, layout_id = received.pool, received.layout.layout_id
+        for start in range(0, len(pairs), PART):
+            part = pairs[start : start + PART]
+            names = [pair.names for pair in part]
+            found.add(part, await self._compare(pool, layout_id, names, self._limits))
 
     def _words(self, received: Received, found: Found) -> str:
         above = [

@@ -1,4 +1,4 @@
-"""Copies of checkpoints that a log has to have: its head file, and those that were kept elsewhere."""
+"""Copies of checkpoints that a log has to have: its head file, and those kept elsewhere."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Copier:
         transfer = self._transfers.open(
             transfer_id, source, destination, partial(self._reported, transfer_id)
         )
-        if self._fetcher.fetch(transfer, prefix, have_tokens):
+        if self._fetcher.copy(transfer, prefix, have_tokens):
             return False
         book.promise(copy.num_bytes, now_ns)
         ends_at_ns = now_ns + self._fetcher.tickets.lifetime_ns

@@ -48,7 +48,7 @@ class _Hand:
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
         view = self.transfers.open(transfer_id, offer.source, offer.destination, ended)
         book = self.live.driver.dispatcher.links.between(offer.source, offer.destination).book
-        refused = self.fetcher.fetch(view, offer.prefix, offer.have_tokens)
+        refused = self.fetcher.copy(view, offer.prefix, offer.have_tokens)
         if refused:
             return refused.value
         book.promise(offer.num_bytes, time.monotonic_ns())

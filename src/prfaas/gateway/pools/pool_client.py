@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -70,6 +70,14 @@ class PoolTiming:
 Answer = Purged | PurgeEnded | Pinned | Compared
 A = TypeVar("A", Purged, PurgeEnded, Pinned, Compared)
 _Order = Purge | PurgeEnd | PurgePrefix | PinPrefix | Compare
+
+
+class Transfer(Protocol):
+    """A transfer between two pools."""
+
+    transfer_id: bytes
+    source: str
+    destination: str
 
 
 class PoolClient:
@@ -365,7 +373,7 @@ class Pools:
         """See `PoolClient.pin`; KeyError if it has left."""
         return await self._clients[pool].pin(message)
 
-    def abort(self, transfer: TransferView, reason: str) -> None:
+    def abort(self, transfer: Transfer, reason: str) -> None:
         """Report the end of a transfer to both pools."""
         shown = reason[:_REASON_CHARS_MAX]
         for pool in (transfer.source, transfer.destination):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.kv.manifest import manifest_of_keys
 from prfaas.core.transfer.prefix import Prefix
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.integrity.copies import Copies
 from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
 from prfaas.wire.messages.link import Ahead, Pull
 
@@ -35,10 +36,19 @@ class Fetcher:
     Attributes:
         tickets: Sign what may move.
         send: Sends a pull to a pool; False if it is not connected.
+        copies: Copies whose first use is offered for verification.
     """
 
     tickets: TicketOffice
     send: Callable[[str, Pull], bool]
+    copies: Copies = field(default_factory=Copies)
+
+    def copy(self, transfer: TransferView, prefix: Prefix, have_tokens: int) -> NotAsked | None:
+        """Fetch a prefix for whoever asks next, as `fetch` does."""
+        refused = self.fetch(transfer, prefix, have_tokens)
+        if refused is None:
+            self.copies.note(transfer.source, transfer.destination, prefix.hashes)
+        return refused
 
     def fetch(
         self, transfer: TransferView, prefix: Prefix, have_tokens: int, ahead: Ahead = Ahead.NO

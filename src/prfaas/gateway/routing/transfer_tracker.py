@@ -30,6 +30,7 @@ class TransferView:
         service: Class of service of its request; empty without.
         ended: How it ended, by pool.
         is_judged: True if its link was judged by its end.
+        is_given_up: True if its request gave it up.
     """
 
     transfer_id: bytes
@@ -40,6 +41,12 @@ class TransferView:
     service: str = ""
     ended: dict[str, TransferEnded] = field(default_factory=dict)
     is_judged: bool = False
+    is_given_up: bool = False
+
+    @property
+    def arrival(self) -> TransferEnded | None:
+        """The destination's report of its end; None while there is none."""
+        return self.ended.get(self.destination)
 
     @property
     def stays(self) -> bool:

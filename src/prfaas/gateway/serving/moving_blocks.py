@@ -39,6 +39,8 @@ class MovingBlocks:
     ) -> None:
         self._movers, self._exchange, self._report = movers, exchange, report
         self._views: dict[Blocks, TransferView] = {}
+        self.all: list[tuple[Blocks, TransferView]] = []
+        """All transfers that were begun, those of prefills that were given up included."""
 
     def get(self, blocks: Blocks | None) -> TransferView | None:
         """Transfer of some blocks; None without one."""
@@ -53,6 +55,7 @@ class MovingBlocks:
         report = partial(self._ended, blocks)
         view = self._movers.transfers.open(transfer_id, source, destination, report)
         self._views[blocks] = view
+        self.all.append((blocks, view))
         if not view.stays:
             record = self._exchange.record
             record.ships_by(view)
@@ -103,6 +106,7 @@ class MovingBlocks:
     def abort(self, blocks: Blocks, why: str) -> None:
         """End a transfer at both pools; nothing happens if it has not begun."""
         if blocks in self._views:
+            self._views[blocks].is_given_up = True
             self._movers.pools.abort(self._views[blocks], why)
 
     def release(self, blocks: Blocks) -> None:

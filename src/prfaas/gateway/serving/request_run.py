@@ -122,19 +122,41 @@ class RequestRun(Executor):
         self._next = self._legs.give_up
 
     def _verify(self) -> None:
-        """Offer the blocks that came from a PrfaaS cluster for verification."""
-        plan, view = self._plan, self._moving.get(Blocks.HAND_OFF)
-        if not self._parts.verifier.is_on or view is None or plan.layout is None:
+        """Offer what came from a PrfaaS cluster for verification, however its transfer ended."""
+        plan, verifier = self._plan, self._parts.verifier
+        if not verifier.is_on or plan.layout is None:
+            return
+        routed, prompt, destination = plan.routed, plan.prompt, plan.route.pools[1]
+        crossing = {Blocks.HAND_OFF} if routed.decision.path is Path.REMOTE else set()
+        crossing |= {Blocks.PULL} if routed.decision.pull_tokens else set()
+        views = [
+            view
+            for blocks, view in self._moving.all
+            if blocks in crossing and view.destination == destination and not view.stays
+        ]
+        copied = verifier.copies.take(destination, prompt.hashes)
+        if not views and not copied:
             return
         if plan.arrival.quality.is_lossy:
-            self._parts.verifier.skipped()  # What was rounded is not what an engine computes.
-        elif plan.routed.decision.path is Path.REMOTE:
-            span = plan.routed.present_tokens, plan.route.final_tokens
-            prompt, decode = plan.prompt, plan.route.decode
-            received = Received(
-                view, decode, plan.layout, prompt.token_ids, prompt.hashes, prompt.cache_salt, *span
+            verifier.skipped()  # What was rounded is not what an engine computes.
+            return
+        final = plan.route.final_tokens if Blocks.HAND_OFF in crossing else routed.hit_tokens
+        span = (routed.present_tokens, final) if views else (0, routed.present_tokens)
+        layout = self._parts.prefill_leg.layout_of(plan) or plan.layout
+        decode = self.life.decode or plan.route.decode
+        verifier.used(
+            Received(
+                destination,
+                frozenset(view.source for view in views) | copied,
+                views,
+                decode,
+                layout,
+                prompt.token_ids,
+                prompt.hashes,
+                prompt.cache_salt,
+                *span,
             )
-            self._parts.verifier.used(received)
+        )
 
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""

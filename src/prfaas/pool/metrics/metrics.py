@@ -135,7 +135,8 @@ class PoolMetrics:
         )
         self.shared_unreadable = Counter(
             "prfaas_pool_shared_unreadable",
-            "Objects of the shared tier that were skipped: sealed with an unknown key, or altered.",
+            "Objects of the shared tier that were skipped: sealed with an unknown key, altered, or "
+            "with blocks of before a purge (purged).",
             ["reason"],
             registry=self.registry,
         )

@@ -18,7 +18,9 @@ from prfaas.pool.shared.pack_fronts import PackFronts
 from prfaas.pool.shared.pack_index import PackIndex
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.packs import PackName
+from prfaas.pool.shared.purge_marks import PurgeMarks
 from prfaas.pool.shared.settings import S3Timing
+from prfaas.pool.store.origins import sliced
 from prfaas.units import NS_PER_S, format_size
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Follower:
         packs: Its packs.
         fronts: Reads them.
         index: Follows them.
+        marks: Purges, before which nothing is found.
         health: Of the tier.
         timing: Intervals and limits.
         metrics: Count what happens.
@@ -55,6 +58,7 @@ class Follower:
         packs: PackList,
         fronts: PackFronts,
         index: PackIndex,
+        marks: PurgeMarks,
         health: TierHealth,
         timing: S3Timing,
         metrics: PoolMetrics,
@@ -65,6 +69,7 @@ class Follower:
         self._bucket, self._packs, self._fronts, self._index = bucket, packs, fronts, index
         self._health, self._timing, self._metrics = health, timing, metrics
         self._on_found, self._on_gone, self._clock_ns = on_found, on_gone, clock_ns
+        self._marks = marks
         self._layouts: set[bytes] = set()
         self.is_listed = False
         """True once all packs of the known layouts are in the index."""
@@ -128,6 +133,8 @@ class Follower:
         layouts = set(self._layouts)
         try:
             self.forget(await self._packs.refresh(self._timing.request_s))
+            if await self._marks.follow(self._packs.marks):
+                await self.refuse()
             await self._try_newest()
             await self._index_packs(layouts)
         except TransferError as error:
@@ -149,6 +156,19 @@ class Follower:
             self._fronts.forget(name)
         self._report(self._on_gone, self._index.remove(packs))
 
+    async def refuse(self) -> None:
+        """Drop the blocks that a purge refuses."""
+        for names in sliced(list(self._index)):
+            found = ((name, self._index.get(name)) for name in names)
+            old = [
+                name
+                for name, place in found
+                if place and self._marks.refuses(place.pack.name, name, place.origin)
+            ]
+            self._index.drop(old)
+            self._report(self._on_gone, old)
+            await asyncio.sleep(0)
+
     def _report(self, event: Callable[[Names], None], names: list[BlockName]) -> None:
         if self._health.is_up and names:
             event(names)
@@ -168,11 +188,25 @@ class Follower:
             part = new[start : start + FRONTS]
             fronts = await asyncio.gather(*(self._fronts.read(name) for name in part))
             for name, blocks in zip(part, fronts, strict=True):
-                if blocks is not None:
-                    self._report(self._on_found, self._index.add(name, blocks))
+                if blocks is None:
+                    continue
+                kept = self._marks.kept(name, blocks)
+                if len(kept) < len(blocks):
+                    self._came_back(name, len(blocks) - len(kept))
+                self._report(self._on_found, self._index.add(name, blocks, kept))
             if not self.is_listed and start % FREEZE_PACKS == 0:
                 # Otherwise a full collection looks through a growing index, for up to a second.
                 gc.freeze()
+
+    def _came_back(self, name: PackName, num_blocks: int) -> None:
+        self._metrics.shared_unreadable.labels(reason="purged").inc()
+        if self._said.is_new("purged"):
+            log.error(
+                "shared tier: %s has %d blocks of before a purge, which are misses: the bucket has "
+                "versions, was restored, or did not delete; delete old versions by its own means",
+                name.path,
+                num_blocks,
+            )
 
     async def _evict(self) -> None:
         """Delete packs of this node beyond its limits."""

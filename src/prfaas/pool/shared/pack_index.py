@@ -70,14 +70,25 @@ class PackIndex:
         """Tenants whose blocks in a pack need no key of theirs; None if it is not in the index."""
         return self._bare.get(pack)
 
-    def add(self, pack: PackName, blocks: Mapping[BlockName, PackedBlock]) -> list[BlockName]:
+    def add(
+        self,
+        pack: PackName,
+        blocks: Mapping[BlockName, PackedBlock],
+        kept: Mapping[BlockName, PackedBlock] | None = None,
+    ) -> list[BlockName]:
         """Add a pack.
+
+        Args:
+            pack: Its name.
+            blocks: All its blocks.
+            kept: Those that no purge refuses; None for all.
 
         Returns:
             Blocks that were not known.
         """
         room = max(0, self._blocks_max - len(self._places))
-        new = [name for name in blocks if name not in self._places][:room]
+        kept = blocks if kept is None else kept
+        new = [name for name in kept if name not in self._places][:room]
         for name in new:
             self._places[name] = blocks[name]
         self._packs[pack] = new

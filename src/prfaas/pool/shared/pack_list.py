@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence, Set
 
+from prfaas.errors import TransferError
 from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import PackName, name_in
+from prfaas.pool.shared.purge_marks import FOLDER
 
 PACKS_MAX = 100_000
 """Packs of a site that are known: the newest. A node deletes its own among the others."""
+LISTS = 3
+"""Lists that may still have what was deleted, as of a server that is late."""
 DELETES = 500
 """Packs that are deleted by one request."""
 
@@ -33,6 +37,8 @@ class PackList:
         """Bytes of the packs that this node has written."""
         self.num_ignored = 0
         """Packs of the last list that are beyond the limit of packs."""
+        self.marks: list[str] = []
+        """Paths of the marks of purges of the last list."""
         self._sizes: dict[PackName, int] = {}
         self._excess: list[PackName] = []
         """Packs of this node that are beyond the limit of packs."""
@@ -63,11 +69,14 @@ class PackList:
         """
         known, found, num_ignored = set(self._sizes), dict[PackName, int](), 0
         excess: list[PackName] = []
+        marks: list[str] = []
         async for part in self._bucket.list(limit_s):
             for path, size in part:
                 name = name_in(path)
                 if name is not None:
                     found[name] = size
+                elif path.startswith(f"{FOLDER}/"):
+                    marks.append(path)
             if len(found) > 2 * self._packs_max:
                 num_ignored += await asyncio.to_thread(self._trim, found, excess)
         num_ignored += await asyncio.to_thread(self._trim, found, excess)
@@ -76,7 +85,7 @@ class PackList:
             self._remove(name)
         for name in new:
             self.add(name, found[name])
-        self.num_ignored, self._excess = num_ignored, excess
+        self.num_ignored, self._excess, self.marks = num_ignored, excess, marks
         return gone
 
     async def newest_first(self, layouts: Set[bytes], skipped: Set[PackName]) -> list[PackName]:
@@ -107,6 +116,31 @@ class PackList:
             await self._bucket.delete([name.path for name in part], limit_s)
             for name in part:
                 self._remove(name)
+
+    async def destroy(self, packs: Sequence[PackName], limit_s: float, pause_s: float) -> None:
+        """Delete packs, and list the bucket again: that they are gone is not the server's word.
+
+        Args:
+            packs: Victims of a purge.
+            limit_s: Limit of each request, seconds.
+            pause_s: Wait before another list, seconds.
+
+        Raises:
+            TransferError: The server failed, did not answer in time, or still lists some.
+        """
+        await self.delete(packs, limit_s)
+        left: Set[PackName] = set(packs)
+        for attempt in range(LISTS if left else 0):
+            await asyncio.sleep(pause_s if attempt else 0)
+            await self.refresh(limit_s)
+            left &= self._sizes.keys()
+            if not left:
+                return
+        if left:
+            raise TransferError(
+                f"the bucket has answered that {len(packs)} packs were deleted, and still lists "
+                f"{len(left)} of them"
+            )
 
     def _remove(self, name: PackName) -> None:
         size = self._sizes.pop(name, None)

@@ -31,12 +31,13 @@ from prfaas.pool.shared.pack_index import PackIndex, all_sources, bare_tenants
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.pack_writer import PackWriter
 from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
+from prfaas.pool.shared.purge_marks import PurgeMarks
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
 from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import ReadBudget
-from prfaas.units import NS_PER_S
+from prfaas.units import NS_PER_MS, NS_PER_S
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,12 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._on_found, self._on_gone = on_found, on_gone
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
+        self._marks = PurgeMarks(bucket, keys, settings.timing.request_s)
         self._tenants = TierKeys(
             bucket,
             SiteKeyWrapper(keys),
             settings.timing.request_s,
+            not_before_s=self._marks.not_before_s,
             on_unknown=metrics.shared_unreadable.labels(reason="unknown_key").inc,
         )
         self._writer = PackWriter(
@@ -100,6 +103,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             self._packs,
             self._fronts,
             self._blocks,
+            self._marks,
             self._health,
             settings.timing,
             metrics,
@@ -286,8 +290,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             return any(name[1].block_hash in hashes for name in blocks)
 
         victims |= await self._those(is_other)
-        self._follower.forget(victims)
-        await self._packs.delete(list(victims), limit_s)
+        await self._destroy(hashes, victims)
         self._tell_unread(len(self._fronts.skipped) + self._packs.num_ignored)
 
     async def drop(self, scope: Scope) -> None:
@@ -311,8 +314,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         limit_s = self._settings.timing.request_s
         self._follower.forget(await self._packs.refresh(limit_s))
         victims = await self._those(lambda pack: self._holds(pack, source))
-        self._follower.forget(victims)
-        await self._packs.delete(list(victims), limit_s)
+        await self._destroy(scope, victims)
         self._tell_unread(len(self._fronts.skipped) + self._packs.num_ignored)
 
     async def _those(self, is_victim: Callable[[PackName], Awaitable[bool]]) -> set[PackName]:
@@ -324,6 +326,14 @@ class S3Tier(ShownBlocks[PackedBlock]):
             found |= {name for name, answer in zip(part, answers, strict=True) if answer}
         return found
 
+    async def _destroy(self, scope: Scope | Set[bytes], victims: Collection[PackName]) -> None:
+        """Delete packs, and refuse from now on what was written before, should it come back."""
+        timing = self._settings.timing
+        self._follower.forget(victims)
+        at_ms = max((pack.at_ms for pack in victims), default=0)
+        await self._marks.add(scope, max(at_ms, _now_ms()))
+        await self._packs.destroy(list(victims), timing.request_s, timing.retry_s)
+
     def _tell_unread(self, unread: int) -> None:
         if unread:
             raise TransferError(
@@ -334,6 +344,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
     async def _drop_tenant(self, scope: Scope) -> None:
         """Destroy the keys of a tenant, and delete packs with blocks that need no such key, or
         with only its blocks."""
+        await self._marks.add(scope, _now_ms())
         await self._tenants.destroy(scope.tenant or "")
         found, _ = await self.count(scope)  # Written while the keys were deleted.
         self._blocks.drop(found)
@@ -342,8 +353,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._follower.forget(await self._packs.refresh(limit_s))
         victims = set(self._blocks.only_of(tenant))
         victims |= await self._those(lambda pack: self._holds_bare(pack, tenant))
-        self._follower.forget(victims)
-        await self._packs.delete(list(victims), limit_s)
+        await self._destroy(scope, victims)
         unread = [await self._fronts.is_version_1(name) for name in self._fronts.skipped]
         self._tell_unread(sum(unread) + self._packs.num_ignored)
 
@@ -366,6 +376,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
             blocks = await self._fronts.read(pack) or {}
             sources = all_sources(blocks.values())
         return _is_of(pack, sources or frozenset(), source)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // NS_PER_MS
 
 
 def _is_of(pack: PackName, sources: frozenset[str], source: str) -> bool:

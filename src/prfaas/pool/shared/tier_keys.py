@@ -44,6 +44,8 @@ class TierKeys:
         wrapper: Wraps them.
         limit_s: Limit of each request, seconds.
         clock_s: Time since 1970, seconds.
+        not_before_s: Returns the first second in which a key of a tenant can have been made: an
+            older one, of before a purge, is refused.
         on_unknown: Called for a key that a key of the site wrapped which is not there.
     """
 
@@ -54,9 +56,11 @@ class TierKeys:
         limit_s: float,
         clock_s: Callable[[], float] = time.time,
         on_unknown: Callable[[], None] = lambda: None,
+        not_before_s: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._bucket, self._wrapper, self._limit_s = bucket, wrapper, limit_s
         self._clock_s, self._on_unknown = clock_s, on_unknown
+        self._not_before_s = not_before_s
         self._sealing: dict[str, TenantKey] = {}
         self._known: dict[str, TenantKey] = {}
         self._old: set[str] = set()
@@ -120,7 +124,7 @@ class TierKeys:
             return None
         except (GoneError, AlteredError):
             return None
-        if len(secret) != KEY_BYTES:
+        if len(secret) != KEY_BYTES or made_s < self._not_before_s(tenant):
             return None
         key = TenantKey(bare.id, tenant, made_s, secret)
         if not self._wrapper.is_current(data[_MADE_BYTES:]):
@@ -141,12 +145,18 @@ class TierKeys:
         """Delete the keys of a tenant from the bucket, and forget them; return their number.
 
         Raises:
-            TransferError: The server failed, or did not answer in time.
+            TransferError: The server failed, did not answer in time, or still lists some.
         """
         self.forget(tenant)
         refs = await self._refs(tenant)
         await self._bucket.delete([f"{FOLDER}/{ref}" for ref in refs], self._limit_s)
         self.forget(tenant)
+        left = set(refs).intersection(await self._refs(tenant))
+        if left:
+            raise TransferError(
+                f"the bucket has answered that {len(refs)} keys of the tenant were deleted, and "
+                f"still lists {len(left)} of them"
+            )
         return len(refs)
 
     def forget(self, tenant: str) -> None:
@@ -173,7 +183,7 @@ class TierKeys:
         return sorted(found)
 
     async def _make(self, tenant: str) -> TenantKey:
-        key = new_key(tenant, int(self._clock_s()))
+        key = new_key(tenant, max(int(self._clock_s()), self._not_before_s(tenant)))
         wrapped = self._wrapper.wrap(key.secret, key.bound)
         data = key.made_s.to_bytes(_MADE_BYTES, "big") + wrapped
         if len(data) > OBJECT_BYTES_MAX:
