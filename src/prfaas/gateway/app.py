@@ -153,8 +153,7 @@ class Gateway:
         deployment = deployment.model_copy(deep=True)
         name, model = deployment.gateway.name, deployment.model.name
         self.identity = identity = identity_in(deployment.security.identities, name)
-        self._tls = engine_tls, pool_tls = identity.client_context(), identity.client_context()
-        engine_tls.check_hostname = True
+        self._tls = engine_tls, pool_tls = identity.host_context(), identity.client_context()
         profiles, limits = load_profiles(deployment), deployment.routing
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout

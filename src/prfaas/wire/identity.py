@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.allow_list import AllowList, admitted, site_uri
+from prfaas.wire.name_authorities import HostObject, NameAuthorities, NamedContext
 from prfaas.wire.regions import region_names
 
 VALID_DAYS = 90
@@ -71,7 +72,7 @@ class Identity:
         Raises:
             ConfigError: A file is missing or does not fit the others.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = NamedContext(ssl.PROTOCOL_TLS_SERVER)
         return self._load(context)
 
     def client_context(self) -> ssl.SSLContext:
@@ -80,9 +81,19 @@ class Identity:
         Raises:
             ConfigError: A file is missing or does not fit the others.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context = NamedContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._load(context)
+
+    def host_context(self) -> ssl.SSLContext:
+        """TLS 1.3 for dialling hosts, such as engines: the peer's host name is checked.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
+        context = self.client_context()
+        context.check_hostname, context.sslobject_class = True, HostObject
+        return context
 
     def accepting(self) -> LinkContexts:
         """Context of the accepting end of links.
@@ -123,6 +134,9 @@ class Identity:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.authority)
+            if isinstance(context, NamedContext):
+                context.authorities = NameAuthorities.beside(self.authority)
+                context.authorities.trust(context)
             # Without a password OpenSSL would ask for one at the terminal, and wait.
             context.load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ssl.SSLError) as error:
@@ -159,13 +173,23 @@ def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str
     names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
     uris = [str(entry[1]) for entry in entries if entry[0] == "URI"]
     if (name := admitted(names, uris, allowed)) is not None:
-        if isinstance(allowed, AllowList) and ssl_object is not None:
-            allowed.prove(name, ssl_object.getpeercert(binary_form=True))
+        _prove(name, ssl_object, allowed)
         return name
     raise PeerError(
         f"the peer is {', '.join([*names, *uris]) or 'without a name'}, expected "
         f"{' or '.join(sorted(allowed)) or 'nobody'}"
     )
+
+
+def _prove(name: str, peer: ssl.SSLObject | ssl.SSLSocket | None, allowed: Set[str]) -> None:
+    """See that the authority of a peer can prove its name, here and by the contracts of sites."""
+    if peer is None:
+        return
+    der, context = peer.getpeercert(binary_form=True), peer.context
+    if isinstance(context, NamedContext):
+        context.authorities.prove(name, der)
+    if isinstance(allowed, AllowList):
+        allowed.prove(name, der)
 
 
 def make_authority(directory: Path) -> None:

@@ -30,6 +30,7 @@ from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.allow_list import AllowList, admitted
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
+from prfaas.wire.name_authorities import NameAuthorities
 from prfaas.wire.regions import regions_in
 
 _DOMAIN = b"prfaas ticket 1\0"
@@ -164,7 +165,9 @@ class TicketOpener:
         """
         try:
             own = x509.load_pem_x509_certificates(self._authority.read_bytes())
-            self._store = Store([*own, *self._more()])
+            authorities = NameAuthorities.beside(self._authority)
+            self._store = Store([*own, *authorities.others, *self._more()])
+            self._authorities = authorities
         except (OSError, ValueError) as error:
             raise ConfigError(f"authority {self._authority} cannot be read: {error}") from None
 
@@ -231,6 +234,7 @@ class TicketOpener:
             signer = admitted(names, uris, self._gateways)
             if signer is None:
                 raise VerificationError(f"{sorted(names)} are not on {sorted(self._gateways)}")
+            self._authorities.prove(signer, sealed.certificates[0])
             if isinstance(self._gateways, AllowList):
                 self._gateways.prove(signer, sealed.certificates[0])
             key = chain[0].public_key()
