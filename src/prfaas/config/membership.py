@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
@@ -28,6 +29,22 @@ class KubernetesTable(Table):
     """Directory with `token` and `ca.crt`; the token is read again for each request."""
 
 
+class NeedsIdentity(StrEnum):
+    """Engines from other sources than the deployment file that need an https URL."""
+
+    FILES = "files"
+    """Those of member files, unless they are on this machine."""
+    ALL = "all"
+    """Those of EndpointSlices too."""
+    NONE = "none"
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Names of the sources."""
+        files = frozenset({"folder"})
+        return {self.FILES: files, self.ALL: files | {"kubernetes"}}.get(self, frozenset())
+
+
 class MembershipTable(Table):
     """`[membership]`: sources of engines and pool nodes in addition to the file's own."""
 
@@ -35,6 +52,10 @@ class MembershipTable(Table):
     """Directory with a file NAME.toml for each member, read again when it changes."""
     kubernetes: KubernetesTable | None = None
     """EndpointSlices of a Kubernetes cluster."""
+
+    identity: Annotated[NeedsIdentity, Field(strict=False)] = NeedsIdentity.FILES
+    """Engines that need an `https` URL, and so a certificate, unless they are on this machine:
+    `"files"` (those of `folder`), `"all"` or `"none"`. Others get no prompt and no cache salt."""
 
     @property
     def has_sources(self) -> bool:

@@ -22,6 +22,7 @@ def site_of(deployment: Deployment) -> Site:
             for name, table in deployment.clusters.items()
         },
         deployment.model.name,
+        identified=deployment.membership.identity.sources,
     )
 
 

@@ -44,6 +44,10 @@ has_roles = true
 {{- /* Sources of members, in the deployment files of gateways and pool nodes. */ -}}
 {{- define "prfaas.membershipTable" -}}
 [membership]
+{{- if and (eq .Values.site.role "pd") (not (include "prfaas.endpointSlices" .)) }}
+# Files describe this site's own engines, which its NetworkPolicies fence.
+identity = "none"
+{{- end }}
 folder = "/etc/prfaas/members"
 {{- if include "prfaas.endpointSlices" . }}
 

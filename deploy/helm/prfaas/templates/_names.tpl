@@ -59,6 +59,24 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- range .Values.site.peers }}{{ with .ca }}{{ . | trim }}{{ "\n" }}{{ end }}{{ end -}}
 {{- end }}
 
+{{- /* Authorities of peers, as JSON, by file: NAME.ca.pem for each part and each host of an engine. */ -}}
+{{- define "prfaas.peerAuthorities" -}}
+{{- $values := .Values -}}
+{{- $found := dict -}}
+{{- range $peer := $values.site.peers -}}
+  {{- if and $peer.ca (ne (trim $peer.ca) (trim $values.site.ca)) -}}
+    {{- $names := $peer.gateways | default list -}}
+    {{- range $peer.pools }}{{ $names = append $names .name }}{{ end -}}
+    {{- range $peer.engines -}}
+      {{- $url := .url | default (printf "https://%s.%s:8100" .name $peer.address) -}}
+      {{- $names = append $names (urlParse $url).hostname -}}
+    {{- end -}}
+    {{- range $names }}{{ $_ := set $found (printf "%s.ca.pem" .) (trim $peer.ca) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end }}
+
 {{- /* Regions in the certificate of a part, as JSON: (dict "root" $ "part" NAME) */ -}}
 {{- define "prfaas.regionsOf" -}}
 {{- $values := .root.Values -}}

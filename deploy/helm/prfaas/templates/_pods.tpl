@@ -74,6 +74,9 @@ securityContext:
           name: {{ include "prfaas.fullname" .root }}-authorities
           items:
             - {key: ca.pem, path: ca.pem}
+            {{- range include "prfaas.peerAuthorities" .root | fromJson | keys }}
+            - {key: {{ . }}, path: {{ . }}}
+            {{- end }}
       {{- end }}
 {{- end }}
 

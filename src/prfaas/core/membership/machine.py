@@ -25,7 +25,7 @@ from prfaas.core.membership.members import (
     Site,
     State,
 )
-from prfaas.core.membership.rules import accepted, odd_engine
+from prfaas.core.membership.rules import accepted, odd_engine, without_identity
 
 GONE_SHOWN_MAX = 64
 """Members that have left and are still shown."""
@@ -143,6 +143,10 @@ class Membership:
             now_ns: Time.
             unread: Entries that could not be read.
         """
+        if source in self._site.identified:
+            odd = {each.member: without_identity(each.member) for each in entries}
+            entries = [each for each in entries if odd[each.member] is None]
+            unread = [*unread, *filter(None, odd.values())]
         before = self._by_name.get(source, {})
         now = self._by_name[source] = {each.member.name: each for each in entries}
         was_plain = not (self._refused or self._waiting or self._contradicting)

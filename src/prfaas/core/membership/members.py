@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -39,6 +39,8 @@ class Reason(StrEnum):
     OTHER_MODEL = "other_model"
     OTHER_LAYOUT = "other_layout"
     TOO_MANY = "too_many"
+    NO_IDENTITY = "no_identity"
+    """Prompts and cache salts would go to whoever answers at its address."""
     INVALID = "invalid"
     """Its entry cannot be read."""
 
@@ -106,6 +108,7 @@ class Site:
         clusters: Roles that engines may have, by cluster.
         model: Served model.
         limits: Largest number of members, by kind.
+        identified: Sources whose engines need an identity, unless they are on this machine.
     """
 
     clusters: Mapping[str, Sequence[str]]
@@ -113,3 +116,4 @@ class Site:
     limits: Mapping[Kind, int] = field(
         default_factory=lambda: {Kind.POOL: 512, Kind.ENGINE: 4096, Kind.GATEWAY: 64}
     )
+    identified: Set[str] = frozenset()

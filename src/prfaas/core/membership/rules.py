@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from urllib.parse import urlsplit
 
 from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site
 
@@ -69,6 +71,27 @@ def _contradiction(
     if counts[member.kind] >= most:
         return Reason.TOO_MANY, f"there are {most} members of kind {member.kind.value} already"
     return None
+
+
+def without_identity(member: Member) -> Refusal | None:
+    """The refusal of an engine of another machine that proves no name; None if it does."""
+    url = urlsplit(member.address)
+    if member.kind is not Kind.ENGINE or url.scheme == "https" or _is_local(url.hostname or ""):
+        return None
+    return Refusal(
+        member.name,
+        Reason.NO_IDENTITY,
+        f"{member.address} has no identity: whoever answers there would get prompts and cache "
+        "salts; give it a certificate and an https URL, name it in the deployment file, or set "
+        'membership.identity to "none"',
+    )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def odd_engine(
