@@ -18,16 +18,20 @@ def tag_of(tenant: str) -> str:
     return tenant * 32
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60))
-def test_memory_is_bounded_and_counted(prompts: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 40)), max_size=60)
+)
+def test_memory_is_bounded_and_counted(prompts: list[tuple[str, int, int]]) -> None:
     limit = 4 * REQUEST_BYTES
     names = RecentNames(limit, requests_max=3)
-    for request, num_blocks in prompts:
-        names.keep(f"request-{request}", "a", [bytes(32)] * num_blocks)
+    for tenant, request, num_blocks in prompts:
+        names.keep(f"request-{request}", tenant, [bytes(32)] * num_blocks)
         assert names.num_bytes <= limit
         assert len(names) <= 3
-        kept = sum(REQUEST_BYTES + len(each) for each, _ in names._names.values())
-        assert names.num_bytes == kept
+        tenants = names._names.values()
+        kept = [REQUEST_BYTES + len(each) for found in tenants for each, _ in found.values()]
+        assert (names.num_bytes, len(names)) == (sum(kept), len(kept))
+        assert names._names.keys() == names._shares.keys()
 
 
 def test_the_last_prompts_are_found_by_id_and_by_its_beginning() -> None:
@@ -44,12 +48,40 @@ def test_the_last_prompts_are_found_by_id_and_by_its_beginning() -> None:
             names.target(unknown, tag_of)
 
 
-def test_an_id_of_two_tenants_is_refused() -> None:
+def test_an_id_of_two_tenants_is_found_with_the_name_of_one() -> None:
+    """A tenant that repeats the id of another one's request keeps no operator from it."""
     names = RecentNames(1 << 20)
     names.keep("the-request", "a", [b"a" * 32])
     names.keep("the-request", "b", [b"b" * 32])
-    with pytest.raises(RequestError, match="several requests have this id"):
+    with pytest.raises(RequestError, match="give one of a/the-request, b/the-request"):
         names.target("the-request", tag_of)
+    for request in ("a/the-request", "a/the-requ"):
+        target = names.target(request, tag_of)
+        assert (target.tenant, target.hashes) == ("a", b"a" * 32)
+
+
+def test_an_id_that_looks_like_another_tenants_hides_nothing() -> None:
+    names = RecentNames(1 << 20)
+    names.keep("the-request", "a", [b"a" * 32])
+    names.keep("a/the-request", "b", [b"b" * 32])
+    names.keep("a", "b", [b"c" * 32])
+    assert names.target("a/the-request", tag_of).hashes == b"a" * 32
+    assert names.target("b/a/the-request", tag_of).hashes == b"b" * 32
+    assert names.target("b/a", tag_of).hashes == b"c" * 32
+
+
+@pytest.mark.parametrize("num_blocks", [1, 100])
+def test_a_tenant_does_not_have_the_names_of_others_forgotten(num_blocks: int) -> None:
+    """By many requests, or by long ones."""
+    names = RecentNames(100_000, requests_max=100)
+    for number in range(10):
+        names.keep(f"mine-{number}", "a", [bytes([number]) * 32])
+    for number in range(1000):
+        names.keep(f"flood-{number}", "b", [b"x" * 32] * num_blocks)
+    assert [names.target(f"a/mine-{n}", tag_of).hashes[0] for n in range(10)] == list(range(10))
+    for number in range(1000):
+        names.keep(f"also-{number}", "a", [b"y" * 32])
+    assert "b" in names._names, "an equal part each"
 
 
 def test_without_memory_none_are_kept() -> None:

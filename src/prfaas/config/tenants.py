@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator
@@ -85,12 +86,23 @@ class TenantTable(Table):
         return self.cache_reserve > 0 or self.cache_max < 1
 
 
+class OperatorRank(StrEnum):
+    """Rank of an operator; each may do what those before it may."""
+
+    METRICS = "metrics"
+    VIEW = "view"
+    CHANGE = "change"
+
+
 class OperatorTable(Table):
     """`[operators.OPERATOR]`: an operator with keys of their own."""
 
     keys: Annotated[KeyHashes, Field(min_length=1)]
     """Hashes of keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`. The
     audit log names the operator of each change."""
+    rank: Annotated[OperatorRank, Field(strict=False)] = OperatorRank.CHANGE
+    """What the keys open: `"metrics"` (`/metrics` alone), `"view"` (all that changes nothing) or
+    `"change"` (everything, purges included)."""
 
 
 def check_keys(

@@ -6,7 +6,7 @@ Only names are kept: salted hashes, of which nobody learns a prompt.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.codec.quality import Quality
@@ -17,6 +17,8 @@ REQUESTS_MAX = 10_000
 REQUEST_BYTES = 512
 """Bytes of a request beside its names, about."""
 PREFIX_CHARS_MIN = 8
+SHOWN_MAX = 8
+"""Requests that an error names."""
 
 
 class Recent(NamedTuple):
@@ -36,7 +38,11 @@ class Recent(NamedTuple):
 
 
 class RecentNames:
-    """Block hashes of the last requests; the oldest are forgotten first.
+    """Block hashes of the last requests.
+
+    Beyond the limits the oldest are forgotten: those of a tenant with more than an equal part of
+    the memory if it has a new one, or else of the tenant with the most. So no tenant has those of
+    others forgotten.
 
     Args:
         bytes_max: Limit of all; 0 keeps none.
@@ -45,12 +51,14 @@ class RecentNames:
 
     def __init__(self, bytes_max: int, requests_max: int = REQUESTS_MAX) -> None:
         self._bytes_max, self._requests_max = bytes_max, requests_max
-        self._names: OrderedDict[tuple[str, str], tuple[bytes, Quality]] = OrderedDict()
-        """By request and tenant: clients choose ids, and may choose those of others."""
-        self.num_bytes = 0
+        self._names: dict[str, OrderedDict[str, tuple[bytes, Quality]]] = {}
+        """By tenant and request: clients choose ids, and may choose those of others."""
+        self._shares: dict[str, float] = {}
+        """Part of the limits that each tenant takes."""
+        self.num_bytes = self._num_requests = 0
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._num_requests
 
     def keep(
         self,
@@ -71,11 +79,14 @@ class RecentNames:
         cost = REQUEST_BYTES + len(names)
         if not names or len(names) > HASHES_BYTES_MAX or cost > self._bytes_max:
             return
-        self._forget((request_id, tenant))
-        self._names[request_id, tenant] = names, quality
-        self.num_bytes += cost
-        while self.num_bytes > self._bytes_max or len(self._names) > self._requests_max:
-            self._forget(next(iter(self._names)))
+        self._forget(tenant, request_id)
+        self._names.setdefault(tenant, OrderedDict())[request_id] = names, quality
+        self._count(tenant, 1, cost)
+        while self.num_bytes > self._bytes_max or self._num_requests > self._requests_max:
+            victim = tenant
+            if self._shares[tenant] <= 1 / len(self._shares):
+                victim = max(self._shares, key=self._shares.__getitem__)
+            self._forget(victim, next(iter(self._names[victim])))
 
     def target(self, request_id: str, tag_of: Callable[[str], str]) -> Target:
         """Return the target of an order on the blocks of a request; see `find`."""
@@ -87,7 +98,8 @@ class RecentNames:
         """Return the names of a request.
 
         Args:
-            request_id: Its id, or at least PREFIX_CHARS_MIN of its first characters.
+            request_id: Its id, or at least PREFIX_CHARS_MIN of its first characters; after the name
+                of its tenant and a slash, only that tenant's requests are meant.
 
         Raises:
             RequestError: It is not known any more, or several begin so.
@@ -98,21 +110,44 @@ class RecentNames:
                 "take the whole tenant)",
                 status=404,
             )
-        found = [each for each in self._names if each[0] == request_id]
-        if not found and len(request_id) >= PREFIX_CHARS_MIN:
-            found = [each for each in self._names if each[0].startswith(request_id)]
+        tenant, _, name = request_id.partition("/")
+        found = self._matching([tenant] if tenant in self._names else [], name)
+        found = found or self._matching(self._names, request_id)
         if len(found) != 1:
-            why = "several requests have this id" if found else "no such request"
+            some = ", ".join(f"{tenant}/{request}" for tenant, request in found[:SHOWN_MAX])
+            why = f"several have this id, give one of {some}" if found else "no such request"
             raise RequestError(
-                f"{request_id[:80]!r}: {why} among the {len(self._names)} whose names of blocks "
+                f"{request_id[:80]!r}: {why} among the {len(self)} whose names of blocks "
                 "this gateway keeps (gateway.request_names); it may be of another gateway, have "
                 "had no whole block, or be forgotten (a purge can take the whole tenant)",
                 status=404,
             )
-        [(request, tenant)] = found
-        return Recent(request, tenant, *self._names[request, tenant])
+        [(tenant, request)] = found
+        return Recent(request, tenant, *self._names[tenant][request])
 
-    def _forget(self, key: tuple[str, str]) -> None:
-        kept = self._names.pop(key, None)
+    def _matching(self, tenants: Iterable[str], name: str) -> list[tuple[str, str]]:
+        """Tenant and id of the requests with an id, or else of those that begin so."""
+        tenants = list(tenants)
+        exact = [(tenant, name) for tenant in tenants if name in self._names[tenant]]
+        if exact or len(name) < PREFIX_CHARS_MIN:
+            return exact
+        return [
+            (tenant, request)
+            for tenant in tenants
+            for request in self._names[tenant]
+            if request.startswith(name)
+        ]
+
+    def _forget(self, tenant: str, request_id: str) -> None:
+        kept = self._names.get(tenant, {}).pop(request_id, None)
         if kept is not None:
-            self.num_bytes -= REQUEST_BYTES + len(kept[0])
+            self._count(tenant, -1, -REQUEST_BYTES - len(kept[0]))
+
+    def _count(self, tenant: str, num_requests: int, num_bytes: int) -> None:
+        self._num_requests += num_requests
+        self.num_bytes += num_bytes
+        share = num_requests / self._requests_max + num_bytes / self._bytes_max
+        if self._names[tenant]:
+            self._shares[tenant] = self._shares.get(tenant, 0.0) + share
+        else:
+            del self._names[tenant], self._shares[tenant]

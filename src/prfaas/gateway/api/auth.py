@@ -16,7 +16,7 @@ from aiohttp import web
 
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.config.deployment import Deployment
-from prfaas.config.tenants import is_loopback, open_doors
+from prfaas.config.tenants import OperatorRank, is_loopback, open_doors
 from prfaas.core.admission.wrong_keys import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
@@ -32,6 +32,8 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS}
 """Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
+QUESTIONS = frozenset({"/kv/lookup", "/console/api/what-if"})
+"""Paths of operators whose POST requests change nothing."""
 WITHOUT_KEY = "without_key"
 """Name of operators where no key is required."""
 _SCHEME = "bearer "
@@ -56,6 +58,7 @@ class Access:
         table = deployment.gateway
         self._tenants, self._audit, self._wrong_keys = tenants, audit, WrongKeys()
         self._operators = KeyRing(deployment.operator_keys)
+        self._ranks = {name: each.rank for name, each in deployment.operators.items()}
         self._is_local = is_loopback(table.listen)
         self._on_refused = on_refused
         for warning in open_doors(
@@ -103,7 +106,14 @@ class Access:
     def _operator(self, request: web.Request) -> str:
         key, host = _key(request), request.host
         if name := self._operators.owner(key):
-            return name
+            rank = self._ranks.get(name, OperatorRank.CHANGE)
+            if rank is OperatorRank.CHANGE or _needed(request) in (rank, OperatorRank.METRICS):
+                return name
+            raise RequestError(
+                f"operator {name} has the rank {rank.value!r}; this needs a key of an operator "
+                f"with the rank {_needed(request).value!r}",
+                status=403,
+            )
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
             raise RequestError("this is for operators; a tenant's key does not open it", status=403)
         if self._operators:
@@ -122,6 +132,15 @@ class Access:
                 status=403,
             )
         return WITHOUT_KEY
+
+
+def _needed(request: web.Request) -> OperatorRank:
+    """The lowest rank that may send a request. A new route that is not read needs the highest."""
+    is_read = request.method in ("GET", "HEAD")
+    if is_read and request.path == "/metrics":
+        return OperatorRank.METRICS
+    is_question = request.method == "POST" and request.path in QUESTIONS
+    return OperatorRank.VIEW if is_read or is_question else OperatorRank.CHANGE
 
 
 def _key(request: web.Request) -> str:
