@@ -26,7 +26,8 @@ from prfaas.integrity.received import Received
 from prfaas.integrity.verifier import TRIES_MAX, WAITING_MAX, Verifier
 from prfaas.wire.messages.comparing import Altered, Compared
 from prfaas.wire.messages.fields import Key
-from prfaas.wire.messages.gateway import TransferEnded
+
+from .views import View
 
 LAYOUT = Layout(
     b"\1" * 32,
@@ -39,32 +40,6 @@ LAYOUT = Layout(
 )
 TOKENS = list(range(200))
 SALT = "tenant"
-
-
-@dataclass
-class View:
-    """A transfer; without an end it is open until it is stopped."""
-
-    end: TransferEnd | None = TransferEnd.COMMITTED
-    num_bytes: int = 10**6
-    source: str = "prfaas-pool"
-    transfer_id: bytes = b"\1" * 16
-    destination: str = "pd-pool"
-    is_given_up: bool = False
-
-    @property
-    def arrival(self) -> TransferEnded | None:
-        if self.end is None:
-            return None
-        fields = {"seq": 1, "direction": "received", "peer": self.source, "reason": ""}
-        numbers = {"num_blocks": 1, "duration_ns": 1, "last_block_age_ns": 1}
-        return TransferEnded(
-            transfer_id=self.transfer_id,
-            kind=self.end,
-            num_bytes=self.num_bytes,
-            **fields,
-            **numbers,
-        )
 
 
 @dataclass

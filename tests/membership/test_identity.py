@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def engine(url: str) -> Listed:
     return Listed(Member("engine", Kind.ENGINE, "pd", url, "pd-pool", "both"))
 
 
-def listed(url: str, source: str = "folder", identified: frozenset[str] = FILES) -> list[str]:
+def listed(url: str, source: str = "folder", identified: Set[str] = FILES) -> list[str]:
     """Names that join, and the reasons of refusals."""
     members = Membership(Site({"pd": ("both",)}, "model", identified=identified))
     actions = members.listed(source, [POOL, engine(url)], 1)

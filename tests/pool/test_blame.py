@@ -14,14 +14,16 @@ from prometheus_client import CollectorRegistry
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.manifest import manifest_digest, manifest_of
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.core.transfer.transfer_state import TransferState
+from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
+from prfaas.integrity.received import View as Reports
 from prfaas.integrity.verifier import Verifier
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.engine import Push, Store
 from prfaas.wire.messages.fields import Key, keys_of, wire_keys
+from tests.integrity.views import View
 
 from .conftest import World
 from .sites import (
@@ -45,13 +47,6 @@ HASHES = hash_chain(TOKENS, tokens_per_hash=16, seed="0", cache_salt=SALT)
 
 
 @dataclass
-class View:
-    source: str
-    destination: str = "pd-pool"
-    state: str = TransferState.COMMITTED
-
-
-@dataclass
 class Gateway:
     """A verifier with a real pool node, and the bars of sources."""
 
@@ -60,6 +55,7 @@ class Gateway:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     barred: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    stopped: list[Reports] = field(default_factory=list)
     compared: list[tuple[Key, Key]] = field(default_factory=list)
 
     async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
@@ -96,13 +92,37 @@ class Gateway:
     def alarm(self, why: str) -> None:
         self.alarms.append(why)
 
+    def suspect(self, source: str, why: str) -> None:
+        self.alarms.append(f"{source}: {why}")
+
     async def verify(self, source: str, have_tokens: int) -> None:
         metrics = VerificationMetrics(self.registry)
         # Blocks of these tests have bytes of no type.
         limits = {"bytes": 0.5}
-        verifier = Verifier(1, limits, self.compute, self.compare, self, metrics, pause_s=0)
+        verifier = Verifier(
+            1,
+            limits,
+            self.compute,
+            self.compare,
+            lambda view, _: self.stopped.append(view),
+            self,
+            metrics,
+            Copies(),
+            pause_s=0,
+        )
         verifier.used(
-            Received(View(source), "decode", LAYOUT, TOKENS, HASHES, SALT, have_tokens, len(TOKENS))
+            Received(
+                "pd-pool",
+                frozenset({source}),
+                [View(source=source)],
+                "decode",
+                LAYOUT,
+                TOKENS,
+                HASHES,
+                SALT,
+                have_tokens,
+                len(TOKENS),
+            )
         )
         while verifier._tasks:
             await asyncio.gather(*verifier._tasks)

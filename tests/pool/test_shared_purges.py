@@ -5,6 +5,7 @@ python -m pytest tests/pool/test_shared_purges.py      figures in docs/results/p
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,10 @@ async def purged(gateway: Peer, scope: str, job: int = 1) -> Purged:
     return answer
 
 
+def _is_listed(site: Site) -> bool:
+    return tier_of(site).is_listed
+
+
 async def lists_again(site: Site) -> None:
     """The next two lists of the bucket, from their beginning, are done."""
     before = site.metric("pool_shared_requests_total", operation="list", outcome="ok")
@@ -103,7 +108,7 @@ async def test_a_node_that_starts_later_refuses_what_came_back(
     for name in ("pd-pool", OTHER):
         late = await start(world, bucket.settings, name)
         engine = await world.engine(name)
-        await until(lambda late=late: tier_of(late).is_listed)
+        await until(partial(_is_listed, late))
         assert await engine.look_up(BAD) == [MISS] * 16
         unreadable = late.metric("pool_shared_unreadable_total", reason="purged")
         assert unreadable or scope == "tenant"  # Its keys are refused before.

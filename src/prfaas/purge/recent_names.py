@@ -139,7 +139,8 @@ class RecentNames:
         ]
 
     def _forget(self, tenant: str, request_id: str) -> None:
-        kept = self._names.get(tenant, {}).pop(request_id, None)
+        requests = self._names.get(tenant)
+        kept = None if requests is None else requests.pop(request_id, None)
         if kept is not None:
             self._count(tenant, -1, -REQUEST_BYTES - len(kept[0]))
 

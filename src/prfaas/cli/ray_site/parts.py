@@ -135,7 +135,9 @@ def _write_own_file(deployment: Deployment, file: Path, name: str) -> Path:
         }
         if any(engine.role.value != "both" for engine in table.engines.values()):
             raw["has_roles"] = True
-    tables.setdefault("membership", {})["folder"] = str(members_folder(deployment))
+    # Only the actors write these files, and engines on other hosts have no identities.
+    membership = tables.setdefault("membership", {})
+    membership |= {"folder": str(members_folder(deployment)), "identity": "none"}
     path = deployment.state / "ray" / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _replace(path, toml_text(tables))

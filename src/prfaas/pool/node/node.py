@@ -182,6 +182,7 @@ class PoolNode:
             clock_ns,
             self._audit,
             settings.purge_bar_ns,
+            settings.wall_s,
         )
         self.link_port = LinkPort(
             settings.listen,

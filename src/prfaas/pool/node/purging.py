@@ -30,6 +30,7 @@ from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import PURGED, Matches, Origin, Scope, sliced
+from prfaas.pool.store.purge_times import PurgeTimes
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded, PurgePrefix
@@ -55,6 +56,7 @@ class Purging:
         clock_ns: Monotonic clock, nanoseconds.
         audit: Records purges.
         bar_ns: Time limit of a bar, ns.
+        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Purging:
         clock_ns: Callable[[], int],
         audit: PoolAudit,
         bar_ns: int,
+        wall_s: Callable[[], float],
     ) -> None:
-        self._bar_ns = bar_ns
+        self._bar_ns, self._wall_s = bar_ns, wall_s
+        self._times = PurgeTimes(pool)
         self._audit = audit
         self._pool, self._store, self._disk, self._shared = pool, store, disk, shared
         self._inbound, self._links, self._metrics = inbound, links, metrics
@@ -106,6 +110,8 @@ class Purging:
                 answer(_refused(message))
                 return
             self._bars[scope, gateway] = self._clock_ns() + self._bar_ns
+            self._times.note(scope, self._wall_s())
+            self._store.refuse(self._times.is_before)
         task = asyncio.create_task(self._purge(message, scope, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -68,6 +68,7 @@ class BlockStore:
         """The tiers below, the fastest first."""
         self._is_barred: Matches = lambda _: False
         self._is_over: Matches | None = None
+        self._is_purged: Matches | None = None
         self._barred_hashes: Set[bytes] = frozenset()
         self._loose = LooseMemory(loose_bytes_max)
         self._outside: dict[BlockName, int] = {}
@@ -102,11 +103,17 @@ class BlockStore:
         """Miss blocks for which `is_over` returns True, from now on; None for no limit of ages."""
         self._is_over = is_over
 
+    def refuse(self, is_purged: Matches) -> None:
+        """Miss blocks for which `is_purged` returns True, from now on, wherever they come from."""
+        self._is_purged = is_purged
+
     def is_barred(self, origin: Origin) -> bool:
         """Return True if blocks of that origin are not kept at present."""
         return self._is_barred(origin) or self._is_old(origin)
 
     def _is_old(self, origin: Origin) -> bool:
+        if self._is_purged is not None and self._is_purged(origin):
+            return True
         return self._is_over is not None and self._is_over(origin)
 
     def spill_to(self, disk: LowerTier) -> None:

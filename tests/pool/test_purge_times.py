@@ -1,0 +1,85 @@
+"""Blocks of before a purge are refused also from a pool node that did not drop them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from prfaas.core.cache.ages import GRAIN_S
+from prfaas.pool.store.origins import LOCAL, UNKNOWN, Origin, Scope, received
+from prfaas.pool.store.purge_times import SCOPES_MAX, PurgeTimes
+from prfaas.wire.messages.gateway import PurgeEnd
+
+from .conftest import World
+from .purges import SOURCE, ask, ship
+from .sites import LAYOUT, PROMPT, subscribe, until
+from .test_ages import Clock
+
+TENANT = "ab" * 16
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("scope", [{"source": SOURCE}, {"source": "", "tenant": ""}])
+async def test_a_peer_that_kept_its_blocks_cannot_send_them_again(
+    world: World, scope: dict[str, Any]
+) -> None:
+    """It was away during the purge, or answered and did nothing."""
+    clock = Clock()
+    pd = await world.start_pd(wall_s=clock)
+    sender = await world.start("prfaas-pool", wall_s=clock)
+    await world.linked(sender, pd)
+    prefill = await world.engine("prfaas-pool")
+    await ship(prefill, pd)
+    clock.now_s += 2 * GRAIN_S
+
+    gateway = await subscribe(pd, world.identities)
+    assert (await ask(gateway, **scope)).num_blocks == len(PROMPT)
+    gateway.channel.send(PurgeEnd(job=2, **scope))
+    await until(lambda: not pd.node._purging._bars)
+
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)  # The pool has them: they keep their age.
+    prefill.push_done(transfer)
+    labels = {"direction": "received", "state": "aborted"}
+    await until(lambda: pd.metric("transfers_total", **labels) == 1)
+    assert not pd.held()
+
+    for key in PROMPT:
+        sender.node.store.discard(LAYOUT.layout_id, key)
+    clock.now_s += GRAIN_S
+    await ship(prefill, pd)
+    assert pd.held() == set(PROMPT), "computed anew"
+    gateway.channel.close("done")
+
+
+def test_what_is_of_before_a_purge() -> None:
+    times = PurgeTimes("pd-pool")
+    times.note(Scope("bad"), 1000.0)
+    times.note(Scope(tenant=TENANT), 2000.0)
+    old = received("bad", b"", TENANT, 980, is_inherited=False)
+
+    assert times.is_before(old)
+    assert times.is_before(Origin(tenant=TENANT, born_s=1980))
+    assert times.is_before(received("good", b"", "", 980, is_inherited=True)), "of any"
+    assert not times.is_before(Origin(tenant=TENANT, born_s=1995)), "perhaps of after it"
+    assert not times.is_before(received("good", b"", "", 980, is_inherited=False))
+    assert not times.is_before(replace(LOCAL, born_s=980))
+    assert not times.is_before(UNKNOWN)
+
+
+def test_a_purge_of_this_node_itself_is_of_all_that_it_has() -> None:
+    times = PurgeTimes("pd-pool")
+    times.note(Scope("pd-pool"), 1000.0)
+
+    assert times.is_before(replace(LOCAL, born_s=980))
+    assert not times.is_before(replace(LOCAL, born_s=1000))
+
+
+def test_scopes_are_bounded() -> None:
+    times = PurgeTimes("pd-pool")
+    for number in range(SCOPES_MAX + 5):
+        times.note(Scope(f"pool-{number}"), 1000.0)
+
+    assert len(times._times) == SCOPES_MAX
