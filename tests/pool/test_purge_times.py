@@ -15,9 +15,17 @@ from prfaas.wire.messages.gateway import PurgeEnd
 from .conftest import World
 from .purges import SOURCE, ask, ship
 from .sites import LAYOUT, PROMPT, subscribe, until
-from .test_ages import Clock
 
 TENANT = "ab" * 16
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @pytest.mark.timeout(60)
@@ -45,7 +53,7 @@ async def test_a_peer_that_kept_its_blocks_cannot_send_them_again(
     labels = {"direction": "received", "state": "aborted"}
     await until(lambda: pd.metric("transfers_total", **labels) == 1)
     assert not pd.held()
-
+    await until(lambda: sender.metric("transfers_total", direction="sent", state="aborted") == 1)
     for key in PROMPT:
         sender.node.store.discard(LAYOUT.layout_id, key)
     clock.now_s += GRAIN_S
