@@ -22,6 +22,7 @@ from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.packs import PackedBlock, PackName
 from prfaas.pool.store.origins import Origin, Scope
+from prfaas.wire.messages.fields import EVERY
 
 FOLDER = "purges"
 KIND = b"PFSM\x01"
@@ -59,6 +60,8 @@ class PurgeMarks:
         self._tenants: dict[str, int] = {}
         self._sources: dict[str, int] = {}
         self._hashes: dict[bytes, int] = {}
+        self._of_any = 0
+        """The last purge of any source: what is EVERY's goes with each."""
 
     async def add(self, scope: Scope | Set[bytes], at_ms: int) -> None:
         """Refuse from now on what was written until a time, ms since 1970.
@@ -107,7 +110,8 @@ class PurgeMarks:
             self._tenants.get(origin.tenant, 0),
             self._hashes.get(name[1].block_hash, 0),
             self._sources.get(pack.writer, 0),
-            max((at for of, at in self._sources.items() if origin.is_of(of)), default=0),
+            self._of_any if EVERY in origin.sources else 0,
+            max((self._sources.get(each, 0) for each in origin.sources), default=0),
         )
 
     def kept(
@@ -135,6 +139,7 @@ class PurgeMarks:
             self._tenants[mark.tenant] = max(mark.at_ms, self._tenants.get(mark.tenant, 0))
         elif mark.source:
             self._sources[mark.source] = max(mark.at_ms, self._sources.get(mark.source, 0))
+            self._of_any = max(mark.at_ms, self._of_any)
         for each in mark.hashes:
             self._hashes[each] = max(mark.at_ms, self._hashes.get(each, 0))
 
