@@ -90,4 +90,4 @@ def test_scopes_are_bounded() -> None:
     for number in range(SCOPES_MAX + 5):
         times.note(Scope(f"pool-{number}"), 1000.0)
 
-    assert len(times._times) == SCOPES_MAX
+    assert len(times._sources) == SCOPES_MAX

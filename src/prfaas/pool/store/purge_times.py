@@ -7,14 +7,12 @@ refused is certainly of before the purge.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from prfaas.core.cache.ages import GRAIN_S, UNKNOWN_S
 from prfaas.pool.store.origins import Origin, Scope
 from prfaas.wire.messages.fields import EVERY
 
 SCOPES_MAX = 4096
-"""Scopes whose last purge is remembered; the oldest is forgotten."""
+"""Sources, and tenants, whose last purge is remembered; the oldest is forgotten."""
 
 
 class PurgeTimes:
@@ -26,26 +24,32 @@ class PurgeTimes:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._times: OrderedDict[Scope, float] = OrderedDict()
+        self._tenants: dict[str, float] = {}
+        self._sources: dict[str, float] = {}
         self._of_any = 0.0
         """The last purge of any source: what is EVERY's goes with each."""
 
     def note(self, scope: Scope, at_s: float) -> None:
         """A purge began, Unix time in seconds."""
-        self._times[scope] = max(at_s, self._times.pop(scope, 0.0))
         if scope.tenant is None:
-            self._of_any = max(at_s, self._of_any)
-        if len(self._times) > SCOPES_MAX:
-            self._times.popitem(last=False)
+            times, name, self._of_any = self._sources, scope.source, max(at_s, self._of_any)
+        else:
+            times, name = self._tenants, scope.tenant
+        times[name] = max(at_s, times.pop(name, 0.0))
+        if len(times) > SCOPES_MAX:
+            del times[next(iter(times))]
 
     def is_before(self, origin: Origin) -> bool:
         """Return True if a block was certainly computed before a purge of its source or tenant."""
         if origin.born_s == UNKNOWN_S:
             return False
-        times, sources = self._times, origin.sources
-        return origin.born_s + GRAIN_S <= max(
-            times.get(Scope(tenant=origin.tenant), 0.0),
-            times.get(Scope(self._pool), 0.0),
-            self._of_any if EVERY in sources else 0.0,
-            max((times.get(Scope(each), 0.0) for each in sources), default=0.0),
+        until_s, sources = origin.born_s + GRAIN_S, self._sources
+        if until_s <= self._tenants.get(origin.tenant, 0.0):
+            return True
+        if until_s > self._of_any:
+            return False
+        return (
+            EVERY in origin.sources
+            or until_s <= sources.get(self._pool, 0.0)
+            or any(until_s <= sources.get(each, 0.0) for each in origin.sources)
         )
