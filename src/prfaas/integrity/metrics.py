@@ -47,8 +47,7 @@ class VerificationMetrics:
             ("reason",),
             registry=registry,
         )
-        for reason in Suspicion:
-            self._suspicions.labels(reason)
+        at_zero(self._suspicions, Suspicion)
         self._differences: dict[str, float] = {}
 
     def ended(self, outcome: str, num_tokens: int = 0) -> None:
