@@ -38,6 +38,8 @@ class ScriptedEngine:
     """Bytes that are added to its metrics."""
     on_forget: Callable[[], bool] | None = None
     """Asked to forget its blocks; None has no such endpoint."""
+    on_tokenize: Callable[[web.Request], Awaitable[web.Response]] | None = None
+    """Renders chats; None has no such endpoint."""
     script: Script | None = None
     calls: list[Call] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,6 +56,7 @@ class ScriptedEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/reset_prefix_cache", self._forget)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._post)
         app.router.add_post("/v1/chat/completions", self._post)
         self._runner = web.AppRunner(
@@ -72,6 +75,11 @@ class ScriptedEngine:
         if self.frozen.is_set():
             await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        if self.on_tokenize is None:
+            return web.Response(status=404)
+        return await self.on_tokenize(request)
 
     async def _forget(self, request: web.Request) -> web.Response:
         if self.on_forget is None:

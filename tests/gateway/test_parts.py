@@ -15,7 +15,7 @@ from prfaas.deployment_secret import deployment_secret
 from prfaas.errors import ConfigError, EngineError
 from prfaas.gateway.http.json_codec import is_deeper_than, num_containers
 from prfaas.gateway.http.sse import EventDecoder, encode_event
-from prfaas.gateway.openai.messages import has_other_parts, parse_messages
+from prfaas.gateway.openai.messages import for_template, has_other_parts, parse_messages
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.leg_requests import decode_body
 from prfaas.gateway.tokenization.prompt_encoder import Prompt
@@ -63,7 +63,8 @@ def test_a_runaway_event_is_cut_off(data: bytes) -> None:
     ],
 )
 def test_messages(message: dict[str, Any], parsed: dict[str, Any]) -> None:
-    assert parse_messages([message]) == [parsed]
+    found = for_template(parse_messages([message]), knows_developer=True, takes_parts=False)
+    assert found == [parsed]
 
 
 @pytest.mark.parametrize(

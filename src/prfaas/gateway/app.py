@@ -36,6 +36,7 @@ from prfaas.gateway.api.operator_api import ControlApi
 from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
+from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import Connections, connections_max
@@ -71,6 +72,7 @@ from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.times import TIMES, Times
+from prfaas.gateway.tokenization.engine_rendering import EngineRendering
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.verifier import Verifier
@@ -330,6 +332,16 @@ class Gateway:
         )
         self.members = Follower(Membership(site_of(deployment)), connections, sources)
         connections.follow(self.members)
+        model, renderer = deployment.model.name, self._prompts.renderer
+        rendering = EngineRendering(self.engines, model, renderer, self._prompts.ids_of)
+        self._rendering, self._prompts.chat_ids = rendering, rendering.ids
+        followed = self.engines.probes.on_change
+
+        def changed(engine: Engine, error: Exception | None) -> None:
+            followed(engine, error)
+            rendering.engine_changed(engine)
+
+        self.engines.probes.on_change = changed
         entries = entries_of(deployment, endpoints.engines, endpoints.pools)
         self.members.machine.begin("file", entries, time.monotonic_ns())
         self.metrics.on_read = self._watch
@@ -421,6 +433,7 @@ class Gateway:
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
+        await self._rendering.close()
         self._prompts.close()
         await asyncio.to_thread(self._tracing.close)
         self._meter.record()

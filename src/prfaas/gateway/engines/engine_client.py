@@ -40,6 +40,8 @@ READ_OUT_S = 1.0
 FORGET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
 """vLLM's endpoint, which `engines/vllm_forget.py` opens outside its development mode."""
 FORGET_S = 30.0
+TOKENIZE_S = 30.0
+"""Time limit of an engine that renders and tokenises a chat."""
 
 
 class Engines:
@@ -212,6 +214,24 @@ class Engines:
         except TimeoutError:
             raise EngineError(f"no answer within {FORGET_S:g} s; restart it") from None
         return answer.get("success") is True
+
+    async def tokenize(self, engine: Engine, body: JsonObject) -> tuple[int, bytes]:
+        """Have an engine render and tokenise a chat; return its status and answer.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: It does not answer.
+            EngineError: Its answer is too long.
+        """
+        async with (
+            asyncio.timeout(TOKENIZE_S),
+            self._http.post(
+                f"{engine.url}/tokenize",
+                data=to_json(body),
+                headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as response,
+        ):
+            return response.status, await read_answer(response)
 
     def _keep(self, response: aiohttp.ClientResponse) -> None:
         """Use a connection again: read what there is of its answer behind the end mark."""

@@ -15,14 +15,14 @@ import re
 from collections.abc import Collection
 
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.messages import TEXT_KEYS
 from prfaas.gateway.openai.validation import bad, shown
 
 ANY_PUBLIC = "*"
 """Value of `model.media_domains` for all names except those of private networks."""
-_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _URL_KEYS = {"image_url": "image_url", "audio_url": "audio_url", "video_url": "video_url"}
 _URL_TYPES = frozenset({*_URL_KEYS, "input_image"})
-_TYPES = _TEXT_TYPES | _URL_TYPES | {"input_audio", "tool_reference"}
+_TYPES = _URL_TYPES | {*TEXT_KEYS, "input_audio", "tool_reference"}
 _MEDIA_KEYS = frozenset(
     {*_URL_KEYS, "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds"}
     | {"prompt_embeds", "uuid"}

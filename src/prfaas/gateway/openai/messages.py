@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import msgspec
 
-from prfaas.gateway.http.json_codec import JsonObject, from_json
+from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.validation import bad, shown, typed
 
-_KEPT = ("name", "tool_call_id")
+_KEPT = ("name", "tool_call_id", "task")
+TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of parts that are text, with the key that has it."""
+_CHANGING_LINE = "x-anthropic-billing-header"
+"""Beginning of a line that some clients change with each request."""
 
 
 class Part(msgspec.Struct):
@@ -17,6 +28,8 @@ class Part(msgspec.Struct):
 
     type: str
     text: Any = None
+    refusal: Any = None
+    thinking: Any = None
 
 
 class ToolCall(msgspec.Struct):
@@ -34,14 +47,16 @@ class Message(msgspec.Struct):
 
 
 def parse_messages(messages: object) -> list[JsonObject]:
-    """The conversation as templates take it: plain text, tool arguments as objects.
+    """The conversation, its contents as lists of text parts and tool arguments as objects.
 
     Raises:
         RequestError: 400, naming the message.
 
     References:
-        vLLM 0.32, `renderers/chat_utils.py`: text parts are joined with a line feed, arguments of
-        tool calls are parsed, `reasoning_content` is another name for `reasoning`.
+        vLLM 0.32, `renderers/chat_utils.py`: `refusal`, `input_text` and others are texts too,
+        parts without a text are left out, arguments of tool calls are parsed, `reasoning` has a
+        second name for templates, and the first line of a system message is dropped that some
+        clients change with each request.
     """
     if not isinstance(messages, list) or not messages:
         raise bad(f"messages must be a non-empty array, got {shown(messages)}", "messages")
@@ -52,10 +67,50 @@ def parse_messages(messages: object) -> list[JsonObject]:
     ]
 
 
+def for_template(
+    messages: list[JsonObject], *, knows_developer: bool, takes_parts: bool
+) -> list[JsonObject]:
+    """Parsed messages in the form that a chat template takes.
+
+    Args:
+        knows_developer: False turns developer messages into system messages, which are then one
+            message at the front.
+        takes_parts: The template goes through the parts of a content; else they are one text.
+    """
+    found = [_in_form(message, takes_parts=takes_parts) for message in messages]
+    if knows_developer or all(message["role"] != "developer" for message in found):
+        return found
+    named = [
+        {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in found
+    ]
+    first, *others = [message for message in named if message["role"] == "system"]
+    if not others and named[0] is first:
+        return named
+    texts = [_joined(message["content"]) for message in (first, *others)]
+    whole = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [whole, *(message for message in named if message["role"] != "system")]
+
+
+def _in_form(message: JsonObject, *, takes_parts: bool) -> JsonObject:
+    parts = message["content"]
+    if takes_parts and message["role"] != "tool":
+        return message
+    texts = [part["text"] for part in parts]
+    # Empty texts are left out, but for tools of a template that takes parts.
+    return message | {"content": "\n".join(t for t in texts if t or takes_parts)}
+
+
+def _joined(content: str | list[JsonObject]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
 def has_other_parts(messages: list[JsonObject]) -> bool:
     """Return True if a message carries anything but text. It has passed `parse_messages`."""
     return any(
-        part["type"] != "text"
+        part["type"] not in TEXT_KEYS
         for message in messages
         if isinstance(message.get("content"), list)
         for part in message["content"]
@@ -64,7 +119,7 @@ def has_other_parts(messages: list[JsonObject]) -> bool:
 
 
 def _message(message: Message, raw: JsonObject, place: str) -> JsonObject:
-    parsed: JsonObject = {"role": message.role, "content": _text(message, place)}
+    parsed: JsonObject = {"role": message.role, "content": _parts(message, place)}
     parsed |= {key: raw[key] for key in _KEPT if isinstance(raw.get(key), str)}
     if message.role == "assistant":
         reasoning = raw.get("reasoning", raw.get("reasoning_content"))
@@ -72,19 +127,41 @@ def _message(message: Message, raw: JsonObject, place: str) -> JsonObject:
             parsed["reasoning"] = parsed["reasoning_content"] = reasoning
         if message.tool_calls:
             parsed["tool_calls"] = [_tool_call(call) for call in raw["tool_calls"]]
+    elif message.role == "developer":
+        parsed["tools"] = raw.get("tools")
     return parsed
 
 
-def _text(message: Message, place: str) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    texts = []
-    for i, part in enumerate(message.content):
-        if isinstance(part, str):
-            texts.append(part)
-        elif part.type == "text":
-            texts.append(typed(part.text, str, f"{place}.content[{i}].text"))
-    return "\n".join(texts)
+def _parts(message: Message, place: str) -> list[JsonObject]:
+    content = message.content
+    if not isinstance(content, list):
+        content = [] if content is None else [content]
+    parts: list[JsonObject] = []
+    for i, part in enumerate(content):
+        text = part if isinstance(part, str) else _text(part, f"{place}.content[{i}]")
+        if text is not None:
+            parts.append({"type": "text", "text": text})
+    if message.role == "system":
+        parts = [kept for part in parts if (kept := _without_first_line(part)) is not None]
+    return parts
+
+
+def _text(part: Part, place: str) -> str | None:
+    """Text of a part; None if it has none, or is no text."""
+    if part.type not in TEXT_KEYS:
+        return None
+    key = TEXT_KEYS[part.type]
+    value = getattr(part, key)
+    if value is None and part.type in ("text", "refusal"):
+        return None
+    return str(typed(value, str, f"{place}.{key}"))
+
+
+def _without_first_line(part: JsonObject) -> JsonObject | None:
+    if not part["text"].startswith(_CHANGING_LINE):
+        return part
+    rest = part["text"].partition("\n")[2]
+    return {"type": "text", "text": rest} if rest else None
 
 
 def _tool_call(call: JsonObject) -> JsonObject:
@@ -96,7 +173,8 @@ def _arguments(arguments: object) -> JsonObject:
     """Arguments as an object; other values count as none, as in vLLM."""
     if isinstance(arguments, str):
         try:
-            arguments = from_json(arguments.encode())
+            # The reader of vLLM: it takes NaN, numbers beyond the range and single surrogates.
+            arguments = json.loads(arguments)
         except ValueError:
             return {}
     return arguments if isinstance(arguments, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from prfaas.core.admission.quotas import Quota, tokenising_cost
 from prfaas.core.kv.blocks import Layout
 from prfaas.errors import ConfigError, RequestError
-from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.token_ids_json import make_ready
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
+from prfaas.gateway.tokenization.chat_renderer import ChatRenderer
 from prfaas.gateway.tokenization.detokenizer import pieces
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
@@ -28,25 +28,6 @@ CUT_BY_ENGINE = 4
 """A prompt that the engine cuts may be so many times as long as the model's length."""
 SHORT_BYTES_MAX = 8192
 """The prompt of a body up to this takes a millisecond or two: waking a thread is not worth it."""
-_RESERVED_TEMPLATE_NAMES = frozenset(
-    {
-        "conversation",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "messages",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +85,21 @@ class PromptMaker:
         self._tokenizer, self.vocab_size = _load(path)
         self._bounds = bounds_of(self._tokenizer)
         self._encoder = Encoder(self._tokenizer)
+        self.renderer = ChatRenderer(self._tokenizer)
+        self.chat_ids: Callable[[ClientRequest], Awaitable[list[int] | None]] = _own_chats
+        """Returns the token ids of a chat that engines render otherwise; see `EngineRendering`."""
         make_ready(self.vocab_size)
         self._is_shared = is_shared
         self.threads = TenantThreads()
+
+    def ids_of(self, text: str, special: bool) -> list[int]:
+        """Return the token ids of a rendered chat.
+
+        Args:
+            special: True adds special tokens as the tokenizer does.
+        """
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
+        return ids
 
     def close(self) -> None:
         """Stop the threads."""
@@ -148,10 +141,13 @@ class PromptMaker:
 
         Raises:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
+            UnavailableError: An engine has to render the chat, and does not answer.
             TooManyTokensError: 400, tokenising has shown that it is too long.
         """
         salt = tenant.salt_for(client.user, tenant.quality_of(client.service))
-        work = partial(self._make, client, salt, layout, max_model_len)
+        is_chat = client.api is Api.CHAT and client.is_exact
+        chat_ids = await self.chat_ids(client) if is_chat else None
+        work = partial(self._make, client, salt, layout, max_model_len, chat_ids)
         charge: Callable[[Future[Prompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
@@ -172,12 +168,17 @@ class PromptMaker:
         return await self.threads.run(tenant.name, work)
 
     def _make(
-        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+        self,
+        client: ClientRequest,
+        cache_salt: str,
+        layout: Layout | None,
+        max_model_len: int,
+        chat_ids: list[int] | None,
     ) -> Prompt:
         naming = Naming(cache_salt, layout if len(client.prompts) <= 1 else None)
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
-            prompts: list[str | list[int]] = [_render(self._tokenizer, client)]
+            prompts: list[str | list[int]] = [chat_ids or self.renderer.render(client)]
             param = "messages"
         else:
             special = client.body.get("add_special_tokens") is not False
@@ -211,6 +212,10 @@ class PromptMaker:
         return prompt, naming.hashes(prompt)
 
 
+async def _own_chats(_: ClientRequest) -> list[int] | None:
+    return None
+
+
 def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
     """Like `TenantThreads.run`, without a thread."""
     done: Future[T] = Future()
@@ -235,51 +240,6 @@ def _charge(quota: Quota, num_made: Callable[[T], int], done: Future[T]) -> None
 
 def _num_made(prompt: Prompt) -> int:
     return prompt.num_tokens
-
-
-def _render(tokenizer: Any, client: ClientRequest) -> str:
-    body = client.body
-    variables = _template_variables(body)
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                _for_template(tokenizer, client.messages),
-                tools=client.tools or None,
-                documents=body.get("documents"),
-                add_generation_prompt=body.get("add_generation_prompt") is not False,
-                continue_final_message=bool(body.get("continue_final_message")),
-                tokenize=False,
-                **variables,
-            )
-        )
-    except Exception as error:
-        # A template is the model's own program: it refuses input by raising what it likes.
-        raise bad(f"the chat template refuses the messages: {error}", "messages") from None
-
-
-def _for_template(tokenizer: Any, messages: list[JsonObject]) -> list[JsonObject]:
-    """Developer messages become system messages where the template knows no developer."""
-    template = tokenizer.chat_template
-    if isinstance(template, str) and "developer" in template:
-        return messages
-    return [
-        message | {"role": "system"} if message["role"] == "developer" else message
-        for message in messages
-    ]
-
-
-def _template_variables(body: JsonObject) -> JsonObject:
-    variables: JsonObject = dict(body.get("chat_template_kwargs") or {})
-    reserved = sorted(_RESERVED_TEMPLATE_NAMES & variables.keys())
-    if reserved:
-        raise bad(
-            f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs"
-        )
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        variables.setdefault("enable_thinking", effort != "none")
-        variables["reasoning_effort"] = effort
-    return variables
 
 
 def _load(path: str) -> tuple[Any, int]:
