@@ -54,8 +54,7 @@ def parse_messages(messages: object) -> list[JsonObject]:
 
     References:
         vLLM 0.32, `renderers/chat_utils.py`: `refusal`, `input_text` and others are texts too,
-        parts without a text are left out, arguments of tool calls are parsed, `reasoning` has a
-        second name for templates, and the first line of a system message is dropped that some
+        arguments of tool calls are parsed, `reasoning` has a second name for templates, and the first line of a system message is dropped that some
         clients change with each request.
     """
     if not isinstance(messages, list) or not messages:
@@ -147,14 +146,9 @@ def _parts(message: Message, place: str) -> list[JsonObject]:
 
 
 def _text(part: Part, place: str) -> str | None:
-    """Text of a part; None if it has none, or is no text."""
-    if part.type not in TEXT_KEYS:
-        return None
-    key = TEXT_KEYS[part.type]
-    value = getattr(part, key)
-    if value is None and part.type in ("text", "refusal"):
-        return None
-    return str(typed(value, str, f"{place}.{key}"))
+    """Text of a part; None if it is no text."""
+    key = TEXT_KEYS.get(part.type)
+    return None if key is None else str(typed(getattr(part, key), str, f"{place}.{key}"))
 
 
 def _without_first_line(part: JsonObject) -> JsonObject | None:
