@@ -54,8 +54,8 @@ def parse_messages(messages: object) -> list[JsonObject]:
 
     References:
         vLLM 0.32, `renderers/chat_utils.py`: `refusal`, `input_text` and others are texts too,
-        arguments of tool calls are parsed, `reasoning` has a second name for templates, and the first line of a system message is dropped that some
-        clients change with each request.
+        arguments of tool calls are parsed, `reasoning` has a second name for templates, and the
+        first line of a system message is dropped that some clients change with each request.
     """
     if not isinstance(messages, list) or not messages:
         raise bad(f"messages must be a non-empty array, got {shown(messages)}", "messages")
