@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -144,7 +143,7 @@ def _other_model(deployment: Deployment, question: Question) -> Iterator[str]:
 
 def _kv_bytes(deployment: Deployment) -> Iterator[tuple[str, int]]:
     """Bytes of KV cache at `KV_TOKENS`, by where that is written, as far as it can be read."""
-    from prfaas.planner.answer.plan_loader import load_question
+    from prfaas.planner.answer.plan_loader import load_question, read_config_json
     from prfaas.planner.model.hf_config import geometry_from_config
     from prfaas.planner.model.kv_geometry import kv_bytes
 
@@ -155,8 +154,8 @@ def _kv_bytes(deployment: Deployment) -> Iterator[tuple[str, int]]:
     file = Path(deployment.model.path) / "config.json"
     if any(cluster.timing for cluster in deployment.clusters.values()) or not file.exists():
         return
-    with contextlib.suppress(ConfigError, ValueError, OSError):
-        geometry = geometry_from_config(json.loads(file.read_text()), name=str(file))
+    with contextlib.suppress(ConfigError):
+        geometry = geometry_from_config(read_config_json(file), name=str(file))
         yield str(file), kv_bytes(geometry, KV_TOKENS)
 
 

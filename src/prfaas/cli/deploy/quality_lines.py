@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,12 +99,13 @@ def _groups(deployment: Deployment) -> dict[str, list[tuple[str, CacheGroup]]]:
 
 def _of_engine(deployment: Deployment, args: Mapping[str, str]) -> list[tuple[str, CacheGroup]]:
     # The planner takes a second to import.
+    from prfaas.planner.answer.plan_loader import read_config_json
     from prfaas.planner.model.hf_config import geometry_from_config
 
     try:
-        config = json.loads((Path(deployment.model.path) / "config.json").read_text())
+        config = read_config_json(Path(deployment.model.path) / "config.json")
         geometry = geometry_from_config(config, kv_dtype=args.get(_DTYPE, "auto"))
-    except (ConfigError, ValueError, OSError):
+    except ConfigError:
         return []
     backend = args.get(_BACKEND, "")
     return [(str(each.kind), _group(each, geometry, backend)) for each in geometry.groups]

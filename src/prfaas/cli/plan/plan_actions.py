@@ -173,6 +173,8 @@ def show_model(view: ModelView) -> None:
 
 def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:
     path = Path(view.config)
+    if path.is_dir():  # a checkpoint
+        path = path / "config.json"
     if path.suffix == ".json" or path.is_file():
         name, fields = path.name, read_config_json(path)
         parameters = view.active_parameters or active_parameters(fields, name)

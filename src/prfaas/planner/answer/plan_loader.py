@@ -30,6 +30,7 @@ from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.hardware.roofline import ModelSize, Roofline
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.hf_quantization import read_quantization_beside
 from prfaas.planner.model.kv_dtype import KV_DTYPES, canonical_dtype
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind, attention_share
 from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
@@ -274,19 +275,20 @@ def decode_from(table: DecodeTable, name: str) -> DecodeProfile:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """A `config.json`.
+    """A `config.json`, with the quantisation that a file beside it describes.
 
     Raises:
-        ConfigError: The file cannot be read or holds no JSON object.
+        ConfigError: A file cannot be read or holds no JSON object.
     """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object")
+    read_quantization_beside(config, path)
     return config
 
 

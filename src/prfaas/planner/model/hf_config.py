@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prfaas.errors import ConfigError
 from prfaas.planner.model import hf_groups, hf_layers
+from prfaas.planner.model.hf_defaults import is_decoder, is_encoder
 from prfaas.planner.model.hf_groups import Dtypes
 from prfaas.planner.model.hf_quantization import quantized_kv_dtype
-from prfaas.planner.model.hf_reader import ConfigReader
+from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader
 from prfaas.planner.model.kv_dtype import canonical_dtype
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup
 
@@ -48,8 +49,7 @@ def geometry_from_config(
     if unread:
         raise ConfigError(
             f"{name}: model_type {reader.model_type!r} has the fields {', '.join(unread)}, which "
-            "were not understood and may change the cache; describe it by hand with "
-            "kv_bytes_per_token and kv_state under [model] of the plan file"
+            f"were not understood and may change the cache; {BY_HAND}"
         )
     if not groups:
         raise ConfigError(f"{name}: no layer of model_type {reader.model_type!r} has a KV cache")
@@ -57,16 +57,25 @@ def geometry_from_config(
 
 
 def _refuse_encoders(reader: ConfigReader) -> None:
-    for field in ("is_encoder_decoder", "type_vocab_size", "cross_attention_layers"):
-        if reader.is_set(field):
-            raise ConfigError(
-                f"{reader.name}: field {field} is set: model_type {reader.model_type!r} is an "
-                "encoder or attends to one; only decoders hand a KV cache from prefill to decode"
-            )
+    known = is_encoder(reader.model_type) and not reader.is_set("is_decoder")
+    fields = ["is_encoder_decoder", "cross_attention_layers"]
+    if not is_decoder(reader.model_type):
+        fields.append("type_vocab_size")
+    found = next((f"field {field} is set" for field in fields if reader.is_set(field)), None)
+    if reader.is_given("is_causal") and not reader.is_set("is_causal"):
+        found = "field is_causal is false"
+    if known or found:
+        raise ConfigError(
+            f"{reader.name}: {found or 'field model_type names no decoder'}: model_type "
+            f"{reader.model_type!r} is an encoder, attends to one, or generates no text; only "
+            "decoders hand a KV cache from prefill to decode"
+        )
 
 
 def _dtypes(reader: ConfigReader, kv_dtype: str, state_dtype: str) -> Dtypes:
     model = canonical_dtype(reader.text("dtype", "torch_dtype") or "bfloat16")
+    if model == "float32":
+        model = "bfloat16"  # as engines serve such a checkpoint with `--dtype auto`
     asked = reader.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     if state_dtype == "auto":
         state_dtype = asked or ("float32" if reader.model_type in _FP32_STATES else model)

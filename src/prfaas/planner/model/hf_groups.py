@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
-from prfaas.planner.model.hf_reader import ConfigReader
+from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader
 from prfaas.planner.model.kv_dtype import element_bytes, mla_vector_bytes, vector_bytes
 from prfaas.planner.model.kv_geometry import LayerGroup, LayerKind
 
@@ -23,6 +23,30 @@ _EXPANDED = (
     "index_n_heads",
     "index_topk",
 )
+
+# Types whose latent vLLM 0.32 stores (`ModelArchConfigConvertorBase.is_deepseek_mla`).
+MLA_TYPES = frozenset(
+    {
+        "axk1",
+        "bailing_hybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "dots3_note",
+        "glm4_moe_lite",
+        "glm5_next",
+        "glm5_next_text",
+        "glm_moe_dsa",
+        "hy_v4",
+        "kimi_k2",
+        "kimi_linear",
+        "longcat_flash",
+        "pangu_ultra_moe",
+    }
+)
+
+# Types whose latent it expands to keys and values of every head before it stores them.
+_EXPANDED_TYPES = frozenset({"minicpm3"})
 
 # vLLM keeps indexer keys in fp8 with one fp32 scale per 128 elements (`deepseek_v2.py`).
 _INDEXER_SCALED_ELEMENTS = 128
@@ -44,17 +68,37 @@ class Dtypes:
 
 
 def attention(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
-    """Full-attention layers: MLA when the config has a latent, otherwise MHA / GQA / MQA."""
+    """Full-attention layers: MLA where the engine stores the latent, otherwise MHA / GQA / MQA."""
     if config.integer("kv_lora_rank", default=0):
-        return _mla(config, dtypes, num_layers)
-    head_dim = config.integer("global_head_dim", "head_dim", "attention_head_dim", default=0)
+        if config.model_type in MLA_TYPES:
+            return _mla(config, dtypes, num_layers)
+        if config.model_type in _EXPANDED_TYPES:
+            return [_expanded(config, dtypes, num_layers)]
+        raise ConfigError(
+            f"{config.name}: field kv_lora_rank is set, and it is not known whether engines store "
+            f"the latent of model_type {config.model_type!r} or keys and values of every head; "
+            f"{BY_HAND}"
+        )
+    head_dim = config.integer(
+        "global_head_dim", "head_dim", "attention_head_dim", "kv_channels", default=0
+    )
     head_dim = head_dim or _derived_head_dim(config)
     value_dim = config.integer("v_head_dim", default=head_dim)
     heads = _kv_heads(config)
     return [_gqa(dtypes, num_layers, heads=heads, head_dim=head_dim, value_dim=value_dim)]
 
 
+def _expanded(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
+    """Keys and values of all heads from a latent that is not stored; values are padded to keys."""
+    heads = config.positive("num_attention_heads")
+    head_dim = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
+    config.supersede(*_EXPANDED)
+    return _gqa(dtypes, num_layers, heads=heads, head_dim=head_dim, value_dim=head_dim)
+
+
 def _kv_heads(config: ConfigReader) -> int:
+    if config.is_set("multi_query_attention"):  # ChatGLM
+        return config.positive("multi_query_group_num")
     # Falcon and GPT-BigCode: one head when `multi_query` is set and no newer layout is named.
     one = config.is_set("multi_query") and not config.is_set("new_decoder_architecture")
     named = config.integer(
@@ -173,6 +217,7 @@ def _mla(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGro
 
 def _num_indexers(config: ConfigReader, num_layers: int) -> int:
     """Layers with an indexer of their own; the others reuse the nearest earlier one's choice."""
+    config.supersede("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern")
     if config.has("indexer_types"):
         return config.strings("indexer_types")[:num_layers].count("full")
     if config.has("index_topk_pattern"):

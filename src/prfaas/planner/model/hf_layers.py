@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from prfaas.errors import ConfigError
-from prfaas.planner.model.hf_reader import ConfigReader
+from prfaas.planner.model.hf_defaults import is_decoder, layer_pattern
+from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader
 
 FULL, SLIDING, CHUNKED, STATE, CONV, PARALLEL, NONE = (
     "full",
@@ -22,6 +23,7 @@ _WORDS = {
     "full_attention": FULL,
     "attention": FULL,
     "indexed_attention": FULL,
+    "deepseek_sparse_attention": FULL,
     "sliding_attention": SLIDING,
     "chunked_attention": CHUNKED,
     "linear_attention": STATE,
@@ -37,10 +39,12 @@ _WORDS = {
     "E": NONE,
 }
 
-# Layer i is global when (i + 1) is a multiple of this, for families whose configs leave it out.
-_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
-# Every layer is windowed in these families when sliding_window is set.
-_ALL_WINDOWED = {"mistral", "mixtral", "phi3"}
+# Types with code of their own whose layers all have the window, as vLLM's layers have it.
+_ALL_WINDOWED = {"phi3_v"}
+# Attention layers in each layer of the config.
+_SUBLAYERS = {"longcat_flash": 2}
+# Fields by which a config itself chooses its layers.
+_CHOOSES = ("sliding_window_pattern", "_sliding_window_pattern", "use_sliding_window")
 _PURE_STATE = {"mamba", "mamba2", "falcon_mamba", "bamba"}
 
 
@@ -96,7 +100,7 @@ def layer_kinds(config: ConfigReader) -> list[str]:
     Raises:
         ConfigError: A layer type is unknown, or fields contradict each other.
     """
-    kinds = _all_layers(config)
+    kinds = _all_layers(config) * _SUBLAYERS.get(config.model_type, 1)
     if SLIDING not in kinds:
         config.supersede("sliding_window", "sliding_window_size", "max_window_layers")
     if CHUNKED not in kinds:
@@ -118,13 +122,21 @@ def _without_cross_layers(config: ConfigReader, kinds: list[str]) -> list[str]:
 
 def _all_layers(config: ConfigReader) -> list[str]:
     for field in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
-        if config.has(field):
+        if config.is_given(field):
             config.supersede(*_SUPERSEDED)
             kinds = [_word(config, field, word) for word in config.strings(field)]
             return _checked(config, field, kinds)
-    num_layers = config.integer("num_hidden_layers", "n_layer")
+    num_layers = config.num_layers()
     for field, rule in _RULES.items():
-        if config.has(field):
+        if config.is_given(field):
+            return _checked(config, field, rule(config, num_layers))
+    pattern = layer_pattern(config.model_type)
+    if pattern and not any(config.is_given(field) for field in _CHOOSES):
+        config.supersede(*_SUPERSEDED)
+        kinds = [_word(config, "layer_types", word) for word in pattern]
+        return [kinds[i % len(kinds)] for i in range(num_layers)]
+    for field, rule in (_RULES | {"sliding_window": _windows}).items():
+        if config.has(field) and not config.is_list(field):
             return _checked(config, field, rule(config, num_layers))
     return [_default_kind(config)] * num_layers
 
@@ -205,15 +217,17 @@ def _word(config: ConfigReader, field: str, word: str) -> str:
         known = ", ".join(repr(w) for w in _WORDS)
         raise ConfigError(
             f"{config.name}: field {field} holds {word!r}, which is not understood; "
-            f"known layer types: {known}"
+            f"known layer types: {known}; {BY_HAND}"
         ) from None
     if kind == SLIDING and not config.has("sliding_window"):
+        return FULL
+    if kind == CHUNKED and not config.has("attention_chunk_size"):
         return FULL
     return kind
 
 
 def _checked(config: ConfigReader, field: str, kinds: list[str]) -> list[str]:
-    expected = config.integer("num_hidden_layers", "n_layer", default=len(kinds))
+    expected = config.num_layers(default=len(kinds))
     if len(kinds) != expected and field != "hybrid_override_pattern":
         raise ConfigError(
             f"{config.name}: field {field} describes {len(kinds)} layers, num_hidden_layers "
@@ -276,7 +290,13 @@ def _attn_layer_period(config: ConfigReader, num_layers: int) -> list[str]:
 
 
 def _no_rope_layers(config: ConfigReader, _num_layers: int) -> list[str]:
-    return [CHUNKED if rope else FULL for rope in config.integers("no_rope_layers")]
+    chunked = CHUNKED if config.has("attention_chunk_size") else FULL
+    return [chunked if rope else FULL for rope in config.integers("no_rope_layers")]
+
+
+def _no_rope_layer_interval(config: ConfigReader, num_layers: int) -> list[str]:
+    chunked = CHUNKED if config.has("attention_chunk_size") else FULL
+    return _every(num_layers, config.positive("no_rope_layer_interval"), chunked)
 
 
 def _windows(config: ConfigReader, num_layers: int) -> list[str]:
@@ -285,20 +305,15 @@ def _windows(config: ConfigReader, num_layers: int) -> list[str]:
     if config.is_set("use_sliding_window") and config.has("max_window_layers"):
         first = config.integer("max_window_layers")
         return [SLIDING if i >= first else FULL for i in range(num_layers)]
-    if config.model_type in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"):
-        return [FULL] * num_layers
-    every = config.integer(
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-        default=_GLOBAL_EVERY.get(config.model_type, 0),
-    )
+    every = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=0)
     if every:
         return _every(num_layers, every, SLIDING)
-    if config.model_type in _ALL_WINDOWED or config.is_set("use_sliding_window"):
+    is_known = is_decoder(config.model_type) or config.model_type in _ALL_WINDOWED
+    if is_known or config.is_set("use_sliding_window"):
         return [SLIDING] * num_layers
     raise ConfigError(
         f"{config.name}: field sliding_window is set, but no field lists the layers of model_type "
-        f"{config.model_type!r} that use it; add layer_types to the config"
+        f"{config.model_type!r} that use it; {BY_HAND}"
     )
 
 
@@ -314,5 +329,5 @@ _RULES: dict[str, Callable[[ConfigReader, int], list[str]]] = {
     "global_attn_every_n_layers": _global_attn_every_n_layers,
     "attn_layer_period": _attn_layer_period,
     "no_rope_layers": _no_rope_layers,
-    "sliding_window": _windows,
+    "no_rope_layer_interval": _no_rope_layer_interval,
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.planner.model.hf_reader import ConfigReader
@@ -18,13 +21,21 @@ def quantized_kv_dtype(config: ConfigReader) -> str | None:
         ConfigError: The checkpoint names a format that is not known here.
 
     References:
-        vLLM 0.32, `get_kv_cache_quant_algo_string` (ModelOpt) and `Attention.__init__`
-        (compressed-tensors: a `kv_cache_scheme` means fp8).
+        vLLM 0.32, `_normalize_quantization_config` and `get_kv_cache_quant_algo_string` (ModelOpt)
+        and `Attention.__init__` (compressed-tensors: a `kv_cache_scheme` means fp8). Other methods
+        leave the cache as it is.
     """
-    outer = config.table("quantization_config")
+    outer = config.table("quantization_config") or config.table("compression_config")
     inner = outer.get("quantization")
     tables = [inner, outer] if isinstance(inner, Mapping) else [outer]
-    for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
+    method = str(outer.get("quant_method") or "").lower().replace("_", "-")
+    if method == "compressed-tensors":
+        fields: tuple[str, ...] = ("kv_cache_scheme",)
+    elif method.startswith("modelopt") or _is_modelopt(outer, inner):
+        fields = ("kv_cache_scheme", "kv_cache_quant_algo")
+    else:
+        return None
+    for field in fields:
         for table in tables:
             asked = table.get(field)
             if asked:
@@ -32,9 +43,40 @@ def quantized_kv_dtype(config: ConfigReader) -> str | None:
     return None
 
 
+def _is_modelopt(outer: Mapping[str, object], inner: object) -> bool:
+    """Return True for ModelOpt's own file, which names no method but what made it."""
+    producer = outer.get("producer")
+    made = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+    if not isinstance(inner, Mapping) or not inner.get("quant_algo"):
+        return False
+    return made or "modelopt_quant_config" in inner
+
+
+def read_quantization_beside(config: dict[str, Any], path: Path) -> None:
+    """Add the `hf_quant_config.json` beside a `config.json` that has no `quantization_config`.
+
+    ModelOpt before 0.31 wrote that file; engines read it.
+
+    Args:
+        config: The parsed `config.json`; changed in place.
+        path: Where it lies.
+
+    Raises:
+        ConfigError: The file is there and cannot be read.
+    """
+    beside = path.with_name("hf_quant_config.json")
+    if config.get("quantization_config") is not None or not beside.is_file():
+        return
+    try:
+        config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{beside} cannot be read: {error}") from None
+
+
 def _format(config: ConfigReader, field: str, asked: object) -> str | None:
     if isinstance(asked, Mapping):
-        known = _BY_BITS.get(asked.get("num_bits", 0)) if asked.get("type") == "float" else None
+        bits = asked.get("num_bits")
+        known = _BY_BITS.get(bits) if asked.get("type") == "float" and bits in _BY_BITS else None
     else:
         known = _BY_NAME.get(str(asked).lower())
         if str(asked).lower() in ("none", "auto"):

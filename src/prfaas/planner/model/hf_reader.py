@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prfaas.errors import ConfigError
+from prfaas.planner.model.hf_defaults import defaults_of, text_type_of
 from prfaas.planner.model.hf_fields import is_harmless
 
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+BY_HAND = (
+    "describe the cache by hand with kv_bytes_per_token and kv_state under [model] of the plan file"
+)
+"""Next step for a config that is not understood."""
+_INTEGER_MAX = 2**48
+_LAYERS_MAX = 4096
+"""Layers of a config, far above those of any model: each is an entry of a list."""
 
 
 class ConfigReader:
     """The text part of a config, read field by field.
+
+    A field that the file leaves out has the default of its config class; null counts as given.
 
     Args:
         config: Parsed `config.json`.
@@ -22,14 +32,17 @@ class ConfigReader:
         self.name = name
         self._outer = config
         self._fields = _text_part(config)
+        own, outer = self._fields.get("model_type"), config.get("model_type")
+        nested = self._fields is not config
+        self.model_type = str(own or (text_type_of(outer) if nested else None) or outer or "")
+        """`model_type` of the text model, or "" when the file has none."""
+        self._defaults = defaults_of(self.model_type)
         self._read: set[str] = set()
         self._sections: dict[str, ConfigReader] = {}
 
-    @property
-    def model_type(self) -> str:
-        """`model_type` of the text model, or "" when the file has none."""
-        value = self._fields.get("model_type", self._outer.get("model_type", ""))
-        return str(value or "")
+    def is_given(self, field: str) -> bool:
+        """Return True if the file itself has a value for the field, other than an empty list."""
+        return self._fields.get(field) not in (None, []) and self.has(field)
 
     def has(self, field: str) -> bool:
         """Return True if the field is present and not null."""
@@ -41,19 +54,24 @@ class ConfigReader:
         Raises:
             ConfigError: None is there and there is no default, or the value is no integer >= 0.
         """
-        for name in names:
+        # A name that the file has comes before the default of another.
+        for name in sorted(names, key=lambda name: self._fields.get(name) is None):
             value = self._get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)  # as some tools write whole numbers
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{self.name}: field {name} is {value!r}; expected an integer")
+            if not 0 <= value <= _INTEGER_MAX:
                 raise ConfigError(
-                    f"{self.name}: field {name} is {value!r}; expected an integer of at least 0"
+                    f"{self.name}: field {name} is {value}; expected 0 to {_INTEGER_MAX:,}"
                 )
             return value
         if default is None:
             raise ConfigError(
                 f"{self.name}: none of the fields {', '.join(names)} is there; without it the KV "
-                f"cache of model_type {self.model_type!r} cannot be computed"
+                f"cache of model_type {self.model_type!r} cannot be computed; {BY_HAND}"
             )
         return default
 
@@ -67,6 +85,21 @@ class ConfigReader:
         if value == 0:
             raise ConfigError(f"{self.name}: field {names[0]} is 0; expected at least 1")
         return value
+
+    def num_layers(self, default: int | None = None) -> int:
+        """Number of layers.
+
+        Raises:
+            ConfigError: It is not there and has no default, or is too large.
+        """
+        found = self.integer(
+            "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=default
+        )
+        if found > _LAYERS_MAX:
+            raise ConfigError(
+                f"{self.name}: field num_hidden_layers is {found:,}; at most {_LAYERS_MAX:,}"
+            )
+        return found
 
     def integers(self, name: str) -> list[int]:
         """A list of integers.
@@ -129,15 +162,15 @@ class ConfigReader:
         return list(value)
 
     def table(self, name: str) -> Mapping[str, object]:
-        """A table as it is, empty when it is not there; also from beside a nested text part."""
-        value = self._get(name)
-        if value is None:
-            value = self._outer.get(name)
+        """A table as it is, or an empty one; a table beside a nested text part comes first."""
+        own = self._get(name)
+        value = self._outer.get(name) or own
         return value if isinstance(value, Mapping) else {}
 
     def overlaid(self, overrides: Mapping[str, object]) -> ConfigReader:
         """The same config with other values for some fields; shares the record of read fields."""
         reader = ConfigReader({**self._fields, **overrides}, self.name)
+        reader.model_type, reader._defaults = self.model_type, self._defaults
         reader._read, reader._sections = self._read, self._sections
         return reader
 
@@ -161,8 +194,8 @@ class ConfigReader:
         self._read.add(field)
         value = self._fields.get(field)
         if value is None and field in ("dtype", "torch_dtype"):
-            value = self._outer.get(field)
-        return value
+            return self._outer.get(field)
+        return self._defaults.get(field) if field not in self._fields else value
 
 
 def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
