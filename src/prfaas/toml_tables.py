@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -14,17 +14,18 @@ from pydantic import BaseModel, ValidationError
 from prfaas.errors import ConfigError
 
 Table = TypeVar("Table", bound=BaseModel)
+_NUMBER_MAX = 2**63
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Tables of a TOML file.
+    """Tables of a TOML file; a byte order mark, as some editors write it, is left out.
 
     Raises:
         ConfigError: The file cannot be read or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -70,11 +71,25 @@ def validated(
     Raises:
         ConfigError: A rule is broken; one line for every problem.
     """
+    if extreme := list(_extreme(tables)):
+        raise ConfigError("\n  ".join([f"{path}:", *extreme]))
     try:
         return model.model_validate(tables)
     except ValidationError as error:
         problems = (_problem(model, entry, words, secrets) for entry in error.errors())
         raise ConfigError("\n  ".join([f"{path}:", *problems])) from None
+
+
+def _extreme(value: object, place: str = "") -> Iterator[str]:
+    """A line for every number that is none, infinite, or beyond the range of TOML's integers."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _extreme(each, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _extreme(each, f"{place}.{number}")
+    elif isinstance(value, int | float) and not abs(value) < _NUMBER_MAX:
+        yield f"{place}: {value:g} is no number below {_NUMBER_MAX:g}; correct it"
 
 
 def quantity(value: object, parse: Callable[[str], int], example: str) -> int:

@@ -32,6 +32,7 @@ _DURATION_NS = {
     "h": 3600 * NS_PER_S,
 }
 _RATE_BITS = {"bps": 1, "kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12}
+_MAX = 2**63 - 1
 _QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)\s*")
 
 
@@ -52,7 +53,13 @@ def _parse(text: str, table: dict[str, int], what: str, example: str) -> int:
         raise ConfigError(
             f'{text!r} is not a {what}; write a number and one of {units}, as in "{example}"'
         )
-    return round(float(match.group(1)) * table[match.group(2)])
+    found = round(float(match.group(1)) * table[match.group(2)])
+    if found > _MAX:
+        largest = max(table, key=table.__getitem__)
+        raise ConfigError(
+            f"{text!r} is too large a {what}; at most {_MAX // table[largest]:,} {largest}"
+        )
+    return found
 
 
 def parse_size(text: str) -> int:

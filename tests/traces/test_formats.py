@@ -132,7 +132,7 @@ def test_mooncake_without_hashes_knows_no_prefixes(tmp_path: Path) -> None:
         '{"timestamp": 9.5, "input_length": 600, "output_length": 0, "hash_ids": []}\n'
         '{"timestamp": 12, "input_length": 600, "output_length": 9, "hash_ids": [7, 8]}\n'
     )
-    found = read_requests(written(tmp_path, rows)).rows
+    found = read_requests(written(tmp_path, rows), unit="ms").rows
     assert found == (
         Row(0, 600, 3),
         Row(4_500_000, 600, 1),
@@ -222,7 +222,7 @@ def test_a_line_that_is_too_long_is_dropped(tmp_path: Path) -> None:
         ('[{"messages": []}]', "a JSON array; expected one object a line"),
         ('"' + "x" * 200_000, r"line 1 with the columns \(none\)"),
         ('{"text": "x"}\n', "line 1 with the fields text; expected"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "line 1 with the columns"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is no text; expected CSV with a header"),
         ("TIMESTAMP,ContextTokens\n", "lengths without instants"),
         ("model,t0_s,rate_rps\n", "holds rates over time and no requests; a simulation follows"),
         (AZURE.replace("TIMESTAMP", "TIMESTAMP,TIMESTAMP"), "column TIMESTAMP is there twice"),

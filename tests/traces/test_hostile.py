@@ -134,7 +134,7 @@ def test_what_is_written_is_read_again_in_order(tmp_path: Path, rows: list[Row],
         for row in rows
     ]
     path = tmp_path / "out.jsonl.gz"
-    write_lines(path, map(mooncake_line, with_ids))
+    write_lines(path, [mooncake_line(row, "ms") for row in with_ids])
     found = read_requests(path)
     first = min(row.at_ns for row in rows)
     expected = sorted(with_ids, key=lambda row: row.at_ns)

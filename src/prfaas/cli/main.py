@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from importlib import import_module
@@ -79,8 +80,12 @@ def main() -> None:
     """Run the command; an error is one line, with exit code 2 for an operator's mistake, else 1.
 
     Ctrl-C ends with 130 where a command was not done, and without a line. Long-running commands
-    that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.common.signals`).
+    that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.common.signals`). Characters
+    that the encoding of the output lacks are "?".
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(cli(standalone_mode=False) or 0)
     except click.ClickException as error:

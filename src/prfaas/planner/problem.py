@@ -11,7 +11,7 @@ from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.workload.prompt_lengths import LengthDistribution, mean_length
 
-SEARCH_POINTS_MAX = 4_000_000  # about 1 GB of arrays
+SEARCH_POINTS_MAX = 1_000_000  # about 250 MB of arrays
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def read_requests(
     part: Part | None = None,
     on_progress: OnProgress | None = None,
     limits: TraceLimits = LIMITS,
+    unit: mooncake.Unit | None = None,
 ) -> Reading:
     """Read a trace.
 
@@ -74,10 +75,11 @@ def read_requests(
             from its earliest request.
         on_progress: Called now and then with the bytes of the file that were read.
         limits: On its size and what it holds.
+        unit: Unit of timestamps in Mooncake's schema; None is the file's own, ms if it names none.
 
     Raises:
         ConfigError: The file cannot be read, is in another format, holds no request, is too large,
-            or too much of it is damaged.
+            too much of it is damaged, or its timestamps are most likely in another unit.
     """
     name = detect(path) if form is None else form
     wanted = part or Part()
@@ -85,7 +87,9 @@ def read_requests(
     def read(first_ns: int | None) -> _Reader:
         lines = read_lines(path, on_progress, limits)
         reader = _Reader(path, damaged_max, wanted, name != LENGTHS.name, first_ns, limits)
-        reader.read(lines, _parser(path, name, lines, block_tokens, complete))
+        parse = _parser(path, name, lines, block_tokens, complete, unit)
+        reader.read(lines, parse)
+        reader.has_unit = not isinstance(parse, mooncake.MooncakeRows) or parse.unit is not None
         return reader
 
     found = read(None)
@@ -101,13 +105,16 @@ def _parser(
     lines: Iterator[tuple[int, bytes | None]],
     block_tokens: int,
     complete: bool,
+    unit: mooncake.Unit | None,
 ) -> _Parse:
     if name in _ELSEWHERE:
         raise ConfigError(f"trace {path} holds {_ELSEWHERE[name]}")
     if name not in REQUEST_FORMATS:
         raise ConfigError(f"no format is called {name!r}; there are {', '.join(REQUEST_FORMATS)}")
     if name == mooncake.NAME:
-        return mooncake.MooncakeRows(block_tokens, complete=complete)
+        return mooncake.MooncakeRows(block_tokens, complete=complete, unit=unit)
+    if unit is not None:
+        raise ConfigError(f"trace {path} is in the format {name}, which has a unit of its own")
     if name == LENGTHS.name and complete:
         raise ConfigError(
             f"trace {path} has lengths without instants: enough for a plan, not for a simulation"
@@ -140,6 +147,7 @@ class _Reader:
     days: Days = field(default_factory=Days)
     kept: list[tuple[int, int, Row]] = field(default_factory=list)
     num_ids: int = 0
+    has_unit: bool = True
 
     def read(self, lines: Iterator[tuple[int, bytes | None]], parse: _Parse) -> None:
         """Keep the requests of all lines."""
@@ -202,6 +210,11 @@ class _Reader:
         num_unordered = sum(row.at_ns < at_ns for row, at_ns in zip(kept, latest, strict=True))
         kept.sort(key=lambda row: row.at_ns)
         first_ns = kept[0].at_ns
+        if not self.has_unit and (why := mooncake.looks_like_seconds([r.at_ns for r in kept])):
+            raise ConfigError(
+                f"trace {self.path}: {why}; name their unit: prfaas trace import FILE --out FILE "
+                "--timestamps s (or ms)"
+            )
         shifted = kept if not first_ns else [r._replace(at_ns=r.at_ns - first_ns) for r in kept]
         return Reading(tuple(shifted), form, self.drops, num_unordered)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -62,6 +63,11 @@ def trace() -> None:
     help="Tokens per block of Mooncake's hash_ids.",
 )
 @click.option(
+    "--timestamps",
+    type=click.Choice(["s", "ms"]),
+    help="Unit of timestamps in Mooncake's schema; ms if absent.",
+)
+@click.option(
     "--damaged-max",
     type=ShareType(),
     default="1%",
@@ -96,6 +102,7 @@ def import_(
     duration: int | None,
     requests: int | None,
     block_tokens: int,
+    timestamps: Literal["s", "ms"] | None,
     damaged_max: float,
     tokenizer: Path | None,
     chars_per_token: float | None,
@@ -106,9 +113,9 @@ def import_(
     """Write a trace in the form that plans and simulations read.
 
     FILE is a trace of Mooncake (with or without hash_ids), Azure (2023, 2024), BurstGPT, ServeGen,
-    or chat transcripts: JSON lines of messages, which become sessions. It may be gzipped. Damaged
-    lines are dropped and counted by reason. For chats, only lengths and numbers of common blocks
-    are written, no text. See docs/workloads.md.
+    or chat transcripts: JSON lines of messages, which become sessions. It may be packed with gzip,
+    bzip2 or xz. Damaged lines are dropped and counted by reason. For chats, only lengths and
+    numbers of common blocks are written, no text. See docs/workloads.md.
 
     \b
     Examples:
@@ -134,6 +141,7 @@ def import_(
         chars_per_token,
         pause,
         overwrite=force,
+        unit=timestamps,
     ).run(as_json=as_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from prfaas.cli.common.reading_progress import reading
 from prfaas.errors import ConfigError
 from prfaas.traces.drops import Drops
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
-from prfaas.traces.formats.mooncake import mooncake_line
+from prfaas.traces.formats.mooncake import Unit, mooncake_line
 from prfaas.traces.part import Part
 from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.chats import read_chats
@@ -59,6 +60,7 @@ class Import:
     chars_per_token: float | None
     pause_ns: int
     overwrite: bool = False
+    unit: Unit | None = None
 
     def run(self, *, as_json: bool) -> None:
         """Read, write, and print the omissions.
@@ -90,8 +92,10 @@ class Import:
                 damaged_max=self.damaged_max,
                 part=self.part,
                 on_progress=on_progress,
+                unit=self.unit,
             )
-        write_lines(self.out, map(mooncake_line, found.rows))
+        first, *others = found.rows
+        write_lines(self.out, chain([mooncake_line(first, "ms")], map(mooncake_line, others)))
         notes = {"requests that were not in order, and were sorted": found.num_unordered}
         if any(row.block_ids for row in found.rows):
             notes["requests without hash_ids"] = sum(not row.block_ids for row in found.rows)

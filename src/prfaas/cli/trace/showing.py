@@ -99,8 +99,9 @@ def _load_lines(load: LoadFigures | None) -> list[str]:
         if load.peak_ratio is None or load.peak_ratio < 1
         else f", fullest minute {load.peak_ratio:.1f} times as much"
     )
+    span = f"{load.span_s:,.0f}" if load.span_s >= 10 else f"{load.span_s:.3g}"
     lines = [
-        f"arrivals: {load.rate_per_s:,.3g} req/s over {load.span_s:,.0f} s{peak}; "
+        f"arrivals: {load.rate_per_s:,.3g} req/s over {span} s{peak}; "
         f"variation of gaps {load.gap_cv:.2f} (Poisson: 1)",
         _bars(load.arrivals),
     ]

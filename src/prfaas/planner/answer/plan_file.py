@@ -32,8 +32,20 @@ CODEC_RATIO_MAX = 4.0
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 BitsPerSecond = Annotated[float, BeforeValidator(_bits_per_s)]
 SizeBytes = Annotated[int, BeforeValidator(_bytes)]
-Positive = Annotated[float, Field(gt=0)]
-Ratio = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1e15)]
+Ratio = Annotated[float, Field(ge=1e-4, le=1)]
+Tokens = Annotated[float, Field(ge=1, le=1e9)]
+"""Tokens of a prompt or an output."""
+Target = Annotated[Seconds, Field(gt=0, le=1e6)]
+"""Target for a time, above 0 and at most 11 days."""
+Delay = Annotated[Seconds, Field(ge=0, le=3600)]
+"""Time that something takes beside its work, at most an hour."""
+Span = Annotated[Seconds, Field(gt=0, le=1e7)]
+"""Time that has to pass, above 0 and at most 115 days."""
+Interval = Annotated[Seconds, Field(ge=0.001, le=1e6)]
+"""Time between two events of a run; a shorter one would make it endless."""
+Bandwidth = Annotated[BitsPerSecond, Field(gt=0, le=10**18)]
+Price = Annotated[float, Field(gt=0, le=1e12)]
 
 
 class _Table(BaseModel):
@@ -49,17 +61,17 @@ class ModelTable(_Table):
     """Path of a Hugging Face `config.json`, relative to the plan file."""
     name: str | None = None
     """Name for people, with `kv_bytes_per_token`."""
-    kv_bytes_per_token: SizeBytes | None = None
+    kv_bytes_per_token: Annotated[SizeBytes, Field(gt=0, le=2**40)] | None = None
     """KV cache of one token, all layers."""
-    kv_state: SizeBytes = 0
+    kv_state: Annotated[SizeBytes, Field(le=2**50)] = 0
     """Recurrent state of one sequence, all layers."""
     kv_dtype: str = "auto"
     """Format of keys and values."""
     state_dtype: str = "auto"
     """Format of recurrent states."""
-    parameters: Positive | None = None
+    parameters: Annotated[float, Field(ge=1e3, le=1e17)] | None = None
     """All weights, for the roofline of a `config.json`."""
-    active_parameters: Positive | None = None
+    active_parameters: Annotated[float, Field(ge=1e3, le=1e17)] | None = None
     """Weights that one token uses."""
 
     @model_validator(mode="after")
@@ -67,6 +79,9 @@ class ModelTable(_Table):
         given = [self.catalogue, self.config, self.kv_bytes_per_token]
         if sum(x is not None for x in given) != 1:
             raise ValueError("exactly one of catalogue, config, kv_bytes_per_token is needed")
+        total, active = self.parameters, self.active_parameters
+        if total is not None and active is not None and active > total:
+            raise ValueError(f"active_parameters {active:g} are more than parameters {total:g}")
         return self
 
 
@@ -75,28 +90,28 @@ class WorkloadTable(_Table):
 
     distribution: Literal["lognormal", "trace", "lengths"]
     """Source of the prompt lengths."""
-    mu: float | None = None
+    mu: Annotated[float, Field(ge=0, le=20)] | None = None
     """Mean of ln(tokens), for lognormal."""
-    sigma: Positive | None = None
+    sigma: Annotated[float, Field(ge=0.001, le=10)] | None = None
     """Standard deviation of ln(tokens), for lognormal."""
-    min_tokens: Positive | None = None
+    min_tokens: Tokens | None = None
     """Shortest prompt, for lognormal."""
-    max_tokens: Positive | None = None
+    max_tokens: Tokens | None = None
     """Longest prompt, for lognormal."""
     trace: str | None = None
     """Path of a trace, relative to the plan file; its prefix hits count."""
     cache_blocks: Annotated[int, Field(ge=1)] | None = None
     """Prefix cache that the trace is replayed against, in 512-token blocks; unlimited if absent."""
-    lengths: list[Positive] | None = None
+    lengths: list[Tokens] | None = None
     """Prompt lengths, tokens, one for each request."""
     prefix_hit_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of every prompt that the prefix cache serves; a trace brings its own."""
-    output_tokens: float
+    output_tokens: Tokens
     """Mean output length, tokens."""
-    arrival_rate: Annotated[float, Field(gt=0)] | None = None
+    arrival_rate: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     """Demand, req/s: the load for the latency with queueing, which the plan has to carry. If
     absent, 80 % of the sustained rate."""
-    arrival_cv: Annotated[float, Field(ge=0)] = 1.0
+    arrival_cv: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Variation of the gaps between arrivals; 1 is Poisson, more is burstier."""
 
     @model_validator(mode="after")
@@ -117,9 +132,9 @@ class PrefillTable(_Table):
 
     source: str
     """Source of the numbers."""
-    lengths: list[Positive]
+    lengths: list[Tokens]
     """Prompt lengths, tokens, rising."""
-    seconds: list[Positive]
+    seconds: list[Annotated[float, Field(ge=1e-6, le=1e6)]]
     """Prefill time at each length, s."""
     extrapolate: bool = False
     """Extend the end segments outside the lengths; the output reports it."""
@@ -132,11 +147,11 @@ class DecodeTable(_Table):
 
     source: str
     """Source of the numbers."""
-    batches: list[Annotated[int, Field(ge=1)]]
+    batches: list[Annotated[int, Field(ge=1, le=10**6)]]
     """Batch sizes, rising."""
-    contexts: list[Positive] = [1.0]
+    contexts: list[Tokens] = [1.0]
     """Context lengths, tokens, rising."""
-    step: list[list[Seconds]]
+    step: list[list[Annotated[Seconds, Field(ge=1e-6, le=3600)]]]
     """Step time: one row for each batch, one column for each context."""
     fit: str = ""
     """Quality of the measurement, for people."""
@@ -153,9 +168,9 @@ class RooflineTable(_Table):
     """Share of the tensor peak that prefill reaches."""
     decode_efficiency: Ratio = 0.6
     """Share of the memory bandwidth that decode reaches."""
-    overhead: Seconds = 0.0
+    overhead: Delay = 0.0
     """Fixed time of a prefill."""
-    step_overhead: Seconds = 0.003
+    step_overhead: Delay = 0.003
     """Fixed time of a decode step: kernel launches, collectives, sampling, scheduling."""
     source: str
     """Source of the efficiencies."""
@@ -173,31 +188,31 @@ class ProfileFile(_Table):
 class LinkTable(_Table):
     """`[prfaas.link]`: the path to the PD cluster."""
 
-    bandwidth: BitsPerSecond
+    bandwidth: Bandwidth
     """Bandwidth that transfers can use."""
-    rtt: Seconds = 0.0
+    rtt: Delay = 0.0
     """Round-trip time."""
-    price_per_tb: Annotated[float, Field(ge=0)] = 0.0
+    price_per_tb: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Price of moving 10**12 bytes."""
     codec: LinkCodec = LinkCodec.RAW
     """Coding of blocks without loss: raw, auto where it raises the rate of the link, as pool nodes
     do, or always. raw rounds nothing either."""
     codec_ratio: Annotated[float, Field(ge=1, le=CODEC_RATIO_MAX)] = RATIOS["bfloat16"]
     """Bytes of a bfloat16 block for a byte on the link; other formats are sent raw."""
-    codec_rate: Annotated[BitsPerSecond, Field(gt=0)] = 8 * CODEC_BYTES_PER_S
+    codec_rate: Bandwidth = 8 * CODEC_BYTES_PER_S
     """Blocks that one core codes, and that one decodes."""
-    codec_cores: Positive | None = None
+    codec_cores: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Cores that code at each end of the link; one a lane if absent."""
     quality: Quality = Quality.LOSSLESS
     """Quality class of the blocks: lossless, fp8, kivi4, bf16-state, fp8+bf16-state or
     kivi4+bf16-state."""
-    quality_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    quality_rate: Bandwidth | None = None
     """Blocks that one core rounds; as measured for the class if absent."""
-    block_tokens: Annotated[int, Field(ge=1)] = BLOCK_TOKENS
+    block_tokens: Annotated[int, Field(ge=1, le=2**20)] = BLOCK_TOKENS
     """Tokens of a block: kivi4 gains less in blocks of fewer than 32."""
-    lanes: Annotated[int, Field(ge=1)] = 1
+    lanes: Annotated[int, Field(ge=1, le=4096)] = 1
     """I/O lanes at each end of the link (`link_lanes`), of all pool nodes together."""
-    lane_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    lane_rate: Bandwidth | None = None
     """Rate at which one lane sends or receives, encryption included, on one core; never the limit
     if absent."""
 
@@ -214,11 +229,11 @@ class LinkTable(_Table):
 class _ClusterTable(_Table):
     name: str
     """Name for people."""
-    instances: int
+    instances: Annotated[int, Field(ge=0, le=10_000)]
     """Instances of the cluster."""
-    gpus_per_instance: Annotated[int, Field(ge=1)] = 1
+    gpus_per_instance: Annotated[int, Field(ge=1, le=10_000)] = 1
     """GPUs of one instance."""
-    price_per_gpu_hour: Positive = 1.0
+    price_per_gpu_hour: Price = 1.0
     """Price of one GPU for one hour, in one currency throughout the file."""
     profile: str | None = None
     """Path of a profile file, relative to the plan file."""
@@ -240,31 +255,31 @@ class PdTable(_ClusterTable):
 
     decode: DecodeTable | None = None
     """Decode times, in place of the profile's."""
-    tpot_max: Seconds | None = None
+    tpot_max: Target | None = None
     """Target for the time per output token; the largest batch that meets it is used."""
-    kv_capacity: SizeBytes | None = None
+    kv_capacity: Annotated[SizeBytes, Field(gt=0, le=2**60)] | None = None
     """KV cache of one decode instance; derived from a roofline, else unlimited."""
 
 
 class SearchTable(_Table):
     """`[search]`: how thresholds are tried."""
 
-    step: int = 100
+    step: Annotated[int, Field(ge=1, le=10**9)] = 100
     """Distance between thresholds, tokens."""
-    threshold: float | None = None
+    threshold: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Keep this threshold and search the split only, tokens."""
-    num_prefill: int | None = None
+    num_prefill: Annotated[int, Field(ge=0)] | None = None
     """Keep this number of prefill instances N_p in the PD cluster and search the threshold only."""
-    chunk: Annotated[int, Field(ge=1)] = 8192
+    chunk: Annotated[int, Field(ge=1, le=10**9)] = 8192
     """Prefill chunk, tokens, for overlapped transfers."""
 
 
 class SloTable(_Table):
     """`[slo]`: targets that the plan has to meet."""
 
-    ttft_p90: Annotated[Seconds, Field(gt=0)] | None = None
+    ttft_p90: Target | None = None
     """Target for the 90th percentile of the time to first token, queueing included."""
-    tpot: Annotated[Seconds, Field(gt=0)] | None = None
+    tpot: Target | None = None
     """Target for the time per output token; the stricter of this and pd.tpot_max counts."""
 
 

@@ -12,7 +12,7 @@ from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.codec.planned import BlockCoding, PlannedCoding
 from prfaas.core.codec.quality import Quality
 from prfaas.errors import ConfigError
-from prfaas.planner.answer.plan_file import BitsPerSecond, Positive
+from prfaas.planner.answer.plan_file import Bandwidth
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.units import BITS_PER_BYTE
 
@@ -25,19 +25,19 @@ class CodingTable(BaseModel):
     codec: LinkCodec | None = None
     """Coding of blocks without loss: raw, auto where it raises the rate of the link, or always; the
     plan's if absent, as the following. raw rounds nothing either."""
-    codec_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    codec_rate: Bandwidth | None = None
     """Blocks that one core codes, and that one decodes."""
-    codec_cores: Positive | None = None
+    codec_cores: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Cores that code at each end; as many as lanes if only those are given."""
     quality: Quality | None = None
     """Quality class of the blocks of all tenants that qualities does not name."""
     qualities: dict[str, Quality] = {}
     """Quality class by tenant of the workload; a class of service is a tenant here."""
-    quality_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    quality_rate: Bandwidth | None = None
     """Blocks that one core rounds."""
     lanes: Annotated[int, Field(ge=1)] | None = None
     """I/O lanes at each end, of all pool nodes together."""
-    lane_rate: Annotated[BitsPerSecond, Field(gt=0)] | None = None
+    lane_rate: Bandwidth | None = None
     """Rate at which one lane sends or receives, encryption included."""
 
     def coding(self, plan: PlannedCoding, geometry: KvGeometry) -> BlockCoding | None:

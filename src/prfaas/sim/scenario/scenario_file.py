@@ -14,25 +14,38 @@ from prfaas.config.market.prices import PriceTable
 from prfaas.core.dispatch.links import SITE_BITS_PER_S
 from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
-from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.routing.policies import Bandwidth as Regime
+from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.market.scenario import RevocationTable
-from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
+from prfaas.planner.answer.plan_file import (
+    Bandwidth,
+    Delay,
+    Interval,
+    Positive,
+    Seconds,
+    SizeBytes,
+    Span,
+    Target,
+)
 from prfaas.planner.answer.scenario_coding import CodingTable
 from prfaas.sim.system.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.toml_tables import refuse_unused
 from prfaas.units import NS_PER_S
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**48)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 HOSTS_MAX = 64
+_TICKS_MAX = 5_000_000
 """Hosts of a cluster: links between them are as many as hosts squared."""
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RoutingTable(_Table):
@@ -51,19 +64,19 @@ class RoutingTable(_Table):
     reroling: bool = False
     """Enable the long-term loop, which moves PD instances between prefill and decode and plans the
     threshold; not with failures of PD instances."""
-    dwell: Seconds = 300.0
+    dwell: Interval = 300.0
     """Minimum time between two changes of roles; the loop's other times are proportional."""
-    conversion: Seconds = 1.0
+    conversion: Delay = 1.0
     """Time of a change of roles of an instance, in addition to draining."""
     admission: bool | None = None
     """Refuse requests that are predicted to miss slo.ttft; if absent, on with slo.ttft."""
-    prefill_timeout: Annotated[Seconds, Field(gt=0)] = PREFILL_TIMEOUT_NS / NS_PER_S
+    prefill_timeout: Span = PREFILL_TIMEOUT_NS / NS_PER_S
     """Maximum time from sending a prefill to its answer; later the prompt is prefilled where that
     is soonest. A queue that moves is waited for if nothing else is sooner."""
-    transfer_timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    transfer_timeout: Span | None = None
     """Maximum time that an instance waits for blocks in transit; later it computes them. No limit
     if absent; the gateway's default is 10 s."""
-    bandwidth: Bandwidth = Bandwidth.SCARCE
+    bandwidth: Regime = Regime.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
 
@@ -74,21 +87,21 @@ class HostsTable(_Table):
     """Hosts of the PD cluster."""
     prfaas: Annotated[int, Field(ge=1, le=HOSTS_MAX)] = 1
     """Hosts of each PrfaaS cluster."""
-    bandwidth: BitsPerSecond = SITE_BITS_PER_S
+    bandwidth: Bandwidth = SITE_BITS_PER_S
     """Capacity between two hosts of a cluster, each pair and direction."""
-    rtt: Seconds = 0.0002
+    rtt: Delay = 0.0002
     """Round-trip time between two hosts of a cluster."""
 
 
 class LinkTable(CodingTable):
     """`[link]`: changes to the plan's links, to all of them."""
 
-    bandwidth: BitsPerSecond | None = None
+    bandwidth: Bandwidth | None = None
     """Capacity; the plan's if absent."""
     planned_bytes_ratio: Annotated[float, Field(gt=0, le=10_000)] = 1.0
     """Bytes of a prompt that the gateway's plan has, by those that it ships: 100 is a plan that is
     wrong by that."""
-    rtt: Seconds | None = None
+    rtt: Delay | None = None
     """Round-trip time; the plan's if absent."""
     loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of segments that are lost at random; limits what TCP carries over the link
@@ -98,12 +111,12 @@ class LinkTable(CodingTable):
     connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
     """Data connections of a pool node; its own choice if absent. Counts with
     loss."""
-    pool_nodes: Annotated[int, Field(ge=1)] = 1
+    pool_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Pool nodes that send over a link in parallel, at least `hosts.prfaas`; a transfer uses one.
     Counts with loss."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
-    dead_after: Seconds = 5.0
+    dead_after: Span = 5.0
     """Silence after which the link counts as dead."""
 
 
@@ -124,11 +137,11 @@ class CacheTable(_Table):
     events. 0 is none."""
     prfaas_device_blocks: Count = 0
     """The same of each PrfaaS instance."""
-    disk_bandwidth: BitsPerSecond = 50e9
+    disk_bandwidth: Bandwidth = 50e9
     """Bandwidth of reads from disk for one prefill."""
     shares: dict[str, tuple[Ratio, Ratio]] = {}
     """Reserve and limit of tenants in host memory and on disk, each from 0 to 1."""
-    block_tokens: Annotated[int, Field(ge=1)] = 512
+    block_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
     """Tokens of a block."""
     checkpoint_blocks: Count = 0
     """Size of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
@@ -144,7 +157,7 @@ class PlacementTable(_Table):
     copy_budget: SizeBytes = 0
     """Hot prefixes that the PD cluster misses are copied to it, up to this number of bytes of each
     link in each signals.loop_interval; 0 copies nothing."""
-    half_life: Annotated[Seconds, Field(gt=0)] = 60.0
+    half_life: Span = 60.0
     """Time in which the count of a prefix halves."""
     second_price: Positive | None = None
     """Value of a second of a request's time, in the plan's currency, compared with the price of
@@ -156,13 +169,13 @@ class PlacementTable(_Table):
 class SignalsTable(_Table):
     """`[signals]`: how late the gateway sees queues and link."""
 
-    interval: Seconds = 0.5
+    interval: Interval = 0.5
     """Interval of observations."""
-    delay: Seconds = 0.05
+    delay: Delay = 0.05
     """Delay of an observation to the gateway."""
-    stale_after: Seconds = 3.0
+    stale_after: Span = 3.0
     """Age beyond which a signal counts as unknown."""
-    loop_interval: Seconds = 5.0
+    loop_interval: Interval = 5.0
     """Interval of changes of the threshold."""
     layouts: bool = True
     """Engines report the bytes of their blocks, which correct those of the plan before the first
@@ -172,9 +185,9 @@ class SignalsTable(_Table):
 class SloTable(_Table):
     """`[slo]`: targets of one request."""
 
-    ttft: Seconds | None = None
+    ttft: Target | None = None
     """Time to first token."""
-    tpot: Seconds | None = None
+    tpot: Target | None = None
     """Mean time per output token."""
 
 
@@ -194,9 +207,9 @@ class FailureTable(_Table):
     """link, prefill, prfaas, decode, pool, stall: an instance that prefills accepts requests and
     completes none, without any other sign, or freeze: an instance that decodes stops, and answers
     neither health checks nor requests for its metrics."""
-    at: Seconds
+    at: Annotated[Seconds, Field(ge=0, le=1e7)]
     """Start of the failure."""
-    duration: Seconds
+    duration: Span
     """Duration of the failure."""
     index: Count = 0
     """Index of the instance, or of the host of a pool; not for link."""
@@ -207,9 +220,9 @@ class FailureTable(_Table):
     """Share of the link's capacity that is left; 0 is a cut."""
     keep_disk: bool = False
     """The disk of a pool keeps its blocks; host memory is always lost."""
-    rebuild: Seconds = 0.0
+    rebuild: Delay = 0.0
     """Time from a pool's recovery until the gateway knows its contents."""
-    repeat: Annotated[int, Field(ge=1)] = 1
+    repeat: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Number of repetitions, each `duration` after the end of the last: flapping."""
 
     @model_validator(mode="after")
@@ -254,3 +267,15 @@ class ScenarioFile(_Table):
     """Capacity that leaves."""
     failure: list[FailureTable] = []
     """Failures."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> ScenarioFile:
+        synthetic = self.workload.arrivals not in ("trace", "azure")
+        for name in ("interval", "loop_interval"):
+            count = self.workload.duration / getattr(self.signals, name) if synthetic else 0
+            if count > _TICKS_MAX:
+                raise ValueError(
+                    f"signals.{name} makes {count:,.0f} observations in workload.duration, at most "
+                    f"{_TICKS_MAX:,} are simulated; raise it"
+                )
+        return self

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
 
 from prfaas.traces import limits
 from prfaas.traces.checks import check_output, check_prompt, decode, in_range
 from prfaas.traces.drops import DroppedError
 from prfaas.traces.requests import Row
-from prfaas.units import NS_PER_MS
+from prfaas.units import NS_PER_MS, NS_PER_S
 
+Unit = Literal["s", "ms"]
+_NS: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_MS}
+_SINCE_1970_S = (10**9, 10**10)
+# A trace this short and dense is most likely one in seconds.
+_SHORT_NS = 60 * NS_PER_S
+_DENSE_PER_S = 10.0
+_NUM_WHOLE_MIN = 10
+_WHOLE_SHORT_NS = 10 * NS_PER_S
+_WHOLE_DENSE_PER_S = 50.0
 NAME = "mooncake"
 TITLE = "Mooncake's schema"
 BLOCK_TOKENS = 512
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line: `timestamp` in ms, lengths in tokens, ids of the prompt's blocks, tenant."""
+    """A line: `timestamp` in ms, lengths in tokens, ids of the prompt's blocks, tenant.
+
+    `timestamp_unit` on the first line names the unit of all timestamps; it is written by
+    `prfaas trace import`, and elsewhere the unit is that of the format unless it cannot be.
+    """
 
     timestamp: float | None = None
+    timestamp_unit: Unit | None = None
     input_length: int
     output_length: int | None = None
     hash_ids: list[int] = []
@@ -31,10 +48,18 @@ class MooncakeRows:
     Args:
         block_tokens: Tokens of a block; where ids are given, every block of a prompt has its own.
         complete: Instants and output lengths are needed.
+        unit: Unit of the timestamps; None takes that of the first line, else ms.
     """
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS, *, complete: bool = True) -> None:
+    def __init__(
+        self,
+        block_tokens: int = BLOCK_TOKENS,
+        *,
+        complete: bool = True,
+        unit: Unit | None = None,
+    ) -> None:
         self._block_tokens, self._complete = block_tokens, complete
+        self.unit = unit
         self._decoder = msgspec.json.Decoder(MooncakeLine)
         self._known: dict[int, int] = {}
 
@@ -48,8 +73,10 @@ class MooncakeRows:
         if self._complete and (row.timestamp is None or row.output_length is None):
             missing = "timestamp" if row.timestamp is None else "output_length"
             raise DroppedError(f"{missing} is missing")
-        at_ms, output = row.timestamp or 0, row.output_length or 0
-        in_range("timestamp", at_ms, 0, limits.INSTANT_S_MAX * 1000, "ms")
+        self.unit = self.unit or row.timestamp_unit
+        unit = self.unit or "ms"
+        at, output = row.timestamp or 0, row.output_length or 0
+        in_range("timestamp", at, 0, limits.INSTANT_S_MAX * NS_PER_S / _NS[unit], unit)
         check_prompt("input_length", row.input_length)
         check_output("output_length", output)
         if len(row.tenant) > limits.TENANT_CHARS_MAX:
@@ -60,7 +87,7 @@ class MooncakeRows:
         self._check_ids(row)
         # The same int object for the same id: prompts share the memory as they share the blocks.
         shared = tuple(map(self._known.setdefault, row.hash_ids, row.hash_ids))
-        return Row(round(at_ms * NS_PER_MS), row.input_length, max(output, 1), shared, row.tenant)
+        return Row(round(at * _NS[unit]), row.input_length, max(output, 1), shared, row.tenant)
 
     def _check_ids(self, row: MooncakeLine) -> None:
         if not row.hash_ids:
@@ -78,11 +105,36 @@ class MooncakeRows:
         in_range("an id of hash_ids", worst, 0, limits.BLOCK_ID_MAX)
 
 
-def mooncake_line(row: Row) -> MooncakeLine:
-    """The line that a request is written as."""
+def looks_like_seconds(at_ns: Sequence[int]) -> str:
+    """The reason why timestamps that were read as ms are most likely seconds; empty if none.
+
+    Args:
+        at_ns: Instants of the requests in order, read as ms.
+    """
+    first_ms = at_ns[0] / NS_PER_MS
+    if _SINCE_1970_S[0] <= first_ms < _SINCE_1970_S[1]:
+        return f"timestamp {first_ms:.0f} is a time since 1970 in seconds, and 20 days in ms"
+    span_ns = at_ns[-1] - at_ns[0]
+    rate_per_s = (len(at_ns) - 1) / span_ns * NS_PER_S if span_ns else 0.0
+    load = f"{rate_per_s:,.3g} req/s for {span_ns / NS_PER_S:.3g} s"
+    if any(at % NS_PER_MS for at in at_ns):
+        if span_ns < _SHORT_NS and rate_per_s > _DENSE_PER_S:
+            return f"timestamps have decimals, and in ms they are {load}"
+    elif (
+        len(at_ns) >= _NUM_WHOLE_MIN
+        and span_ns < _WHOLE_SHORT_NS
+        and rate_per_s > _WHOLE_DENSE_PER_S
+    ):
+        return f"in ms the timestamps are {load}"
+    return ""
+
+
+def mooncake_line(row: Row, unit: Unit | None = None) -> MooncakeLine:
+    """The line that a request is written as, in ms; with `unit` it names that unit."""
     at_ms = row.at_ns / NS_PER_MS
     return MooncakeLine(
         timestamp=int(at_ms) if at_ms.is_integer() else at_ms,
+        timestamp_unit=unit,
         input_length=row.num_prompt_tokens,
         output_length=row.num_output_tokens,
         hash_ids=list(row.block_ids),

@@ -1,0 +1,1 @@
+"""Numbers of every file at the edge of their range and beyond."""
