@@ -8,13 +8,14 @@ import io
 import json
 import lzma
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from prfaas.cli.trace.importing import Import
 from prfaas.errors import ConfigError
+from prfaas.traces.formats.mooncake import Unit
 from prfaas.traces.part import Part
 from prfaas.traces.reader import read_requests
 from prfaas.units import NS_PER_MS, NS_PER_S
@@ -22,7 +23,7 @@ from prfaas.units import NS_PER_MS, NS_PER_S
 _ROWS = [{"timestamp": 1000 * i, "input_length": 600, "output_length": 5} for i in range(30)]
 
 
-def _lines(rows: list[dict[str, float]]) -> bytes:
+def _lines(rows: Sequence[Mapping[str, float]]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
@@ -114,7 +115,8 @@ def test_seconds_are_not_taken_for_milliseconds(tmp_path: Path, instants: list[f
         read_requests(path)
     rows = read_requests(path, unit="s").rows
     assert rows[-1].at_ns == round((instants[-1] - instants[0]) * NS_PER_S)
-    for unit, factor in (("s", NS_PER_S), ("ms", NS_PER_MS)):
+    units: tuple[tuple[Unit, int], ...] = (("s", NS_PER_S), ("ms", NS_PER_MS))
+    for unit, factor in units:
         made = Import(path, out, None, Part(), 512, 0.0, None, None, 0, overwrite=True, unit=unit)
         made.run(as_json=True)
         found = read_requests(out).rows[-1].at_ns

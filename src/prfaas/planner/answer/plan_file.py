@@ -92,7 +92,7 @@ class WorkloadTable(_Table):
     """Source of the prompt lengths."""
     mu: Annotated[float, Field(ge=0, le=20)] | None = None
     """Mean of ln(tokens), for lognormal."""
-    sigma: Annotated[float, Field(ge=0.001, le=10)] | None = None
+    sigma: Annotated[float, Field(gt=0, le=10)] | None = None
     """Standard deviation of ln(tokens), for lognormal."""
     min_tokens: Tokens | None = None
     """Shortest prompt, for lognormal."""
@@ -106,7 +106,7 @@ class WorkloadTable(_Table):
     """Prompt lengths, tokens, one for each request."""
     prefix_hit_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of every prompt that the prefix cache serves; a trace brings its own."""
-    output_tokens: Tokens
+    output_tokens: Annotated[float, Field(le=1e9)]
     """Mean output length, tokens."""
     arrival_rate: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     """Demand, req/s: the load for the latency with queueing, which the plan has to carry. If
@@ -188,7 +188,7 @@ class ProfileFile(_Table):
 class LinkTable(_Table):
     """`[prfaas.link]`: the path to the PD cluster."""
 
-    bandwidth: Bandwidth
+    bandwidth: Annotated[BitsPerSecond, Field(le=10**18)]
     """Bandwidth that transfers can use."""
     rtt: Delay = 0.0
     """Round-trip time."""
@@ -229,7 +229,7 @@ class LinkTable(_Table):
 class _ClusterTable(_Table):
     name: str
     """Name for people."""
-    instances: Annotated[int, Field(ge=0, le=10_000)]
+    instances: Annotated[int, Field(le=10_000)]
     """Instances of the cluster."""
     gpus_per_instance: Annotated[int, Field(ge=1, le=10_000)] = 1
     """GPUs of one instance."""
@@ -264,7 +264,7 @@ class PdTable(_ClusterTable):
 class SearchTable(_Table):
     """`[search]`: how thresholds are tried."""
 
-    step: Annotated[int, Field(ge=1, le=10**9)] = 100
+    step: Annotated[int, Field(le=10**9)] = 100
     """Distance between thresholds, tokens."""
     threshold: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Keep this threshold and search the split only, tokens."""

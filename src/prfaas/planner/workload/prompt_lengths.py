@@ -20,6 +20,7 @@ from prfaas.planner.model.kv_geometry import FloatArray
 
 LengthFunction = Callable[[FloatArray], FloatArray]
 
+_SIGMA_MIN = 0.001
 _NUM_CELLS = 256
 # Gauss-Legendre rule of a cell; the integrand is smooth between profile knots.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -84,8 +85,10 @@ class LogNormalLengths:
     high: float
 
     def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise ConfigError(f"sigma of the log-normal is {self.sigma}; it has to be above 0")
+        if not self.sigma >= _SIGMA_MIN:
+            raise ConfigError(
+                f"sigma of the log-normal is {self.sigma:g}; it has to be at least {_SIGMA_MIN:g}"
+            )
         if not 0 < self.low < self.high:
             raise ConfigError(
                 f"log-normal lengths from {self.low} to {self.high} tokens: the range has to start "
