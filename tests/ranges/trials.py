@@ -83,7 +83,7 @@ def _kind(name: str) -> tuple[type[Any], Callable[[Path, str], None]]:
         from prfaas.config.governance.contracts import ContractsFile
 
         return ContractsFile, _reads(ContractsFile)
-    from prfaas.market.price_file import PriceFile
+    from prfaas.config.market.prices import PriceFile
 
     return PriceFile, _reads(PriceFile)
 
