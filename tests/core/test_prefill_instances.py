@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.hosts import FetchTo
-from prfaas.core.dispatch.instances import PrefillInstances
+from prfaas.core.dispatch.instances import Instance, PrefillInstances
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.scoring import (
     MIXED_WEIGHTS,
@@ -28,6 +28,7 @@ from prfaas.core.dispatch.types import (
     Member,
 )
 from prfaas.core.kv.source_sets import PrefixHits
+from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
@@ -100,7 +101,7 @@ def test_the_choice_is_that_of_a_scan_of_all_instances(
         device_tokens_max=max(device.values(), default=0),
     )
     arrival = Arrival(1, 1000, 1000, hits, avoid=avoid)
-    found = stage.pick(arrival, NOW, lambda i: (i.layout_id == b"a", True, not i.within))
+    found = stage.pick(arrival, NOW, lambda i: (i.layout_id == b"a", None, not i.within))
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)
 
 
@@ -203,7 +204,12 @@ def test_a_search_of_many_instances_chooses_as_a_scan_does(
     if pulls != "no":
         plan = pulls == "by plan"
         fetch = fetched(arrival, plan=plan, cut=cut, bits_per_s=bits_per_s, spread=spread)
-    reach = None if fetch else (lambda i: (i.layout_id != b"b", i.pool not in cut, True))
+
+    def reach_of(instance: Instance) -> tuple[bool, Reason | None, bool]:
+        cause = Reason.LINK_DOWN if instance.pool in cut else None
+        return instance.layout_id != b"b", cause, True
+
+    reach = None if fetch else reach_of
     wanted = stage.pick(arrival, NOW, reach, fetch)
     if together:
         arrival = arrival._replace(hits=grouped(hits))
