@@ -71,9 +71,35 @@ def test_what_excludes_a_cluster_is_named(
     assert found.excluded == why
 
 
-def test_nothing_feasible_chooses_nothing() -> None:
-    late = Terms(1.0, ttft_max_ns=1)
-    assert choose([HOME, FAR], QUOTES, late).best is None
+LATE = Terms(1.0, ttft_max_ns=1)
+
+
+def test_where_all_are_late_the_least_late_is_chosen() -> None:
+    """FAR takes half the time; a price of ten times as much does not turn that."""
+    dear = QUOTES | {"far": Quote(10.0, 5.0 / S, 0.5e-9)}
+    for quotes in (QUOTES, dear):
+        found = choose([HOME, FAR], quotes, LATE).best
+        assert found is not None
+        assert (found.offer.cluster, found.excluded) == ("far", Exclusion.LATE)
+
+
+def test_of_equally_late_ones_the_cheaper_is_chosen() -> None:
+    """4 % later counts as equally late, 6 % later does not."""
+    for share, cheapest in ((1.04, "far"), (1.06, "home")):
+        offers = [HOME._replace(ttft_ns=20 * S), FAR._replace(ttft_ns=round(20 * S * share))]
+        found = choose(offers, QUOTES, LATE, hysteresis=0.05).best
+        assert found is not None
+        assert found.offer.cluster == cheapest
+
+
+def test_a_late_cluster_that_leaves_is_no_choice() -> None:
+    away = FAR._replace(excluded="link_down")
+    assert choose([away], QUOTES, LATE).best is None
+    leaves = QUOTES | {"far": Quote(1.0, 0.1 / S, 0.0, leaves_in_ns=0)}
+    found = choose([HOME, FAR], leaves, LATE).best
+    assert found is not None
+    assert found.offer.cluster == "home"
+    assert choose([HOME._replace(excluded="no_prefill_instance"), FAR], leaves, LATE).best is None
 
 
 def test_a_small_crossing_of_prices_leaves_the_incumbent() -> None:
@@ -112,8 +138,11 @@ def test_the_best_is_feasible_and_never_beaten_by_more_than_the_hysteresis(
     terms = Terms(second, 5 * 10**10)
     found = choose(offers, quotes, terms, f"c{last}", hysteresis)
     feasible = [each for each in found.costed if not each.excluded]
-    if found.best is None:
-        assert not feasible
+    late = [each.offer.ttft_ns or 0 for each in found.costed if each.excluded == Exclusion.LATE]
+    if not feasible:
+        assert (found.best is None) is not late
+        if found.best is not None:
+            assert (found.best.offer.ttft_ns or 0) * (1 - hysteresis) <= min(late)
         return
     assert found.best in feasible
     least = min(each.total for each in feasible)
@@ -141,7 +170,9 @@ def market(**per_gpu_h: float) -> Market:
     return Market({name: SitePrice(flat(price)) for name, price in per_gpu_h.items()})
 
 
-def dispatcher(found: Market | None, policy: PolicyName = PolicyName.COST) -> Dispatcher:
+def dispatcher(
+    found: Market | None, policy: PolicyName = PolicyName.COST, ttft_max_ns: int | None = None
+) -> Dispatcher:
     """A PD instance, and two PrfaaS clusters: "slow" and "fast"."""
     made = Dispatcher(
         HomeCluster("pd", (Member("h0", "home-0"),), None, costs()),
@@ -149,7 +180,7 @@ def dispatcher(found: Market | None, policy: PolicyName = PolicyName.COST) -> Di
             RemoteCluster("slow", (Member("s0", "slow"),), costs(250_000)),
             RemoteCluster("fast", (Member("f0", "fast"),), costs()),
         ],
-        DispatchSettings(policy, 1000, second_price=1e-6, market=found),
+        DispatchSettings(policy, 1000, ttft_max_ns=ttft_max_ns, second_price=1e-6, market=found),
     )
     for name in ("h0", "s0", "f0"):
         made.set_ready(name, ready=True, now_ns=0)
@@ -219,6 +250,29 @@ def test_without_a_feasible_cluster_the_request_stays_home() -> None:
     routed = sent(made.arrive(Arrival(1, 8000, 0), 2))
     assert (routed.decision.path, routed.decision.reason) == (Path.LOCAL, Reason.NONE_FEASIBLE)
     assert "no PrfaaS cluster is in time" in routed.decision.explanation
+
+
+def test_a_request_that_is_late_everywhere_goes_where_it_is_least_late() -> None:
+    """The PD cluster takes ten times as long and costs ten times as much."""
+    made = dispatcher(market(pd=10.0, slow=1.0, fast=1.0), ttft_max_ns=MS)
+    routed = sent(made.arrive(Arrival(1, 8000, 0), 1))
+    assert (routed.cluster, routed.decision.reason) == ("fast", Reason.LEAST_LATE)
+    assert "late wherever it goes" in routed.decision.explanation
+    found = made.market
+    assert found is not None
+    found.revoke("fast", Revocation(0, 1))
+    made.set_link("slow", "home-0", up=False)
+    routed = sent(made.arrive(Arrival(4, 8000, 0), 2))
+    assert (routed.cluster, routed.decision.reason) == ("pd", Reason.NONE_FEASIBLE)
+
+
+def test_a_choice_among_late_ones_makes_no_incumbent() -> None:
+    found = market(pd=10.0, slow=10.0, fast=1.0)
+    late = dispatcher(found, ttft_max_ns=MS)
+    late.arrive(Arrival(1, 8000, 0), 1)
+    found.set_price("slow", SitePrice(flat(0.39)))
+    in_time = dispatcher(found)
+    assert sent(in_time.arrive(Arrival(1, 8000, 0), 1)).cluster == "slow"
 
 
 def test_a_foreseen_route_changes_no_incumbent() -> None:

@@ -41,6 +41,15 @@ def test_a_request_in_time_costs_least_by_cost() -> None:
         assert ours.price["per_request_in_time"] <= 0.9 * price
 
 
+def test_late_requests_go_where_they_are_least_late() -> None:
+    """A PD cluster that is slower and dearer is no place for all that misses the target."""
+    near = ['workload.duration="10min"', "workload.rate=2.6", 'slo.ttft="6s"']
+    buys = ['routing.policy="cost"', "routing.admission=false", "placement.second_price=0.0005"]
+    found, market = run(load_scenario(EXAMPLES / "bursty.toml", [*near, *buys]), total, keeps=True)
+    assert found.time_to_first_token["p99"] <= 30e3
+    assert sum(market.gpu_cost.values()) <= 12.0
+
+
 def test_revoked_capacity_is_left_before_it_goes() -> None:
     """No request of a cluster that was announced to leave has to leave its route."""
     simulation = Simulation(*_parts(REVOKED))

@@ -3,8 +3,9 @@
     cost = price of an instance x T(new tokens there) + price of a byte x bytes
          + value of a second x predicted time to first token
 
-over the clusters that may be used, are ready, and are in time. The PD cluster is one of them; it
-is chosen too where none is in time.
+over the clusters that may be used, are ready, and are in time. The PD cluster is one of them. Where
+all that could serve a request are late, the least late is chosen, and of those that are about
+equally late the one of least cost.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Choice(NamedTuple):
     """The chosen offer, and all others.
 
     Attributes:
-        best: The chosen one; None where none is feasible.
+        best: The chosen one, late or not; None where all are excluded for other reasons.
         costed: All, the PD cluster's first.
     """
 
@@ -125,7 +126,8 @@ def choose(
         terms: Of the request.
         incumbent: Cluster of the last request like this one; another one has to be cheaper by
             `hysteresis`, so that a small crossing of prices changes nothing.
-        hysteresis: That gain, as a share of the incumbent's cost, in [0, 1).
+        hysteresis: That gain, as a share of the incumbent's cost, in [0, 1). Of offers that are
+            all late, those within this share of the least predicted time count as equally late.
         order: What is minimised; other orders are for comparisons.
     """
     costed = tuple(cost(offer, quotes.get(offer.cluster), terms) for offer in offers)
@@ -138,9 +140,27 @@ def choose(
             best = each
         if each.offer.cluster == incumbent:
             stays = each
-    if best is not None and stays is not None and order(stays) * (1 - hysteresis) <= order(best):
+    if best is None:
+        best = _least_late(costed, hysteresis, order)
+    elif stays is not None and order(stays) * (1 - hysteresis) <= order(best):
         best = stays
     return Choice(best, costed)
+
+
+def _least_late(
+    costed: Sequence[Costed], hysteresis: float, order: Callable[[Costed], float]
+) -> Costed | None:
+    """The best of those that are excluded because they are late, and for nothing else."""
+    late = [
+        (each.offer.ttft_ns, each)
+        for each in costed
+        if each.excluded == Exclusion.LATE and each.offer.ttft_ns is not None
+    ]
+    if not late:
+        return None
+    least_ns = min(ttft_ns for ttft_ns, _ in late)
+    alike = (each for ttft_ns, each in late if ttft_ns * (1 - hysteresis) <= least_ns)
+    return min(alike, key=order)
 
 
 def cost(offer: Offer, terms_there: Quote | None, terms: Terms) -> Costed:

@@ -73,8 +73,8 @@ class Market:
         return choose(offers, quotes, terms, incumbent, self.hysteresis, self.order)
 
     def chosen(self, choice: Choice, terms: Terms, num_new_tokens: int) -> None:
-        """A request took the best offer: it is the incumbent of requests like this one."""
-        if choice.best is not None:
+        """A request took the best offer: if in time, it is the incumbent of requests like this."""
+        if choice.best is not None and not choice.best.excluded:
             key = terms, num_new_tokens.bit_length()
             self._incumbents[key] = choice.best.offer.cluster
 

@@ -65,6 +65,8 @@ class Reason(StrEnum):
     """A PrfaaS cluster costs least of those that are in time (`cost`)."""
     CHEAPEST_LOCAL = "cheapest_local"
     """The PD cluster costs least of those that are in time (`cost`)."""
+    LEAST_LATE = "least_late"
+    """Every cluster that could serve it is late, this one least (`cost`)."""
     NONE_FEASIBLE = "none_feasible"
     """No PrfaaS cluster is predicted to be in time and to stay (`cost`)."""
 
@@ -104,6 +106,7 @@ _WORDS = {
     Reason.FASTER_REMOTE: "short ({compared}), but predicted faster remotely{predictions}",
     Reason.CHEAPEST_REMOTE: "the least cost for {new}",
     Reason.CHEAPEST_LOCAL: "the least cost for {new}",
+    Reason.LEAST_LATE: "late wherever it goes, here least, for {new}",
     Reason.NONE_FEASIBLE: "no PrfaaS cluster is in time and stays for {new}",
 }
 

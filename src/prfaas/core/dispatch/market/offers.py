@@ -61,13 +61,14 @@ def decided(
     option, path = usual, Path.LOCAL
     if best is not None and best.offer.cluster != home:
         option = next(each for each in options if each.cluster.name == best.offer.cluster)
-        path, reason = Path.REMOTE, Reason.CHEAPEST_REMOTE
+        path = Path.REMOTE
+        reason = Reason.LEAST_LATE if best.excluded else Reason.CHEAPEST_REMOTE
     else:
         reason = _local_reason(choice, usual)
     facts, found = option.facts, option.prediction
     detail = ""
     if best is not None:
-        feasible = [each for each in choice.costed if not each.excluded]
+        feasible = [each for each in choice.costed if each.excluded == best.excluded]
         detail = ", ".join(f"{each.offer.cluster} {each.total:.4g}" for each in feasible)
     return option, Decision(
         path,
@@ -86,6 +87,9 @@ def _local_reason(choice: Choice, usual: RouteOption) -> Reason:
     away = choice.costed[1:]
     if any(not each.excluded for each in away):
         return Reason.CHEAPEST_LOCAL
+    best = choice.best
+    if best is not None and best.excluded and any(each.excluded == best.excluded for each in away):
+        return Reason.LEAST_LATE
     if any(each.excluded in _OF_MARKET for each in away) or usual.facts.obstacle is None:
         return Reason.NONE_FEASIBLE
     return usual.facts.obstacle
