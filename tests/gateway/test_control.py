@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from yarl import URL
 
 from prfaas.audit.changes import Loop
@@ -22,11 +24,16 @@ from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
 from .conftest import THRESHOLD, World, running, until
+from .ctl_runner import run
 from .prompts import LONG, SHORT
 
 
 async def control(world: World, path: str, **body: object) -> tuple[int, dict[str, Any]]:
     return await world.post(body, f"/control/{path}")
+
+
+async def run_ctl(world: World) -> Result:
+    return await run("status", url=world.url)
 
 
 async def view(world: World, path: str) -> dict[str, Any]:
@@ -57,6 +64,37 @@ async def test_a_threshold_that_was_set_routes_the_next_request(world: World) ->
     assert (await view(world, "decisions"))["decisions"][0]["new"] == 1
     sample = 'prfaas_loop_actions_total{action="threshold",loop="operator"}'
     assert await world.metric(sample) == 2
+
+
+async def test_what_was_set_stays_until_it_is_unset(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """With a plan the threshold follows the requests; each move is an entry, and none is made of
+    what the operator has set."""
+    table = {"plan": str(plan_file(tmp_path))}
+    async with running(checkpoint, identities, tmp_path / "state", routing=table) as world:
+        gateway: Gateway = world.gateway
+        for _ in range(3):
+            await sent(world, SHORT)
+        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        [entry] = gateway.journal.latest(10)
+        assert (entry.loop, entry.old) == (Loop.THRESHOLD, THRESHOLD)
+        assert entry.numbers["requests"] == 3
+        assert "3 requests" in entry.why
+        assert (await view(world, "status"))["loops"]["threshold"]
+        await control(world, "threshold", tokens=30_000)
+        for _ in range(3):
+            await sent(world, SHORT)
+            gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        [link] = (await view(world, "status"))["links"]
+        assert (link["offload_threshold"], link["is_threshold_set"]) == (30_000, True)
+        assert "threshold 30,000 tokens, set by the operator" in (await run_ctl(world)).output
+        status, answer = await control(world, "threshold", tokens=None)
+        assert status == 200
+        [entry] = answer["decisions"]
+        assert (entry["action"], entry["old"], entry["new"]) == ("unset", 30_000, THRESHOLD)
+        [link] = (await view(world, "status"))["links"]
+        assert not link["is_threshold_set"]
 
 
 async def test_a_drained_engine_gets_nothing_new_whatever_its_health(world: World) -> None:

@@ -118,6 +118,23 @@ async def test_another_address_is_a_leave_and_a_join(world: World) -> None:
         await until(lambda: engine_of(world, "decode").url == world.decode.url)
 
 
+async def test_an_engine_that_the_operator_drained_stays_so_when_it_returns(world: World) -> None:
+    site, moved = Site(world), ScriptedEngine("decode")
+    world.spare.healthy = True
+    await until(lambda: site.state("spare") is State.READY)
+    path = "/control/engines/decode"
+    assert (await world.post({"drained": True}, path))[0] == 200
+    async with started(moved):
+        site.engine(moved)
+        await until(lambda: engine_of(world, "decode").url == moved.url)
+        await until(lambda: engine_of(world, "decode").is_ready)
+        assert world.gateway.driver.is_drained("decode")
+        assert (await world.post({"prompt": SHORT}))[0] == 200
+        assert not moved.calls
+        assert (await world.post({"drained": False}, path))[0] == 200
+        assert world.gateway.driver.takes("decode")
+
+
 async def test_a_prefill_site_grows_and_shrinks(world: World, identities: Path) -> None:
     """A second pool node with an engine: work crosses its link, then it leaves."""
     site, gateway = Site(world), world.gateway

@@ -35,7 +35,8 @@ class RoutingTable(Table):
     it.
     """
     short_term_loop: bool = False
-    """Adjust the threshold of "adaptive" to queues and links; needs a `plan`."""
+    """Adjust the threshold of "adaptive" to queues and links instead of to the lengths of recent
+    requests; needs a `plan`."""
     reroling: bool = False
     """Let PD engines change between prefill and decode by load; needs a `plan`, and engines with
     the role "prefill" or "decode". Enable it on only one of several gateways."""

@@ -106,25 +106,48 @@ def threshold() -> None:
     \b
     Examples:
       prfaas ctl threshold set 8000
+      prfaas ctl threshold unset
     """
+
+
+_LINK = click.option(
+    "--link", type=LinkType(), help="Only for this link, as in prfaas-pool:pd-pool."
+)
 
 
 @threshold.command("set")
 @click.argument("tokens", type=click.IntRange(1))
-@click.option("--link", type=LinkType(), help="Only for this link, as in prfaas-pool:pd-pool.")
+@_LINK
 @talks
 def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -> None:
     """Offload prompts with more than TOKENS new tokens from now on.
 
-    The loops continue from this value; `prfaas ctl freeze` keeps it.
+    It stays until `prfaas ctl threshold unset` or a restart; no loop moves it.
 
     \b
     Examples:
       prfaas ctl threshold set 8000
       prfaas ctl threshold set 8000 --link prfaas-pool:pd-pool
     """
-    names = dict(zip(("source", "destination"), link, strict=True)) if link else {}
-    gateway.change("threshold", tokens=tokens, **names)
+    gateway.change("threshold", tokens=tokens, **_ends(link))
+
+
+@threshold.command("unset")
+@_LINK
+@talks
+def unset_threshold(gateway: Gateway, link: tuple[str, str] | None) -> None:
+    """Give the threshold back to the deployment file, the plan and the loops.
+
+    \b
+    Examples:
+      prfaas ctl threshold unset
+      prfaas ctl threshold unset --link prfaas-pool:pd-pool
+    """
+    gateway.change("threshold", tokens=None, **_ends(link))
+
+
+def _ends(link: tuple[str, str] | None) -> dict[str, str]:
+    return dict(zip(("source", "destination"), link, strict=True)) if link else {}
 
 
 @ctl.command()

@@ -101,7 +101,8 @@ def _member_lines(found: Json) -> list[str]:
 def _threshold(link: Json) -> str:
     """Threshold of a link; empty between hosts of a cluster, where it decides nothing."""
     tokens = link["offload_threshold"]
-    return "" if tokens is None else f"  threshold {tokens:,} tokens"
+    by = ", set by the operator" if link.get("is_threshold_set") else ""
+    return "" if tokens is None else f"  threshold {tokens:,} tokens{by}"
 
 
 def _coding(link: Json) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from math import exp, log
+from typing import NamedTuple
 
 from prfaas.core.routing.predictions import PathWork
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
@@ -19,6 +20,30 @@ NUM_KEPT = 512
 """Number of recent requests: enough for the shares of work, few enough to follow the day."""
 NUM_FOR_HALF = 128
 """Requests after which plan and evidence count alike."""
+CHANGE_MIN = 0.05
+"""Smaller changes of a threshold are not made, ln(tokens): one is a twentieth."""
+
+
+class Evidence(NamedTuple):
+    """The threshold that plan and recent requests give together, and what it follows from.
+
+    Attributes:
+        threshold: Plan and requests together, tokens.
+        balanced: The requests alone, tokens: all stages carry alike there.
+        weight: Weight of the requests beside the plan, in [0, 1).
+        num_requests: Requests of the evidence.
+        num_local: Instances that prefill locally.
+        num_remote: Instances of the remote cluster that the link has to itself.
+        bits_per_s: Rate of the link.
+    """
+
+    threshold: int
+    balanced: int
+    weight: float
+    num_requests: int
+    num_local: float
+    num_remote: float
+    bits_per_s: float
 
 
 class Balance:
@@ -71,8 +96,8 @@ class Balance:
             self._remote_ns += sign * work.remote_ns
             self._shipped_bytes += sign * work.shipped_bytes
 
-    def threshold(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
-        """Return the threshold that plan and evidence give together, tokens.
+    def evidence(self, num_local: float, num_remote: float, bits_per_s: float) -> Evidence | None:
+        """Return the threshold that plan and evidence give together; None without any evidence.
 
         Args:
             num_local: Instances that prefill locally.
@@ -80,10 +105,12 @@ class Balance:
             bits_per_s: What the link carries.
         """
         if not self._num_seen or num_local <= 0 or num_remote <= 0 or bits_per_s <= 0:
-            return self._planned
+            return None
         found = self._balanced(num_local, num_remote, bits_per_s)
         weight = self._num_seen / (self._num_seen + NUM_FOR_HALF)
-        return max(1, round(exp((1 - weight) * log(self._planned) + weight * log(found))))
+        both = max(1, round(exp((1 - weight) * log(self._planned) + weight * log(found))))
+        seen = len(self._recent), num_local, num_remote, bits_per_s
+        return Evidence(both, found, weight, *seen)
 
     def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
         """Move the threshold up to the shortest request that makes local prefill the busiest."""

@@ -169,24 +169,28 @@ class Dispatcher:
         self.links.report(source, destination, report)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
-        """One interval of the short-term loop has passed."""
+        """One interval of the short-term loop has passed; thresholds that moved are returned."""
         if not self._settings.moving_threshold:
-            self._routes.learn(now_ns)
-            return []
-        local_ns = self._routes.home.least_wait_ns(now_ns)
+            return self._routes.learn(now_ns)
+        local_ns, least = self._routes.home.least_wait_ns(now_ns), self.links.least_threshold
         moves = []
         for stage in self._routes.away.values():
             remote_ns = stage.least_wait_ns(now_ns)
             links = [
                 link for link in self.links if link.source in stage.pools and not link.is_in_site
             ]
-            moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
+            moves += [link.move(local_ns, remote_ns, now_ns, least) for link in links]
         return [moved for moved in moves if moved is not None]
 
-    def replan(self, offload_threshold: int) -> None:
-        """The long-term loop found a better threshold, tokens, above 0; it is that of all links."""
+    def replan(self, offload_threshold: int) -> list[ThresholdMoved]:
+        """The long-term loop found a better threshold, tokens, above 0: that of all links whose
+        threshold the operator has not set. Those that changed are returned."""
+        now, moves = max(offload_threshold, self.links.least_threshold), []
         for link in self.links:
-            link.replan(offload_threshold)
+            before = link.replan(now)
+            if before is not None and not link.is_in_site:
+                moves.append(ThresholdMoved(link.source, link.destination, before, now))
+        return moves
 
     # Requests
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import nlargest
 from itertools import repeat
+from math import log
 from types import MappingProxyType
 
-from prfaas.core.control.threshold_evidence import Balance
+from prfaas.core.control.threshold_evidence import CHANGE_MIN, Balance
 from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
 from prfaas.core.dispatch.link_load import LinkBook, LinkReport
 from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, ThresholdMoved
@@ -53,6 +54,9 @@ class Link:
             settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
         )
         self.balance = Balance(settings.offload_threshold)
+        self.is_held = False
+        """True if the operator has set the threshold: no loop moves it."""
+        self._planned = settings.offload_threshold
         self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
 
     def signals(
@@ -70,31 +74,62 @@ class Link:
         """Threshold, tokens; None between hosts of one cluster, where it decides nothing."""
         return None if self.is_in_site else self.policy.offload_threshold
 
-    def replan(self, offload_threshold: int) -> None:
-        """Start over from another planned threshold, tokens, above 0."""
+    def replan(self, offload_threshold: int) -> int | None:
+        """Start over from another planned threshold, tokens, above 0.
+
+        Returns:
+            The one before; None if it stays: the operator has set it, or it is this one.
+        """
+        self._planned = offload_threshold
+        return None if self.is_held else self._start_over(offload_threshold)
+
+    def hold(self, offload_threshold: int | None) -> None:
+        """The operator sets the threshold, tokens; None gives it back to file, plan and loops."""
+        self.is_held = offload_threshold is not None
+        self._start_over(self._planned if offload_threshold is None else offload_threshold)
+
+    def _start_over(self, offload_threshold: int) -> int | None:
+        before = self.policy.offload_threshold
         self.policy.offload_threshold = offload_threshold
         self.balance.replan(offload_threshold)
-        self._loop.replan(offload_threshold)
+        self._loop.replan(max(offload_threshold, 1))
+        return None if before == offload_threshold else before
 
-    def learn(self, num_local: float, num_remote: float, now_ns: int) -> None:
-        """Adjust the threshold to recent arrivals; see `balance`."""
+    def learn(
+        self, num_local: float, num_remote: float, now_ns: int, least: int = 1
+    ) -> ThresholdMoved | None:
+        """Adjust the threshold to recent arrivals; see `balance`. None when it stays.
+
+        Args:
+            num_local: Instances that prefill locally.
+            num_remote: Instances of the remote cluster that this link has to itself.
+            now_ns: Time.
+            least: The lowest threshold, tokens.
+        """
         seen = self.book.latest(now_ns)
-        if seen is not None and isinstance(self.policy, AdaptivePolicy):
-            found = self.balance.threshold(num_local, num_remote, seen.bits_per_s)
-            self.policy.offload_threshold = found
+        if seen is None or self.is_held or not isinstance(self.policy, AdaptivePolicy):
+            return None
+        found = self.balance.evidence(num_local, num_remote, seen.bits_per_s)
+        if found is None:
+            return None
+        before, now = self.policy.offload_threshold, max(found.threshold, least)
+        if abs(log(now / max(before, 1))) < CHANGE_MIN:
+            return None
+        self.policy.offload_threshold = now
+        return ThresholdMoved(self.source, self.destination, before, now, evidence=found)
 
     def move(
-        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
+        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int, least: int = 1
     ) -> ThresholdMoved | None:
         """One interval of the short-term loop; None when the threshold stays."""
-        if not isinstance(self.policy, AdaptivePolicy):
+        if self.is_held or not isinstance(self.policy, AdaptivePolicy):
             return None
         seen, before = self.book.latest(now_ns), self.policy.offload_threshold
         if remote_wait_ns is not None and seen is not None:
             remote_wait_ns = max(remote_wait_ns, round(seen.drain_ns()))
         use = None if seen is None else seen.utilisation
         pressures = Pressures(use, local_wait_ns, remote_wait_ns)
-        self.policy.offload_threshold = self._loop.update(now_ns, pressures)
+        self.policy.offload_threshold = max(self._loop.update(now_ns, pressures), least)
         if self.policy.offload_threshold == before:
             return None
         now = self.policy.offload_threshold
@@ -120,6 +155,11 @@ class Links:
         self._links: dict[tuple[str, str], Link] = {}
         self.fastest_bits_per_s = SITE_BITS_PER_S
         """No link was ever faster."""
+        self.least_threshold = 1
+        """Tokens of a block: no loop moves a threshold below it, since only whole blocks ship."""
+        self._held_for_all: int | None = None
+        self._held: dict[tuple[str, str], int | None] = {}
+        """What the operator has set for single links, which outlives them."""
 
     def between(self, source: str, destination: str) -> Link:
         """The link; down until it is reported up."""
@@ -134,8 +174,26 @@ class Links:
             cluster = None if is_in_site else ends[0] or ends[1]
             rate = SITE_BITS_PER_S if is_in_site else 0.0
             link = Link(source, destination, self._settings, cluster, rate, is_in_site=is_in_site)
+            held = self._held.get((source, destination), self._held_for_all)
+            if held is not None:
+                link.hold(held)
             self._links[source, destination] = link
             return link
+
+    def hold(self, offload_threshold: int | None, link: Link | None = None) -> None:
+        """The operator sets the threshold of a link, or of all, also of those that come later.
+
+        Args:
+            offload_threshold: Tokens, above 0; no loop moves it. None ends that.
+            link: None is all.
+        """
+        if link is None:
+            self._held_for_all = offload_threshold
+            self._held.clear()
+        else:
+            self._held[link.source, link.destination] = offload_threshold
+        for each in self if link is None else (link,):
+            each.hold(offload_threshold)
 
     def find(self, source: str, destination: str) -> Link | None:
         """The link; None if it was never named, so it is down."""

@@ -22,6 +22,7 @@ from prfaas.core.dispatch.types import (
     Member,
     RemoteCluster,
     Routed,
+    ThresholdMoved,
 )
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
@@ -136,6 +137,7 @@ class RouteFinder:
 
     def expect_bytes(self, layout: Layout, now_ns: int) -> None:
         """An engine has blocks of this layout, which transfers will ship."""
+        self.links.least_threshold = layout.boundary_tokens
         costs = next((each.costs for each in self._planned.values() if each.costs), None)
         if costs is None or layout.layout_id == self._layout_id:
             return
@@ -209,15 +211,17 @@ class RouteFinder:
             work = work._replace(remote_ns=None, shipped_bytes=0)
         option.link.balance.note(work)
 
-    def learn(self, now_ns: int) -> None:
+    def learn(self, now_ns: int) -> list[ThresholdMoved]:
         """Adjust the threshold of every link to recently admitted requests."""
         if self._settings.policy is not PolicyName.ADAPTIVE:
-            return
-        num_local = self.home.book.num_ready / len(self.away)
+            return []
+        num_local, least = self.home.book.num_ready / len(self.away), self.links.least_threshold
+        moves = []
         for stage in self.away.values():
             for link in self.links:
                 if link.source in stage.pools and not link.is_in_site:
-                    link.learn(num_local, stage.book.num_ready, now_ns)
+                    moves.append(link.learn(num_local, stage.book.num_ready, now_ns, least))
+        return [moved for moved in moves if moved is not None]
 
     def apart(self, option: RouteOption, arrival: Arrival, path: Path, now_ns: int) -> RouteOption:
         """Queue a request that is late on both paths where it delays no other.

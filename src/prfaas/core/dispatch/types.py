@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.codec.quality import Quality
+from prfaas.core.control.threshold_evidence import Evidence
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.classes import ServiceClass
@@ -264,18 +265,21 @@ class Refused(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdMoved:
-    """The short-term loop moved the threshold of the link between two pools.
+    """The threshold of the link between two pools was moved: by the short-term loop, or to what
+    recent requests ask for.
 
     Attributes:
         source: Pool that ships.
         destination: Pool that receives.
         before: Threshold before, tokens.
         offload_threshold: Threshold from here on, tokens.
-        pressures: What the loop saw.
+        pressures: What the short-term loop saw; None if it was not that.
+        evidence: What recent requests ask for; None if it was not that.
     """
 
     source: str
     destination: str
     before: int
     offload_threshold: int
-    pressures: Pressures
+    pressures: Pressures | None = None
+    evidence: Evidence | None = None

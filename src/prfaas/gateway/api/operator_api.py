@@ -37,9 +37,9 @@ class FreezeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ThresholdBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /control/threshold`: of one link, or of all."""
+    """`POST /control/threshold`: of one link, or of all; null gives it back to the loops."""
 
-    tokens: Annotated[int, msgspec.Meta(ge=1, le=THRESHOLD_MAX)]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=THRESHOLD_MAX)] | None
     source: Name | None = None
     destination: Name | None = None
 

@@ -7,6 +7,7 @@ import time
 from prfaas.audit.changes import Entry, Loop
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.dispatch.links import Link
+from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
@@ -18,6 +19,7 @@ from prfaas.membership.views import members_json, sources_json
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
+_GIVEN_BACK = f"{_BY_HAND}; the value of file or plan, and the loops may move it again"
 _NOBODY_LEFT = (
     f"{_BY_HAND}; no PD engine takes requests any more: clients get 503 until one is resumed"
 )
@@ -37,27 +39,33 @@ class Control:
         words = {True: "frozen", False: "running"}
         return self._note("freeze" if frozen else "unfreeze", "loops", words[old], words[frozen])
 
-    def set_threshold(self, tokens: int, link: tuple[str, str] | None) -> list[Entry]:
-        """Set the threshold of a link, or of all; the loops go on from there.
+    def set_threshold(self, tokens: int | None, link: tuple[str, str] | None) -> list[Entry]:
+        """Set the threshold of a link, or of all; no loop moves it until `tokens` is None.
 
         Raises:
             RequestError: There is no such link, or it connects two hosts of one cluster.
         """
-        entries = []
-        for each in self.links() if link is None else [self._link(*link)]:
-            if each.is_in_site and link is not None:
-                raise RequestError(
-                    f"link {':'.join(link)} connects two hosts of one cluster: it has no "
-                    "threshold; choose one from a PrfaaS cluster",
-                    status=409,
-                )
-            if each.is_in_site:
-                continue
-            old = each.policy.offload_threshold
-            each.replan(tokens)
-            what = f"link {each.source}:{each.destination}"
-            entries.append(self._note("threshold", what, old, tokens))
-        return entries
+        one = None if link is None else self._link(*link)
+        if one is not None and one.is_in_site:
+            raise RequestError(
+                f"link {one.source}:{one.destination} connects two hosts of one cluster: it has no "
+                "threshold; choose one from a PrfaaS cluster",
+                status=409,
+            )
+        found = [each for each in self.links() if not each.is_in_site] if one is None else [one]
+        before = [each.policy.offload_threshold for each in found]
+        self._live.driver.dispatcher.links.hold(tokens, one)
+        action, why = ("threshold", _BY_HAND) if tokens else ("unset", _GIVEN_BACK)
+        return [
+            self._note(
+                action,
+                f"link {each.source}:{each.destination}",
+                old,
+                each.policy.offload_threshold,
+                why,
+            )
+            for each, old in zip(found, before, strict=True)
+        ]
 
     def drain(self, engine: str, *, drained: bool) -> Entry:
         """Give an engine nothing new, whatever its health, or take it back.
@@ -118,7 +126,7 @@ class Control:
             "policy": routing.effective_policy.value,
             "loops": {
                 "frozen": self._pulse.frozen,
-                "threshold": routing.short_term_loop,
+                "threshold": routing.effective_policy is PolicyName.ADAPTIVE,
                 "roles": routing.reroling,
                 "replication": routing.replication is not None,
                 "admission": routing.ttft_max is not None,
@@ -201,6 +209,7 @@ class Control:
             "is_up": link.up,
             "breaker": self._live.guards.breakers[link.source, link.destination].state.value,
             "offload_threshold": link.offload_threshold,
+            "is_threshold_set": link.is_held and not link.is_in_site,
             "promised_bytes": link.book.promised_bytes,
             "coding_ratio": round(measured.coding_ratio, 3) if measured else 1.0,
             "encryption": measured.encryption if measured else "unknown",

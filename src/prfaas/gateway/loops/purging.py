@@ -208,9 +208,9 @@ class Purging:
                 if await self._live.engines.forget(engine):
                     self._on_forgotten(engine.name)
                     return ""
-                if number == TRIES_FREE and not self._live.driver.is_drained(engine.name):
+                if number == TRIES_FREE:
                     is_held = True
-                    self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
+                    self._live.driver.set_paused(engine.name, time.monotonic_ns(), paused=True)
                 await asyncio.sleep(self._retry_s)
         except EngineError as error:
             if isinstance(error, NoResetError):
@@ -220,7 +220,7 @@ class Purging:
             return LEFT
         finally:
             if is_held and engine.name in self._live.engines.by_name:
-                self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
+                self._live.driver.set_paused(engine.name, time.monotonic_ns(), paused=False)
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
     def _note(

@@ -78,19 +78,16 @@ class Reroling:
     def _replan(self, found: RoleChange, numbers: dict[str, Number]) -> None:
         if found.offload_threshold is None:
             return
-        for link in self._driver.dispatcher.links:
-            if link.offload_threshold in (found.offload_threshold, None):
-                continue
+        for moved in self._driver.dispatcher.replan(found.offload_threshold):
             self._journal.note(
                 Loop.ROLES,
                 "replanned",
-                f"link {link.source}:{link.destination}",
-                old=link.offload_threshold,
-                new=found.offload_threshold,
+                f"link {moved.source}:{moved.destination}",
+                old=moved.before,
+                new=moved.offload_threshold,
                 why="the best threshold of the plan for this split and the rates of the links",
                 numbers=numbers,
             )
-        self._driver.dispatcher.replan(found.offload_threshold)
 
     def _note(self, change: Change, action: str, why: str, numbers: dict[str, Number]) -> None:
         old = Role.DECODE if change.to is Role.PREFILL else Role.PREFILL

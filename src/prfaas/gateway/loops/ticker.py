@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prfaas.audit.changes import Loop, Number
+from prfaas.core.control.threshold_evidence import Evidence
+from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.resilience.guards import Guards
 from prfaas.gateway.routing.change_log import Journal
@@ -71,23 +73,18 @@ class Pulse:
                 loop.turn(now_ns)
 
     def _note_threshold(self, moved: ThresholdMoved) -> None:
-        found, up = moved.pressures, moved.offload_threshold > moved.before
-        pressed = "remote" if up else "local"
-        waits = (found.local_wait_ns, found.remote_wait_ns)
-        local, remote = ("unknown" if ns is None else format_seconds(ns) for ns in waits)
-        numbers: dict[str, Number] = {
-            "local_wait_s": seconds_of(found.local_wait_ns),
-            "remote_wait_s": seconds_of(found.remote_wait_ns),
-            "link_utilisation": found.link_utilisation,
-        }
+        up, why, numbers = moved.offload_threshold > moved.before, "", dict[str, Number]()
+        if moved.evidence is not None:
+            why, numbers = _by_evidence(moved.evidence)
+        elif moved.pressures is not None:
+            why, numbers = _by_pressure(moved.pressures, "remote" if up else "local")
         self._journal.note(
             Loop.THRESHOLD,
             "raised" if up else "lowered",
             f"link {moved.source}:{moved.destination}",
             old=moved.before,
             new=moved.offload_threshold,
-            why=f"the {pressed} side stays pressed: {local} of waiting at home, {remote} away and "
-            "on the link",
+            why=why,
             numbers=numbers,
         )
 
@@ -109,3 +106,32 @@ class Pulse:
         self._journal.note(
             Loop.ADMISSION, action, "refusing", why=why, numbers={"refused": num_refused}
         )
+
+
+def _by_evidence(found: Evidence) -> tuple[str, dict[str, Number]]:
+    """Reason and inputs of a threshold that follows recent requests."""
+    why = (
+        f"prefill on both sides and the link carry the last {found.num_requests} requests alike "
+        f"at {found.balanced:,} tokens; that counts {found.weight:.0%}, the plan the rest"
+    )
+    return why, {
+        "balanced_tokens": found.balanced,
+        "weight_ratio": found.weight,
+        "requests": found.num_requests,
+        "local_engines": found.num_local,
+        "remote_engines": found.num_remote,
+        "link_bits_per_s": found.bits_per_s,
+    }
+
+
+def _by_pressure(found: Pressures, pressed: str) -> tuple[str, dict[str, Number]]:
+    """Reason and inputs of the short-term loop; `pressed` is the side that stays pressed."""
+    waits = (found.local_wait_ns, found.remote_wait_ns)
+    local, remote = ("unknown" if ns is None else format_seconds(ns) for ns in waits)
+    why = f"the {pressed} side stays pressed: {local} of waiting at home, {remote} away and on "
+    why += "the link"
+    return why, {
+        "local_wait_s": seconds_of(found.local_wait_ns),
+        "remote_wait_s": seconds_of(found.remote_wait_ns),
+        "link_utilisation": found.link_utilisation,
+    }

@@ -65,6 +65,9 @@ class Driver(DispatcherBooks):
         self._cluster_of = {name: cluster for name, _, cluster in engines}
         self._healthy: set[str] = set()
         self._drained: set[str] = set()
+        """Engines that the operator has drained; one that leaves and returns stays drained."""
+        self._paused: set[str] = set()
+        """Engines that get nothing new until a purge is done."""
         self._withheld: set[str] = set()
         """Engines and pools that leave, or that their source calls not ready."""
         self._clusters_off: set[str] = set()
@@ -126,7 +129,7 @@ class Driver(DispatcherBooks):
         self._pool_links.remove(name, self._pool_of[name])
         for known in (self._pool_of, self._cluster_of, self._lengths):
             known.pop(name, None)
-        for names in (self._healthy, self._drained, self._withheld, self._broken):
+        for names in (self._healthy, self._paused, self._withheld, self._broken):
             names.discard(name)
         self._index.forget(name)
 
@@ -168,6 +171,11 @@ class Driver(DispatcherBooks):
         (self._drained.add if drained else self._drained.discard)(name)
         self._apply(name, now_ns)
 
+    def set_paused(self, name: str, now_ns: int, *, paused: bool) -> None:
+        """A purge wants an engine to get nothing new for a while, or again."""
+        (self._paused.add if paused else self._paused.discard)(name)
+        self._apply(name, now_ns)
+
     def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
         """The operator wants no engine of a cluster to get anything new, or again."""
         (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
@@ -194,8 +202,10 @@ class Driver(DispatcherBooks):
         return cluster not in self._clusters_off
 
     def is_barred(self, name: str) -> bool:
-        """Return True if the operator has drained an engine or its cluster."""
-        return name in self._drained or self._cluster_of[name] in self._clusters_off
+        """Return True if the operator has drained an engine or its cluster, or a purge waits."""
+        if name in self._drained or name in self._paused:
+            return True
+        return self._cluster_of[name] in self._clusters_off
 
     def takes(self, name: str) -> bool:
         """Return True if an engine gets new requests: it is healthy, and nothing bars it."""

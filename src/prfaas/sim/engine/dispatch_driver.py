@@ -100,6 +100,7 @@ class Front(DispatcherBooks):
         for cluster in setup.prfaas:
             if setup.signals.layouts and not _is_right(cluster):
                 self.dispatcher.expect_bytes(layout_of(cluster.costs, EXPECTED_TOKENS), now_ns=0)
+        self.dispatcher.links.least_threshold = setup.blocks.tokens
 
     # Requests
 
