@@ -31,6 +31,9 @@ class ScriptedEngine:
     cached_tokens: int = 0
     healthy: bool = True
     num_waiting: int = 0
+    num_running: int = 1
+    num_made: int = 0
+    """Output tokens, by its counter."""
     cards: object = None
     """What it says its models are, if it is to be something else than the truth."""
     num_asked_models: int = 0
@@ -95,7 +98,8 @@ class ScriptedEngine:
     async def _metrics(self, request: web.Request) -> web.Response:
         labels = f'engine="0",model_name="{self.model}"'
         return web.Response(
-            text=f"vllm:num_requests_running{{{labels}}} 1.0\n"
+            text=f"vllm:num_requests_running{{{labels}}} {self.num_running}.0\n"
+            f"vllm:generation_tokens_total{{{labels}}} {self.num_made}.0\n"
             f"vllm:num_requests_waiting{{{labels}}} {self.num_waiting:.1f}\n" + "#" * self.padding
         )
 

@@ -213,7 +213,7 @@ class Gateway:
             self.metrics,
             self.records,
         )
-        holding = holding_for(deployment, self.tenants, self.engines)
+        holding = holding_for(deployment, self.tenants, self.engines, self.driver)
         self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
         self._access = Access(
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
@@ -268,7 +268,7 @@ class Gateway:
             verifier=self._verifier(limits, prefill_leg, fetcher),
             metrics=self.metrics,
         )
-        self.charging = Charging()
+        self.charging = Charging(self.engines.probes)
         self._pages = (
             Generation(
                 live,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.admission.fair_slots import FairSlots, widest
+from prfaas.core.admission.fair_slots import PENDING_MIN, WINDOW_TOKENS, FairSlots, widest
 
 
 def asked(slots: FairSlots, *requests: tuple[int, str, int]) -> None:
@@ -123,3 +123,73 @@ def test_nobody_starves_and_nothing_is_over(
         slots.leave(running.pop())
         running += slots.start(num_slots)
     assert slots.num_waiting == slots.num_running == 0
+
+
+# Prefill
+
+LONG = 30_000
+
+
+def long_ones(slots: FairSlots, first: int, count: int, tenant: str, lane: int = 0) -> None:
+    for number in range(first, first + count):
+        slots.ask(number, tenant, 1, work=LONG, lane=lane)
+
+
+def test_an_engine_gets_one_long_prompt_at_a_time() -> None:
+    slots = FairSlots({})
+    long_ones(slots, 0, 38, "red")
+    assert slots.start(240, (1, 1)) == [0]
+    slots.ask(100, "blue", 1, work=5)
+    assert slots.start(240, (1, 1)) == [100]
+    slots.ask(101, "blue", 1, work=5)
+    assert slots.start(240, (1, 1)) == [], "its second one waits until its first has begun"
+    slots.prefilled(100)
+    assert slots.start(240, (1, 1)) == [101]
+    slots.prefilled(0)
+    assert slots.start(240, (1, 1)) == [1]
+
+
+def test_every_engine_gets_a_long_prompt_and_a_few_short_ones() -> None:
+    slots = FairSlots({})
+    long_ones(slots, 0, 38, "red")
+    assert len(slots.start(240, (3, 1))) == 3
+    slots = FairSlots({})
+    for number in range(38):
+        slots.ask(number, "red", 1, work=40)
+    assert len(slots.start(240, (3, 1))) == 3 * WINDOW_TOKENS // PENDING_MIN
+
+
+def test_the_lanes_of_prefill_do_not_hold_each_other() -> None:
+    slots = FairSlots({})
+    long_ones(slots, 0, 5, "red", lane=1)
+    long_ones(slots, 5, 5, "red", lane=0)
+    assert slots.start(240, (1, 2)) == [0, 1, 5]
+
+
+def test_work_divides_prefill_by_weight() -> None:
+    """Blue's prompts are a tenth as long: it gets ten of them for one of red's."""
+    slots = FairSlots({})
+    long_ones(slots, 0, 40, "red")
+    for number in range(100, 400):
+        slots.ask(number, "blue", 1, work=LONG // 10)
+    had = {"red": 0, "blue": 0}
+    for _ in range(200):
+        for number in slots.start(240, (1, 1)):
+            had["red" if number < 100 else "blue"] += LONG if number < 100 else LONG // 10
+        for number in slots.pending:
+            slots.leave(number)
+    assert 0.7 <= had["blue"] / had["red"] <= 1.4
+
+
+def test_a_prefill_that_is_known_better_is_counted_so() -> None:
+    slots = FairSlots({})
+    long_ones(slots, 0, 3, "red")
+    assert slots.start(240, (1, 1)) == [0]
+    slots.planned(0, 100, 0)
+    assert slots.start(240, (1, 1)) == [1], "its prefix was cached"
+    slots.planned(1, LONG, 1)
+    assert slots.start(240, (1, 1)) == [2], "it is prefilled elsewhere"
+    for number in range(3):
+        slots.leave(number)
+    assert not slots.pending
+    assert slots._pending_tokens == [0, 0]

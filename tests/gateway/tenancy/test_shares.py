@@ -76,10 +76,33 @@ async def test_an_abandoned_answer_is_charged_for_every_sequence(start: Any) -> 
         assert before - tokens_left(world) >= 128_000
         await cancelled(asking)
         await until(lambda: ended(world, 1))
-        # No answer has shown how fast the engine is: the most that there can be.
-        assert before - tokens_left(world) >= 100_000
+        # No answer has shown how fast the engine is: what the fastest can have made in the time.
+        record = world.gateway.records.latest(1)[0]
+        assert record.e2e_ns is not None
+        made = record.num_abandoned_tokens
+        assert 128 <= made <= min(128_000, 128 * (1000 * record.e2e_ns / 1e9 + 1))
+        assert before - tokens_left(world) <= made + record.num_prompt_tokens
         sample = 'prfaas_tenant_tokens_total{kind="abandoned",tenant="red"}'
-        assert await world.metric(sample) == 128_000
+        assert await world.metric(sample) == made
+
+
+async def test_an_answer_left_early_costs_what_the_engine_counts(start: Any) -> None:
+    """400,000 tokens are declared, and nobody has seen an answer yet: engines count theirs."""
+    async with start(tokens_per_minute=1_000_000) as world:
+        engine = world.gateway.engines.by_name["decode"]
+        world.decode.script, world.decode.num_running = hang, 10
+        await world.gateway.engines.probes.look(engine)
+        world.decode.num_made = 400
+        await world.gateway.engines.probes.look(engine)
+        rate = world.gateway.charging._engines
+        assert (rate.most(10, 10**9) or 0) > 0
+        asking = asyncio.create_task(post(world, "red", prompt="hi", n=100, max_tokens=4000))
+        await until(lambda: len(world.decode.calls) == 1)
+        await cancelled(asking)
+        await until(lambda: ended(world, 1))
+        record = world.gateway.records.latest(1)[0]
+        assert record.e2e_ns is not None
+        assert record.num_abandoned_tokens <= (rate.most(100, record.e2e_ns) or 0)
 
 
 async def test_an_abandoned_answer_without_a_limit_is_not_charged_the_rest_of_the_model(

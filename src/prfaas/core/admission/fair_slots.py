@@ -1,23 +1,35 @@
-"""Slots for sequences, handed to tenants by weight. Pure.
+"""Slots and prefill of engines, handed to tenants by weight. Pure.
 
-An engine runs a fixed number of sequences and queues the rest, first come first served: a tenant
-that sends a thousand makes all others wait. Here requests wait per tenant instead. The tenant that
-runs the fewest sequences for its weight is next, and requests of a higher priority go first. A
-tenant that is alone gets all slots but a small reserve, and the reserve goes to tenants that run
-little, so that a newcomer starts at once.
+An engine runs a fixed number of sequences, prefills one prompt after the other, and queues the
+rest, first come first served: a tenant that sends a thousand prompts, or forty long ones, makes all
+others wait. Here requests wait per tenant instead, and engines get only what keeps them busy. The
+tenant that runs least for its weight is next: its sequences count, and the prefill that it has had
+lately. Requests of a higher priority go first. A tenant that is alone gets all slots but a small
+reserve, and the reserve goes to tenants that run little, so that a newcomer starts at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp
 
 RESERVED_OF = 16
 """One slot in so many is reserved, at least one where there are as many as `RESERVED_FROM`."""
 RESERVED_FROM = 8
 """Below this number of slots none is reserved: one would be too large a share."""
-
+WINDOW_TOKENS = 16_384
+"""Prefill that an engine may have before it in excess of one prompt, tokens: a few chunks."""
+PENDING_MIN = WINDOW_TOKENS // 4
+"""Least that a request counts for before its prefill has ended, tokens: an engine whose batch is
+full queues short prompts, too."""
+SEQUENCE_TOKENS = 256
+"""A sequence that runs counts like so many tokens of prefill in the order of tenants."""
+MEMORY_TOKENS = 16 * WINDOW_TOKENS
+"""Prefill of all tenants after which the one that a tenant has had counts 1/e."""
+NUM_LANES = 2
+"""Kinds of engines that prefill: those of the PD cluster, and those of PrfaaS clusters."""
 
 _Key = tuple[int, str]
 """Priority and name: requests of one tenant in several classes wait in several queues."""
@@ -28,19 +40,41 @@ class _Tenant:
     weight: float
     priority: int = 0
     running: int = 0
-    waiting: deque[int] = field(default_factory=deque)
+    had_tokens: float = 0.0
+    """Prefill of its requests, faded."""
+    had_at: float = 0.0
+    """Prefill of all tenants at that time."""
+    pending: list[int] = field(default_factory=lambda: [0] * NUM_LANES)
+    """Its requests in each lane whose prefill has not ended."""
+    waiting: tuple[deque[int], ...] = field(
+        default_factory=lambda: tuple(deque[int]() for _ in range(NUM_LANES))
+    )
+
+    def had(self, total: float) -> float:
+        """Prefill that it has had lately, tokens, when all have had `total`."""
+        if not self.had_tokens:
+            return 0.0
+        return self.had_tokens * exp((self.had_at - total) / MEMORY_TOKENS)
+
+    def order(self, total: float) -> tuple[int, float]:
+        load = self.running * SEQUENCE_TOKENS + self.had(total)
+        return -self.priority, load / self.weight
 
     @property
-    def order(self) -> tuple[int, float]:
-        return -self.priority, self.running / self.weight
+    def is_idle(self) -> bool:
+        return not self.running and not any(self.waiting)
 
 
 @dataclass(slots=True)
 class _Request:
     tenant: _Key
     width: int
+    work: int = 0
+    lane: int = 0
     is_reserved: bool = False
     """Runs in slots of the reserve."""
+    is_pending: bool = False
+    """Has started, and its prefill has not ended."""
 
 
 class FairSlots:
@@ -57,6 +91,11 @@ class FairSlots:
         self._waiting: set[int] = set()
         self._reserved: dict[int, None] = {}
         self._num_reserved = 0
+        self._total = 0.0
+        """Prefill of all tenants so far, tokens."""
+        self._pending = [dict[int, int]() for _ in range(NUM_LANES)]
+        """Work of the requests in each lane whose prefill has not ended, tokens."""
+        self._pending_tokens = [0] * NUM_LANES
         self.num_running = 0
         """Sequences that run."""
 
@@ -67,9 +106,27 @@ class FairSlots:
 
     def waiting_of(self, tenant: str) -> int:
         """Requests of a tenant that wait."""
-        return sum(len(each.waiting) for key, each in self._tenants.items() if key[1] == tenant)
+        return sum(
+            len(lane)
+            for key, each in self._tenants.items()
+            if key[1] == tenant
+            for lane in each.waiting
+        )
 
-    def ask(self, request: int, tenant: str, width: int, priority: int = 0) -> None:
+    @property
+    def pending(self) -> list[int]:
+        """Requests that have started and whose prefill has not ended."""
+        return [request for lane in self._pending for request in lane]
+
+    def ask(
+        self,
+        request: int,
+        tenant: str,
+        width: int,
+        priority: int = 0,
+        work: int = 0,
+        lane: int = 0,
+    ) -> None:
         """Have a request wait for its turn.
 
         Args:
@@ -77,86 +134,148 @@ class FairSlots:
             tenant: Its tenant.
             width: Its sequences, at least 1.
             priority: Of its class of service.
+            work: Its prefill as far as is known, tokens.
+            lane: Where that is expected, in [0, `NUM_LANES`).
         """
         key = priority, tenant
-        self._requests[request] = _Request(key, width)
+        self._requests[request] = _Request(key, width, work, lane)
         self._waiting.add(request)
         known = self._tenants.setdefault(key, _Tenant(self._weights.get(tenant, 1.0), priority))
-        known.waiting.append(request)
+        known.waiting[lane].append(request)
 
     def leave(self, request: int) -> None:
         """Remove a request that has ended, or does not wait any longer."""
+        self.prefilled(request)
         gone = self._requests.pop(request)
         tenant = self._tenants[gone.tenant]
         if request in self._waiting:
             self._waiting.discard(request)
-            tenant.waiting.remove(request)
+            tenant.waiting[gone.lane].remove(request)
         else:
             self.num_running -= gone.width
             tenant.running -= gone.width
             if gone.is_reserved:
                 self._give_back(request, gone)
-        if not tenant.running and not tenant.waiting:
+        if tenant.is_idle and tenant.had(self._total) < 1:
             del self._tenants[gone.tenant]
 
-    def start(self, num_slots: int) -> list[int]:
+    def planned(self, request: int, work: int, lane: int) -> None:
+        """The prefill of a request that has started is known: tokens, and where it is."""
+        found = self._requests[request]
+        self._charge(self._tenants[found.tenant], work - found.work)
+        if found.is_pending:
+            self.prefilled(request)
+            found.work, found.lane = work, lane
+            self._begin_prefill(request, found)
+
+    def prefilled(self, request: int) -> None:
+        """The prefill of a request has ended; no effect if that is known."""
+        found = self._requests[request]
+        if found.is_pending:
+            found.is_pending = False
+            self._tenants[found.tenant].pending[found.lane] -= 1
+            self._pending_tokens[found.lane] -= self._pending[found.lane].pop(request)
+
+    def start(self, num_slots: int, num_engines: Sequence[int] = ()) -> list[int]:
         """Start requests whose turn it is.
 
         Args:
             num_slots: Sequences that may run at once.
+            num_engines: Engines of each lane; a lane without has no limit of prefill.
 
         Returns:
             The requests, in order. One that is wider than the limit starts when nothing else runs.
         """
         reserve = reserve_of(num_slots)
         started: list[int] = []
-        while True:
+        while self._waiting:
             self._refill(num_slots - reserve)
-            request = self._next(num_slots - reserve)
+            request = self._next(num_slots - reserve, num_engines)
             is_reserved = request is None
             if request is None:
-                request = self._next_of_reserve(reserve, num_slots)
+                request = self._next_of_reserve(reserve, num_slots, num_engines)
             if request is None:
                 return started
             self._begin(request, is_reserved)
             started.append(request)
+        return started
 
-    def _next(self, num_slots: int) -> int | None:
-        request = self._first(lambda _: True)
+    def _next(self, num_slots: int, num_engines: Sequence[int]) -> int | None:
+        request = self._first(lambda *_: True, num_engines)
         if request is None or not self.num_running:
             return request
         # Nobody overtakes a wide request of the tenant that is next: it would wait for ever.
         taken = self.num_running - self._num_reserved
         return request if taken + self._requests[request].width <= num_slots else None
 
-    def _next_of_reserve(self, reserve: int, num_slots: int) -> int | None:
-        def runs_little(tenant: _Tenant) -> bool:
-            return tenant.running + self._requests[tenant.waiting[0]].width <= reserve
+    def _next_of_reserve(
+        self, reserve: int, num_slots: int, num_engines: Sequence[int]
+    ) -> int | None:
+        def runs_little(tenant: _Tenant, request: int) -> bool:
+            return tenant.running + self._requests[request].width <= reserve
 
-        request = self._first(runs_little)
+        request = self._first(runs_little, num_engines)
         if request is None:
             return None
         width = self._requests[request].width
         is_free = self._num_reserved + width <= reserve and self.num_running + width <= num_slots
         return request if is_free else None
 
-    def _first(self, may: Callable[[_Tenant], bool]) -> int | None:
+    def _first(self, may: Callable[[_Tenant, int], bool], num_engines: Sequence[int]) -> int | None:
         """The oldest request of the tenant that runs least for its weight, highest class first."""
-        ready = (tenant for tenant in self._tenants.values() if tenant.waiting and may(tenant))
-        tenant = min(ready, key=lambda tenant: tenant.order, default=None)
-        return None if tenant is None else tenant.waiting[0]
+        best: tuple[tuple[int, float], int] | None = None
+        for tenant in self._tenants.values():
+            heads = [lane[0] for lane in tenant.waiting if lane]
+            ready = [
+                request
+                for request in heads
+                if may(tenant, request) and self._fits(tenant, request, num_engines)
+            ]
+            if ready:
+                order = tenant.order(self._total)
+                if best is None or order < best[0]:
+                    best = order, min(ready)
+        return None if best is None else best[1]
+
+    def _fits(self, tenant: _Tenant, request: int, num_engines: Sequence[int]) -> bool:
+        """Return True if the engines that would prefill a request have not enough before them.
+
+        A short prompt of a tenant that has nothing before them always fits: it delays nobody much.
+        """
+        found = self._requests[request]
+        lane = found.lane
+        engines = num_engines[lane] if lane < len(num_engines) else 0
+        if not engines or len(self._pending[lane]) < engines:
+            return True
+        if not tenant.pending[lane] and found.work <= PENDING_MIN:
+            return True
+        return self._pending_tokens[lane] < engines * WINDOW_TOKENS
 
     def _begin(self, request: int, is_reserved: bool) -> None:
         found = self._requests[request]
         tenant = self._tenants[found.tenant]
-        tenant.waiting.popleft()
+        tenant.waiting[found.lane].popleft()
         tenant.running += found.width
         self._waiting.discard(request)
         self.num_running += found.width
+        self._charge(tenant, found.work)
+        self._begin_prefill(request, found)
         if is_reserved:
             found.is_reserved = True
             self._reserved[request] = None
             self._num_reserved += found.width
+
+    def _begin_prefill(self, request: int, found: _Request) -> None:
+        tokens = max(found.work, PENDING_MIN)
+        found.is_pending = True
+        self._tenants[found.tenant].pending[found.lane] += 1
+        self._pending[found.lane][request] = tokens
+        self._pending_tokens[found.lane] += tokens
+
+    def _charge(self, tenant: _Tenant, work: int) -> None:
+        self._total += max(work, 0)
+        tenant.had_tokens = max(0.0, tenant.had(self._total) + work)
+        tenant.had_at = self._total
 
     def _refill(self, num_slots: int) -> None:
         """Count requests of the reserve among the others where there is room: it is free again."""

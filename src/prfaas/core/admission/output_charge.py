@@ -41,18 +41,19 @@ class OutputRate:
         else:
             self._per_s += FADING * (per_s - self._per_s)
 
-    def most(self, num_sequences: int, duration_ns: int, tokens_max: int) -> int:
+    def most(self, num_sequences: int, duration_ns: int) -> int | None:
         """Tokens that so many sequences have had made in a time, at most.
 
         Args:
             num_sequences: At least 1.
             duration_ns: Time since an engine was asked for them.
-            tokens_max: What the request allows; the answer while no speed is known.
+
+        Returns:
+            None while no speed is known.
         """
         if self._per_s is None:
-            return tokens_max
-        made = num_sequences * ceil(self._per_s * duration_ns / NS_PER_S)
-        return min(tokens_max, made)
+            return None
+        return num_sequences * ceil(self._per_s * duration_ns / NS_PER_S)
 
     def since(self, num_sequences: int, duration_ns: int) -> int:
         """Tokens that were made and not seen in a time; 0 while no speed is known."""

@@ -132,6 +132,17 @@ class OpenRequests:
         entry = self._entries.get(request_id)
         return entry.routed.prefill if entry is not None and entry.prefilling else None
 
+    def is_prefilling(self, request_id: int, now_ns: int, *, streams: bool) -> bool:
+        """Return True if a prompt is still before an engine or in it, as far as is known.
+
+        Args:
+            request_id: The request.
+            now_ns: Time.
+            streams: Its first token will be seen; else its prefill is taken to end as predicted.
+        """
+        ahead = self.prefill_ahead(request_id, now_ns)
+        return ahead is not None and (streams or ahead.work_ns > ahead.spent_ns)
+
     def decoder_of(self, request_id: int) -> str | None:
         """The decode instance of a request; None without one."""
         entry = self._entries.get(request_id)
@@ -162,6 +173,10 @@ class OpenRequests:
             for request_id, entry in self._entries.items()
             if any(promised is link for promised, _ in entry.promised)
         ]
+
+    def num_shipping(self) -> int:
+        """Requests that may wait for blocks in transit: no first token of theirs was seen."""
+        return sum(entry.routed.ships and not entry.streams for entry in self._entries.values())
 
     def num_streaming(self, name: str) -> int:
         """Requests whose tokens an instance that prefills as well is streaming."""

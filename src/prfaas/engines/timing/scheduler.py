@@ -87,6 +87,12 @@ class Scheduler:
         """Sequences that are computed."""
         return len(self._running) + (self._prefilling is not None)
 
+    @property
+    def num_answers(self) -> int:
+        """Answers of these: vLLM counts each of them as a request."""
+        prefilling = self._prefilling
+        return sum(s.width for s in self._running) + (prefilling.width if prefilling else 0)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self._waiting.append(sequence)

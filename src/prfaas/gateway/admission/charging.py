@@ -7,21 +7,33 @@ from math import ceil
 
 from prfaas.core.admission.output_charge import OutputRate
 from prfaas.core.request.events import Outcome
+from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
 
-UNDECLARED_PER_S = 1000
-"""Tokens that one sequence of a request without an output limit can have had made in a second: the
-rest of the model's length is no bound to charge a client for that left at once."""
+FASTEST_PER_S = 1000
+"""Tokens that one sequence can have had made in a second while no speed is known: neither what a
+request allows nor the rest of the model's length is a bound to charge a client for that left."""
 
 
 class Charging:
-    """Charges output when a request is admitted, and settles that when it ends."""
+    """Charges output when a request is admitted, and settles that when it ends.
 
-    def __init__(self) -> None:
+    Args:
+        probes: Of engines, for the tokens that they count.
+    """
+
+    def __init__(self, probes: EngineProbes) -> None:
+        probes.on_made = self.made
         self._rate = OutputRate()
+        self._engines = OutputRate()
+        """By the counters of engines, until an answer was seen whole."""
+
+    def made(self, num_tokens: int, num_sequences: int, duration_ns: int) -> None:
+        """An engine has made so many tokens for its sequences in a time, ns."""
+        self._engines.observe(num_tokens, num_sequences, duration_ns)
 
     def settle(self, tenant: Tenant, record: Record) -> None:
         """Charge what a request has had made, in place of what was charged for it before.
@@ -45,11 +57,16 @@ class Charging:
         if record.output_at_ns is not None:
             made = self._rate.since(sequences, now_ns - record.output_at_ns)
         else:
-            most, passed_ns = record.output_tokens_max, now_ns - asked_at_ns
-            if not record.reserved_tokens:
-                most = min(most, sequences * ceil(UNDECLARED_PER_S * passed_ns / NS_PER_S))
-            made = self._rate.most(sequences, passed_ns, most)
+            made = self._most(sequences, now_ns - asked_at_ns)
         return max(0, min(made, left))
+
+    def _most(self, num_sequences: int, passed_ns: int) -> int:
+        """Tokens that sequences of which nothing was seen have had made in a time, at most."""
+        for rate in (self._rate, self._engines):
+            made = rate.most(num_sequences, passed_ns)
+            if made is not None:
+                return made
+        return num_sequences * ceil(FASTEST_PER_S * passed_ns / NS_PER_S)
 
 
 def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) -> None:

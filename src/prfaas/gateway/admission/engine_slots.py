@@ -4,41 +4,109 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from prfaas.config.clusters import ClusterRole
+from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.fair_slots import FairSlots, widest
+from prfaas.core.admission.slot_limit import SlotLimit
+from prfaas.core.dispatch.types import Routed
+from prfaas.core.routing.decision import Path
+from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.tenancy.tenants import Tenants
+from prfaas.units import NS_PER_S
 
 LOOK_S = 1.0
 """Interval at which a waiting request checks for changed engines."""
+BYTES_PER_TOKEN = 4
+"""Of a text that is not tokenised yet."""
+EXPLAINED_NS = NS_PER_S // 4
+"""Prefill before an engine that explains why requests wait there."""
+LOCAL, REMOTE = 0, 1
+"""Lanes of prefill: engines of the PD cluster, and of PrfaaS clusters."""
+
+
+class Capacity(NamedTuple):
+    """What engines that are ready take.
+
+    Attributes:
+        num_slots: Sequences that PD engines run at once; 0 without any.
+        num_engines: Engines of each lane.
+    """
+
+    num_slots: int
+    num_engines: tuple[int, ...] = ()
+
+
+class Turn:
+    """The turn of one request.
+
+    Args:
+        holding: Holds others; None if nothing is held.
+        number: Of the request among those of `holding`.
+        streams: Its first token will be seen.
+    """
+
+    __slots__ = ("_holding", "_number", "_streams")
+
+    def __init__(
+        self, holding: Holding | None = None, number: int = 0, *, streams: bool = False
+    ) -> None:
+        self._holding, self._number, self._streams = holding, number, streams
+
+    def planned(self, request_id: int, routed: Routed) -> None:
+        """The route of the request is known.
+
+        Args:
+            request_id: Its number for the dispatcher.
+            routed: Its route.
+        """
+        if self._holding is not None:
+            self._holding.planned(self._number, request_id, routed, streams=self._streams)
+
+    def look(self) -> None:
+        """Something has happened to the request: others may start."""
+        if self._holding is not None:
+            self._holding.look()
+
+
+_FREE = Turn()
 
 
 class Holding:
-    """Holds requests until the PD cluster has free slots for their sequences.
+    """Holds requests until engines have free slots for their sequences, and little to prefill.
 
     With one tenant and no classes of service nothing is held: its requests wait in the engines,
     which know best when they can start.
 
     Args:
-        num_slots: Sequences that engines which are ready run at once; 0 without any.
+        weights: Of tenants.
+        capacity: Returns what the engines take.
+        driver: Knows where prompts are prefilled, and until when.
     """
 
     def __init__(
         self,
         weights: Mapping[str, float],
-        num_slots: Callable[[], int],
+        capacity: Callable[[], Capacity],
+        driver: Driver,
         *,
         has_classes: bool = False,
     ) -> None:
         self._slots = FairSlots(weights)
         self._is_on = len(weights) > 1 or has_classes
-        self._num_slots = num_slots
+        self._capacity, self._driver = capacity, driver
         self._turns: dict[int, asyncio.Future[None]] = {}
+        self._prefilling: dict[int, tuple[int, bool]] = {}
+        """Number for the dispatcher of requests whose prefill has begun; True if they stream."""
         self._numbers = itertools.count()
 
     def num_held(self, tenant: str) -> int:
@@ -51,7 +119,7 @@ class Holding:
         Raises:
             RequestError: 400.
         """
-        most = self._num_slots() if self._is_on else 0
+        most = self._capacity().num_slots if self._is_on else 0
         if most and num_sequences > widest(most):
             raise bad(
                 f"the request asks for {num_sequences} answers at once (prompts times n); at most "
@@ -61,52 +129,150 @@ class Holding:
 
     @asynccontextmanager
     async def slots(
-        self, tenant: str, num_sequences: int, priority: int = 0
-    ) -> AsyncIterator[None]:
+        self, tenant: str, client: ClientRequest, priority: int = 0
+    ) -> AsyncIterator[Turn]:
         """Wait for a turn; the slots are the request's while the context is open.
+
+        Args:
+            tenant: Its tenant.
+            client: The request.
+            priority: Of its class of service.
 
         Raises:
             RequestError: 400, see `check`.
         """
         if not self._is_on:
-            yield
+            yield _FREE
             return
+        num_sequences = client.num_sequences
         self.check(num_sequences)
         number = next(self._numbers)
         turn = self._turns[number] = asyncio.get_running_loop().create_future()
-        self._slots.ask(number, tenant, num_sequences, priority)
+        work = _work_of(client)
+        self._slots.ask(number, tenant, num_sequences, priority, work, self._lane_of(work))
         try:
             self._start()
             while not turn.done():
                 await asyncio.wait((turn,), timeout=LOOK_S)
                 self._start()
-            yield
+            yield Turn(self, number, streams=client.stream)
         finally:
             del self._turns[number]
+            self._prefilling.pop(number, None)
             self._slots.leave(number)
             self._start()
 
+    def planned(self, number: int, request_id: int, routed: Routed, *, streams: bool) -> None:
+        """The route of a request is known; see `Turn`."""
+        lane = REMOTE if routed.decision.path is Path.REMOTE else LOCAL
+        self._slots.planned(number, routed.num_tokens_to_prefill, lane)
+        self._prefilling[number] = request_id, streams
+        self.look()
+
+    def _lane_of(self, work: int) -> int:
+        """Where a prompt of so many tokens is probably prefilled."""
+        links = (link for link in self._driver.dispatcher.links if link.up and not link.is_in_site)
+        return REMOTE if any(work > link.policy.offload_threshold for link in links) else LOCAL
+
+    def look(self) -> None:
+        """Start requests that wait, if engines take them now."""
+        if self._slots.num_waiting:
+            self._start()
+
     def _start(self) -> None:
+        now_ns, requests = time.monotonic_ns(), self._driver.dispatcher.requests
+        for number in self._slots.pending:
+            known = self._prefilling.get(number)
+            if known and not requests.is_prefilling(known[0], now_ns, streams=known[1]):
+                del self._prefilling[number]
+                self._slots.prefilled(number)
+        capacity = self._capacity()
         # Without an engine no request is held: all get the error.
-        num_slots = self._num_slots() or 2**62
-        for number in self._slots.start(num_slots):
+        num_slots, engines = (2**62, ()) if not capacity.num_slots else capacity
+        for number in self._slots.start(num_slots, engines):
             turn = self._turns[number]
             if not turn.done():
                 turn.set_result(None)
 
 
-def holding_for(deployment: Deployment, tenants: Tenants, engines: Engines) -> Holding:
-    """Hold requests above the slots of a deployment's PD engines.
+@dataclass(slots=True)
+class _Known:
+    limit: SlotLimit
+    num_looks: int = 0
+
+
+class EngineLimits:
+    """Capacity of the engines of a deployment, by its file and by what they report.
 
     Gateways of one deployment share the engines alike.
     """
 
-    def num_slots() -> int:
-        return sum(
-            max(1, engine.num_slots // len(deployment.gateways))
-            for engine in engines.by_name.values()
-            if engine.role is ClusterRole.PD and engines.takes(engine)
-        )
+    def __init__(self, deployment: Deployment, engines: Engines, driver: Driver) -> None:
+        self._num_gateways = len(deployment.gateways)
+        self._engines, self._driver = engines, driver
+        self._known: dict[str, _Known] = {}
+        self._of_plan = {
+            name: slots
+            for table in deployment.clusters.values()
+            if (slots := _slots_of_plan(table))
+            for name in table.engines
+        }
+        """Limits of timing engines."""
 
+    def __call__(self) -> Capacity:
+        """What they take now."""
+        num_slots, num_engines = 0, [0, 0]
+        for engine in self._engines.by_name.values():
+            if not self._engines.takes(engine):
+                continue
+            if engine.role is not ClusterRole.PD:
+                num_engines[REMOTE] += 1
+                continue
+            num_engines[LOCAL] += 1
+            num_slots += max(1, self._limit(engine) // self._num_gateways)
+        return Capacity(num_slots, tuple(num_engines))
+
+    def _limit(self, engine: Engine) -> int:
+        known = self._known.get(engine.name)
+        most = min(engine.num_slots, self._of_plan.get(engine.name, engine.num_slots))
+        if known is None or known.limit.most != most:
+            known = self._known[engine.name] = _Known(SlotLimit(most))
+        if known.num_looks != engine.num_looks:
+            known.num_looks, load = engine.num_looks, engine.load
+            if load.num_running is not None and load.num_waiting is not None:
+                expected = self._num_expected(engine.name, load.num_waiting)
+                known.limit.report(load.num_running, load.num_waiting, expected)
+        return known.limit.now
+
+    def _num_expected(self, name: str, num_waiting: int) -> int:
+        """Requests that wait at an engine for prefill before them, or for blocks in transit."""
+        dispatcher = self._driver.dispatcher
+        if not num_waiting:
+            return 0
+        if dispatcher.load(name).pending_ns(name) > EXPLAINED_NS:
+            return num_waiting
+        return dispatcher.requests.num_shipping()
+
+
+def _slots_of_plan(table: ClusterTable) -> int:
+    """Sequences that a timing engine of a cluster runs at once; 0 is not one."""
+    if table.timing is None:
+        return 0
+    from prfaas.planner.answer.plan_loader import load_question
+
+    return load_question(table.timing.plan).problem.decode_slots
+
+
+def _work_of(client: ClientRequest) -> int:
+    """Tokens of a request's prompts as far as is known before they are tokenised."""
+    ids = sum(len(prompt) for prompt in client.prompts if not isinstance(prompt, str))
+    return ids or (client.num_bytes or 0) // BYTES_PER_TOKEN
+
+
+def holding_for(
+    deployment: Deployment, tenants: Tenants, engines: Engines, driver: Driver
+) -> Holding:
+    """Hold requests above what the engines of a deployment take."""
     weights = {name: tenant.link_weight for name, tenant in tenants.by_name.items()}
-    return Holding(weights, num_slots, has_classes=bool(deployment.classes))
+    limits = EngineLimits(deployment, engines, driver)
+    return Holding(weights, limits, driver, has_classes=bool(deployment.classes))

@@ -59,6 +59,7 @@ class Engine:
         num_looks: Looks that it answered.
         num_missed: Looks in a row that it did not answer in time.
         load: Its load at the last poll.
+        load_at_ns: Time of that poll.
         legs: One for each of the legs, to end it by.
     """
 
@@ -78,6 +79,7 @@ class Engine:
     num_looks: int = 0
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
+    load_at_ns: int = 0
     legs: set[asyncio.Timeout] = field(default_factory=set)
 
     @classmethod

@@ -75,6 +75,8 @@ class EngineProbes:
         self._limit_s, self._poll_s = limit_s, poll_s
         self.on_change: Callable[[Engine, Exception | None], None] = lambda *_: None
         """Called with an engine that has become ready, or with the reason why it is not."""
+        self.on_made: Callable[[int, int, int], None] = lambda *_: None
+        """Called with tokens that an engine has made, its sequences meanwhile, and the time, ns."""
         self._slots, self._hung = (asyncio.Semaphore(n) for n in (AT_ONCE_MAX, HUNG_AT_ONCE_MAX))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._probed = {name: asyncio.Event() for name in engines}
@@ -177,7 +179,12 @@ class EngineProbes:
         except EngineError:
             engine.load = UNKNOWN_LOAD
             return
-        engine.load = load = load_in(metrics, engine.rank)
+        before, engine.load = engine.load, load_in(metrics, engine.rank)
+        load = engine.load
+        passed_ns, engine.load_at_ns = asked_at_ns - engine.load_at_ns, asked_at_ns
+        if load.num_made is not None and before.num_made is not None and load.num_running:
+            most = max(load.num_running, before.num_running or 0)
+            self.on_made(load.num_made - before.num_made, most, passed_ns)
         if load.num_waiting is not None:
             self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
 

@@ -31,6 +31,7 @@ from prfaas.core.request.executor import Executor
 from prfaas.core.request.held import life_of
 from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
+from prfaas.gateway.admission.engine_slots import Turn
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.serving.moving_blocks import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, Parts
@@ -50,20 +51,21 @@ async def serve(parts: Parts, exchange: Exchange) -> web.StreamResponse:
     """
     client, service = exchange.client, exchange.client.service
     priority = 0 if service is None else service.priority
-    async with parts.holding.slots(exchange.tenant.name, client.num_sequences, priority):
+    async with parts.holding.slots(exchange.tenant.name, client, priority) as turn:
         parts.fleet.retries.deposit(time.monotonic_ns())
         try:
             plan = await parts.planner.plan(exchange.client, exchange.tenant, exchange.record)
         finally:
             parts.metrics.decided(exchange.record)
-        return await RequestRun(parts, exchange, plan).answer()
+        turn.planned(plan.route.number, plan.routed)
+        return await RequestRun(parts, exchange, plan, turn).answer()
 
 
 class RequestRun(Executor):
     """Carries out the actions for one request."""
 
-    def __init__(self, parts: Parts, exchange: Exchange, plan: Plan) -> None:
-        self._parts, self._exchange, self._plan = parts, exchange, plan
+    def __init__(self, parts: Parts, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+        self._parts, self._exchange, self._plan, self._turn = parts, exchange, plan, turn
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
         self.life = life_of(plan.route, parts.fleet)
@@ -178,6 +180,7 @@ class RequestRun(Executor):
         finally:
             self._events.clear()
             self._stepped.set()
+            self._turn.look()
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
         if self._plan.routed.decision.path is Path.REMOTE:

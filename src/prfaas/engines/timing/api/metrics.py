@@ -42,7 +42,7 @@ def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
     counts = instance.counts
     running, waiting, use = VLLM if instance.layout.takes_orders else SGLANG
     gauges = {
-        running: instance.scheduler.num_running,
+        running: instance.scheduler.num_answers,
         waiting: instance.num_waiting,
         use: instance.cache.usage_ratio,
         "timing:behind_profile_seconds": counts.late_ns / 1e9,
