@@ -10,7 +10,8 @@ python -m benchmarks.sim.policies [--tables grid,rows,...] [--seeds 1,2,3] [--mi
 | loops | the short-term loop and changes of roles |
 | capacity | highest load of a trace at which 90 % of the requests meet the targets |
 
-The bound is that of `bounds.py`; the best static threshold is the best of seven in hindsight.
+The bound is that of `prfaas simulate --bound`; the best static threshold is the best of seven in
+hindsight.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.sim.bounds import bound
 from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import find_knee, run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.units import NS_PER_S

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sim" / "bounds.py"
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bounds", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["bounds"] = made
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.mark.timeout(120)
@@ -33,16 +17,16 @@ def script() -> ModuleType:
 def test_no_policy_is_above_the_bound(policy: PolicyName, rate: float) -> None:
     settings = [f"workload.rate={rate}", 'workload.duration="8min"', 'workload.warmup="1min"']
     scenario = load_scenario(EXAMPLES / "paper-poisson.toml", settings).with_policy(policy)
-    bound = script().bound(scenario)
-    assert run(scenario).results.goodput <= bound * (1 + 1e-9)
-    assert bound <= rate * 1.1
+    most = bound(scenario)
+    assert run(scenario).results.goodput <= most * (1 + 1e-9)
+    assert most <= rate * 1.1
 
 
 def test_with_room_for_all_the_bound_is_what_can_be_in_time_alone() -> None:
     settings = ["workload.rate=0.2", 'workload.duration="8min"', 'workload.warmup="0s"']
     scenario = load_scenario(EXAMPLES / "paper-poisson.toml", settings)
     count = len(scenario.requests())
-    assert script().bound(scenario) == pytest.approx(count / 480, rel=0.02)
+    assert bound(scenario) == pytest.approx(count / 480, rel=0.02)
 
 
 @pytest.mark.timeout(120)
@@ -52,6 +36,6 @@ def test_in_a_closed_loop_no_policy_is_above_the_arrivals_of_a_system_without_qu
 ) -> None:
     settings = ["workload.users=200", 'workload.duration="8min"', 'workload.warmup="0s"']
     scenario = load_scenario(EXAMPLES / "claude-code.toml", settings).with_policy(policy)
-    found, bound = run(scenario).results, script().bound(scenario)
-    assert found.goodput <= bound * (1 + 1e-9)
-    assert found.goodput > 0.5 * bound
+    found, most = run(scenario).results, bound(scenario)
+    assert found.goodput <= most * (1 + 1e-9)
+    assert found.goodput > 0.5 * most

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from prfaas.cli.plan.simulate_command import simulate
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.scenario.seeds import interval
+from prfaas.sim.scenario.seeds import interval, percentile_interval
 from tests.sim.systems import EXAMPLES
 
 SETTINGS = ('workload.duration="4min"', 'workload.warmup="0s"')
@@ -22,6 +23,36 @@ def test_an_interval_is_students() -> None:
     # t(0.975, 2) is 4.303, the deviation 1, over the root of 3.
     assert found.half_width == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
     assert interval([1.0]).half_width is None
+
+
+@pytest.mark.parametrize("num_seeds", [5, 20])
+def test_the_interval_of_a_percentile_covers_that_of_all_requests(num_seeds: int) -> None:
+    """Bursts make whole runs slow: their lengths differ by a factor. The mean of the percentiles of
+    single runs, with Student's interval, covers the percentile of all requests less often."""
+    chance = np.random.default_rng(7)
+
+    def sample(runs: int) -> list[np.ndarray]:
+        factors = np.exp(chance.normal(0, 0.5, runs))
+        return [each * np.exp(chance.normal(0, 0.6, 400)) for each in factors]
+
+    truth = float(np.percentile(np.concatenate(sample(4000)), 99))
+    covered, covered_by_means = 0, 0
+    for _ in range(400):
+        runs = sample(num_seeds)
+        found = percentile_interval(runs, 99)
+        means = interval([float(np.percentile(run, 99)) for run in runs])
+        assert found.half_width is not None
+        assert means.half_width is not None
+        covered += abs(found.mean - truth) <= found.half_width
+        covered_by_means += abs(means.mean - truth) <= means.half_width
+    assert covered / 400 >= 0.88
+    assert covered_by_means / 400 < 0.75
+
+
+def test_runs_without_values_are_left_out() -> None:
+    assert np.isnan(percentile_interval([np.zeros(0)], 99).mean)
+    one = percentile_interval([np.zeros(0), np.arange(1.0, 101.0)], 50)
+    assert (one.mean, one.half_width) == (50.5, None)
 
 
 @pytest.mark.timeout(180)

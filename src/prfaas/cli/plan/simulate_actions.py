@@ -21,6 +21,7 @@ from prfaas.errors import ConfigError
 from prfaas.sim.report.chrome_trace import write_chrome_trace
 from prfaas.sim.results.recorded_run import NUM_RECORDED_MAX
 from prfaas.sim.results.summary import Results
+from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import Run, run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 
@@ -37,6 +38,7 @@ class Output:
         series: Where the time series go, if they are wanted.
         chrome_trace: Where the Chrome trace goes, if one is wanted.
         command: The command that makes the same again.
+        with_bound: Print the offline bound of the goodput.
     """
 
     as_json: bool = False
@@ -44,6 +46,7 @@ class Output:
     series: Path | None = None
     chrome_trace: Path | None = None
     command: str = ""
+    with_bound: bool = False
 
 
 def command_of(
@@ -65,6 +68,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     """
     _check(scenarios, output)
     first = next(iter(scenarios.values()))
+    most = bound(first) if output.with_bound else None
     found, drawn = {}, {}
     for name, scenario in scenarios.items():
         done = _with_progress(name, scenario, recorded=output.chrome_trace is not None)
@@ -84,20 +88,47 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
         from prfaas.sim.report.series_file import series_of
 
         _write(output.series, json.dumps(series_of(first.title, drawn)))
+    for name, results in found.items():
+        if warning := warning_of(results):
+            click.echo(f"prfaas: {name}: {warning}", err=True)
     if output.as_json:
         runs = {name: results.as_dict() for name, results in found.items()}
+        warnings = {name: text for name, r in found.items() if (text := warning_of(r))}
         said = {"title": first.title, "seed": first.seed, "notes": first.notes, "runs": runs}
+        said |= {"warnings": warnings}
+        said |= {} if most is None else {"goodput_bound": most}
         click.echo(json.dumps(said, indent=2))
         return
     console = console_for(_COLUMNS)
     console.print(f"{first.title}; seed {first.seed}; " + "; ".join(first.notes), soft_wrap=True)
     console.print(_table(found))
+    if most is not None:
+        shares = ", ".join(f"{name} {r.goodput / most:.1%}" for name, r in found.items() if most)
+        console.print(f"offline bound of the goodput {most:.3f} req/s: {shares}", soft_wrap=True)
     for path in (output.report, output.series, output.chrome_trace):
         if path is not None:
             console.print(f"wrote {path}", soft_wrap=True, markup=False)
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
+
+
+def warning_of(results: Results) -> str:
+    """What makes the figures of a run meaningless; "" if nothing does."""
+    finished, came = results.outcomes.get("finished", 0), results.num_requests
+    if not came:
+        return "no request arrived in the measured window; its figures say nothing"
+    if not finished:
+        outcomes = ", ".join(f"{count:,} {what}" for what, count in results.outcomes.items())
+        return (
+            f"none of {came:,} requests finished ({outcomes}), so there are no latencies; check "
+            "that an instance can serve the prompts, slo.ttft, the threshold and the load"
+        )
+    if not results.good_request_count:
+        return (
+            f"no request of {came:,} met its targets; the load is beyond capacity, or a target is"
+        )
+    return ""
 
 
 def load_scenarios(

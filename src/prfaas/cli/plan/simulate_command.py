@@ -37,6 +37,12 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
     show_default=True,
     help="Share of requests that have to meet every target, for --sweep.",
 )
+@click.option(
+    "--bound",
+    "with_bound",
+    is_flag=True,
+    help="Print the goodput that no policy exceeds, from all arrivals known in advance.",
+)
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=_FILE, help="Write one HTML file without external resources.")
@@ -55,6 +61,7 @@ def simulate(
     num_seeds: int | None,
     sweep: bool,
     attainment: float,
+    with_bound: bool,
     num_workers: int | None,
     ray_address: str | None,
     as_json: bool,
@@ -76,6 +83,7 @@ def simulate(
       prfaas simulate examples/sim/link-cut.toml --series cut.json
       prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
+      prfaas simulate examples/sim/bursty.toml --bound
       prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
       prfaas simulate examples/sim/scarce-link.toml --sweep --seeds 5 --ray 10.0.0.5:6379
     """
@@ -87,6 +95,8 @@ def simulate(
         raise click.UsageError(
             "--sweep makes many runs; --report, --series and --chrome-trace show one load"
         )
+    if with_bound and (sweep or num_seeds is not None):
+        raise click.UsageError("--bound is of one run; leave out --sweep and --seeds")
     from prfaas.cli.plan import simulate_actions as actions
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
@@ -103,4 +113,5 @@ def simulate(
     if num_workers is not None or ray_address is not None:
         raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")
     command = actions.command_of(scenario, settings, policies, seed)
-    actions.show_runs(scenarios, actions.Output(as_json, report, series, chrome_trace, command))
+    output = actions.Output(as_json, report, series, chrome_trace, command, with_bound)
+    actions.show_runs(scenarios, output)

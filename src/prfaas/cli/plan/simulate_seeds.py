@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
@@ -14,7 +14,13 @@ from prfaas.cli.common.console import console_for
 from prfaas.cli.plan.sweeping import run_all
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.scenario_loader import Scenario
-from prfaas.sim.scenario.seeds import Interval, interval, knee_job, results_job
+from prfaas.sim.scenario.seeds import (
+    Interval,
+    interval,
+    knee_job,
+    percentile_interval,
+    results_job,
+)
 from prfaas.sweeps import Job, Place
 
 Made = TypeVar("Made")
@@ -36,6 +42,8 @@ FIGURES: dict[str, tuple[str, Callable[[Results], float]]] = {
     "offloaded_ratio": ("", lambda found: found.offloaded_ratio),
 }
 """Unit and value of the figures that get an interval."""
+_PERCENTILES = {"ttft_p90": 90, "ttft_p99": 99}
+"""Of all requests of all seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ def show_seeds(
     """
     grid = _grid(scenarios, num_seeds, place, results_job)
     intervals = {
-        name: {figure: interval([value(r) for r in all_]) for figure, (_, value) in FIGURES.items()}
+        name: {figure: _interval(all_, figure) for figure in FIGURES}
         for name, all_ in grid.found.items()
     }
     if as_json:
@@ -76,6 +84,13 @@ def show_seeds(
     for figure, (unit, _) in FIGURES.items():
         table.add_row(figure, *(_cell(each[figure], unit) for each in intervals.values()))
     out.print(table)
+
+
+def _interval(found: Sequence[Results], figure: str) -> Interval:
+    if (percentile := _PERCENTILES.get(figure)) is not None:
+        return percentile_interval([each.ttft_ms / 1e3 for each in found], percentile)
+    value = FIGURES[figure][1]
+    return interval([value(each) for each in found])
 
 
 def show_knees(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isinf
+from math import isinf, sqrt
 
 from prfaas.planner.answer.coding import (
     CodingEffect,
@@ -17,7 +17,7 @@ from prfaas.planner.answer.coding import (
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.answer.verdict import Verdict, judge
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.sizing.confidence import REQUESTS, few_long_prompts, rate_variation
 from prfaas.planner.sizing.fleet import Sizing, size
 from prfaas.planner.sizing.obstacles import doubt, obstacle
 from prfaas.planner.solve import designs, latency, sensitivity
@@ -202,7 +202,7 @@ def verdict_of(
         paper.gain,
         exact.gain,
         swings,
-        _rates(exact),
+        _rates(problem, exact),
         binding=exact.prfaas.operation.binding_in_words,
         obstacle=obstacle(problem, exact.prfaas, question.arrival_per_s, sizing),
         doubt=doubt(problem, exact.prfaas, exact.equal_cost),
@@ -239,15 +239,25 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     return Latencies(service, overlapped, queued, load, overloaded)
 
 
-def _rates(comparison: Comparison) -> str:
-    """Rates of PrfaaS-PD and of its baseline as a clause; "" when neither sustains anything."""
+def _rates(problem: Problem, comparison: Comparison) -> str:
+    """Rates of PrfaaS-PD and of its baseline as a clause; "" when neither sustains anything.
+
+    Each has two standard errors of what so many requests as in `REQUESTS` give.
+    """
     ours, other = comparison.prfaas.operation, comparison.equal_cost.operation
     if not ours.rate_per_s and not other.rate_per_s:
         return ""
+    share = ours.offload_fraction
+    wander = 2 * sqrt(share * (1 - share) / REQUESTS)
     return (
-        f"{ours.rate_per_s:.3g} req/s against {other.rate_per_s:.3g} for the same money, "
-        f"{ours.offload_fraction:.0%} of requests offloaded"
+        f"{_rate(problem, ours)} req/s against {_rate(problem, other)} for the same money, "
+        f"{share:.0%} ± {wander:.1%} of requests offloaded (±: by chance, over {REQUESTS:,})"
     )
+
+
+def _rate(problem: Problem, found: Operation) -> str:
+    wander = rate_variation(problem, found) * found.rate_per_s
+    return f"{found.rate_per_s:.3g}" + (f" ± {wander:.1g}" if wander else "")
 
 
 def _notes(problem: Problem) -> list[str]:

@@ -26,11 +26,14 @@ class Verdict:
             depends otherwise. A target or demand that cannot be met does not pay.
         sentence: The answer with its numbers.
         turning: Inputs that turn the sign within their swing.
+        between: Least and largest gain with any one input 20 % lower or higher; None with an
+            obstacle.
     """
 
     answer: Answer
     sentence: str
     turning: tuple[str, ...]
+    between: tuple[float, float] | None = None
 
 
 def judge(
@@ -65,16 +68,26 @@ def judge(
         answer = Answer.DEPENDS
     else:
         answer = Answer.PAYS if is_gain else Answer.DOES_NOT_PAY
-    return Verdict(
-        answer, _sentence(answer, (gain_paper, gain_exact), turning, reason, doubt), turning
-    )
+    gains = [gain_exact, *(gain for swing in swings for gain in (swing.low, swing.high))]
+    between = min(gains), max(gains)
+    sentence = _sentence(answer, (gain_paper, gain_exact), between, turning, reason, doubt)
+    return Verdict(answer, sentence, turning, between)
 
 
 def _sentence(
-    answer: Answer, both: tuple[float, float], turning: tuple[str, ...], reason: str, doubt: str
+    answer: Answer,
+    both: tuple[float, float],
+    between: tuple[float, float],
+    turning: tuple[str, ...],
+    reason: str,
+    doubt: str,
 ) -> str:
     gain_paper, gain_exact = both
-    gains = f"{gain_exact:+.1%} at equal cost ({gain_paper:+.1%} with the paper's mean lengths)"
+    low, high = between
+    gains = (
+        f"{gain_exact:+.1%} at equal cost ({gain_paper:+.1%} with the paper's mean lengths; "
+        f"{low:+.1%} to {high:+.1%} with one input 20 % off)"
+    )
     if gain_exact == float("inf"):
         gains = "the homogeneous fleet for the same money misses the target at any load"
     if answer is Answer.PAYS:

@@ -35,6 +35,15 @@ def noted_variation(problem: Problem, found: Operation) -> float:
     return max((wander for wander in variations if wander > WANDER_MAX), default=0.0)
 
 
+def rate_variation(problem: Problem, found: Operation) -> float:
+    """Variation of a rate that a prefill stage limits, two standard errors as a share of it.
+
+    0 where none is near its limit.
+    """
+    near = _near_limit(problem, found)
+    return max((2 * _relative_error(load, weight) for _, load, weight in near), default=0.0)
+
+
 def load_variation(problem: Problem, found: Operation) -> float:
     """Return the variation of all prefill work by a stage near its limit, two standard errors.
 

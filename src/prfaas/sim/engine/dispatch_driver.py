@@ -65,13 +65,13 @@ class Front(DispatcherBooks):
                 setup.name,
                 prefill,
                 decode or None,
-                _planned(setup.prfaas[0]) if setup.prfaas else setup.costs,
+                _planned(setup, setup.prfaas[0]) if setup.prfaas else setup.costs,
             ),
             [
                 RemoteCluster(
                     cluster.name,
                     away[cluster.name],
-                    _planned(cluster),
+                    _planned(setup, cluster),
                     cluster.link.price_per_tb,
                     cluster.link.bits_per_s
                     if cluster.link.planned_bits_per_s is None
@@ -196,10 +196,26 @@ def _members(names: Sequence[str], pools: Sequence[str], first: int = 0) -> tupl
     return tuple(Member(name, pools[i % len(pools)]) for i, name in enumerate(names, first))
 
 
-def _planned(cluster: ClusterSetup) -> CostModel:
-    """Costs of a cluster in the gateway's plan, whose bytes may be wrong."""
+def _planned(setup: Setup, cluster: ClusterSetup) -> CostModel:
+    """Costs of a cluster in the gateway's plan, whose bytes and times may be wrong."""
     ratio = cluster.link.planned_bytes_ratio
-    return cluster.costs if ratio == 1.0 else ScaledBytes(cluster.costs, ratio)
+    costs = cluster.costs if ratio == 1.0 else ScaledBytes(cluster.costs, ratio)
+    local, remote = setup.routing.planned_ratios
+    return costs if local == remote == 1.0 else _ScaledTimes(costs, local, remote)
+
+
+class _ScaledTimes:
+    """Costs of a plan whose times of prefills are multiplied by factors; bytes are the plan's."""
+
+    def __init__(self, costs: CostModel, local: float, remote: float) -> None:
+        self._costs, self._local, self._remote = costs, local, remote
+        self.shipped_bytes, self.tail_bytes = costs.shipped_bytes, costs.tail_bytes
+
+    def local_prefill_ns(self, *lengths: int) -> int:
+        return round(self._costs.local_prefill_ns(*lengths) * self._local)
+
+    def remote_prefill_ns(self, *lengths: int) -> int:
+        return round(self._costs.remote_prefill_ns(*lengths) * self._remote)
 
 
 def _is_right(cluster: ClusterSetup) -> bool:
@@ -220,7 +236,10 @@ def _settings(setup: Setup) -> DispatchSettings:
         placement.pulls,
         placement.second_price,
         # Profiles are exact but where a scenario says otherwise: the gateway has proven them.
-        CalibrationSettings(proven_first=all(_is_right(each) for each in setup.prfaas)),
+        CalibrationSettings(
+            proven_first=routing.planned_ratios == (1.0, 1.0)
+            and all(_is_right(each) for each in setup.prfaas)
+        ),
         routing.residency,
         None if setup.market is None else setup.market.make(routing.policy),
     )

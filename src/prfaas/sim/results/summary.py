@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import compress
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from prfaas.core.control.role_loop import Role
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.role_changes import as_dict as change_as_dict
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.columns import Columns, Finished, columns_of, have_finished
@@ -68,6 +69,7 @@ class Results:
         traffic: Of each network: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens; with prices, the
             prefills by use, and for one request in time.
+        ttft_ms: Time to first token of each request that finished, ms.
     """
 
     window_s: float
@@ -104,10 +106,13 @@ class Results:
     num_events: int
     simulated_s: float
     digest: str
+    ttft_ms: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
+        """Values for JSON; single requests are left out."""
+        found = asdict(self)
+        del found["ttft_ms"]
+        return found
 
 
 def summarise(
@@ -176,6 +181,7 @@ def summarise(
         num_events=sim.clock.num_events,
         simulated_s=sim.clock.now_ns / NS_PER_S,
         digest=digest(sim),
+        ttft_ms=finished.ttft_ns / NS_PER_MS,
     )
 
 

@@ -68,6 +68,11 @@ class RoutingTable(_Table):
     """Minimum time between two changes of roles; the loop's other times are proportional."""
     conversion: Delay = 1.0
     """Time of a change of roles of an instance, in addition to draining."""
+    planned_local_ratio: Annotated[float, Field(gt=0, le=10_000)] = 1.0
+    """Time of a prefill on a PD instance in the gateway's profile, by the time that it takes: 0.5
+    is a profile that is wrong by that."""
+    planned_remote_ratio: Annotated[float, Field(gt=0, le=10_000)] = 1.0
+    """The same on PrfaaS instances."""
     admission: bool | None = None
     """Refuse requests that are predicted to miss slo.ttft; if absent, on with slo.ttft."""
     prefill_timeout: Span = PREFILL_TIMEOUT_NS / NS_PER_S

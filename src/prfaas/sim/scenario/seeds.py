@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import exp
 
 import numpy as np
 from scipy.stats import t as student_t
 
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.run import Knee, find_knee, results_of
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sweeps import Job
 
 CONFIDENCE = 0.95
+_RATIO_MIN = 1e-3  # of a percentile: shorter ones of single runs count as this
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,35 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(float(found.mean()), None)
     factor = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
     return Interval(float(found.mean()), factor * float(found.std(ddof=1)))
+
+
+def percentile_interval(runs: Sequence[FloatArray], percentile: float) -> Interval:
+    """Return a percentile of the values of all runs together, and its 95 % interval.
+
+    The percentiles of single runs are lower on average than that of all, since a few runs have most
+    of the longest values: their mean misses it, and so does an interval around their mean. So their
+    distances to the common one count, as logarithms, for long runs are longer by a factor; the
+    half-width is that of the upper side, which is the wider one.
+
+    Args:
+        runs: Values of each run; runs without any are left out.
+        percentile: In (0, 100).
+
+    References:
+        Asmussen and Glynn, Stochastic Simulation, section III.5: sectioning.
+    """
+    filled = [run for run in runs if run.size]
+    if not filled:
+        return Interval(float("nan"), None)
+    whole = float(np.percentile(np.concatenate(filled), percentile))
+    if len(filled) < 2 or whole <= 0:
+        return Interval(whole, None)
+    each = np.array([np.percentile(run, percentile) for run in filled])
+    distances = np.log(np.maximum(each, whole * _RATIO_MIN) / whole)
+    count = len(filled)
+    deviation = float(np.sqrt(np.sum(distances**2) / (count - 1)))
+    factor = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    return Interval(whole, whole * (exp(factor * deviation) - 1))
 
 
 def results_job(scenario: Scenario) -> Job[Results]:

@@ -176,6 +176,7 @@ def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingS
         weights=table.weights,
         bandwidth=table.bandwidth,
         residency=file.residency.among(names),
+        planned_ratios=(table.planned_local_ratio, table.planned_remote_ratio),
         prefill_timeout_ns=ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else ns(table.transfer_timeout),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.planner.problem import Problem
-from prfaas.sim.scenario.seeds import Interval, interval
+from prfaas.sim.scenario.seeds import Interval, interval, percentile_interval
 from prfaas.sim.sizing.trial import Figures
 
 CARRIED_MIN = 0.98
@@ -58,10 +58,8 @@ def report(problem: Problem, figures: Sequence[Figures]) -> Report:
         figures: Of each seed, at least one.
     """
     carried = interval([each.carried_per_s / each.arrived_per_s for each in figures])
-    p90, p99, tpot = (
-        interval([getattr(each, name) for each in figures])
-        for name in ("ttft_p90_s", "ttft_p99_s", "tpot_s")
-    )
+    p90, p99 = _percentile(figures, "ttft_p90_s", 90), _percentile(figures, "ttft_p99_s", 99)
+    tpot = interval([each.tpot_s for each in figures])
     unserved = sum(each.num_unserved for each in figures) / sum(e.num_arrived for e in figures)
     failed = Finding.HOLDS if unserved <= UNSERVED_MAX else Finding.DOES_NOT_HOLD
     checks = [(failed, f"{unserved:.1%} of the requests fail")]
@@ -85,6 +83,14 @@ def report(problem: Problem, figures: Sequence[Figures]) -> Report:
             finding, binding = worst, missed[0]
             break
     return Report(finding, carried, p90, p99, tpot, unserved, binding)
+
+
+def _percentile(figures: Sequence[Figures], name: str, percentile: float) -> Interval:
+    """A percentile over all seeds; without single times, the mean of those of the seeds."""
+    runs = [each.ttft_s for each in figures]
+    if all(run.size for run in runs):
+        return percentile_interval(runs, percentile)
+    return interval([getattr(each, name) for each in figures])
 
 
 def in_words(found: Interval, scale: float, unit: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.hardware.step_time import StepTime
-from prfaas.planner.model.kv_geometry import kv_bytes_at
+from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.throughput import decode_batch
@@ -70,6 +70,7 @@ class Figures:
         ttft_p99_s: 99th percentile of the same, s.
         tpot_s: Mean time per output token after the first, s; 0 without any.
         num_unserved: Arrivals that failed or were refused.
+        ttft_s: Times to first token of arrivals that finished, s.
     """
 
     num_arrived: int
@@ -82,6 +83,7 @@ class Figures:
     ttft_p99_s: float
     tpot_s: float
     num_unserved: int
+    ttft_s: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
 
 
 def trial_of(
@@ -206,4 +208,5 @@ def _figures(done: Run) -> Figures:
         ttft_p99_s=ttft.get("p99", float("inf")) / 1e3,
         tpot_s=found.inter_token_latency.get("avg", 0.0) / 1e3,
         num_unserved=found.num_requests - served,
+        ttft_s=found.ttft_ms / 1e3,
     )

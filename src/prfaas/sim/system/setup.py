@@ -206,6 +206,8 @@ class RoutingSetup:
         admission: Refuse what is predicted to miss the TTFT target.
         weights: Share of each tenant under overload; 1 if absent.
         residency: Regions of clusters and tenants.
+        planned_ratios: Times of prefills on PD and on PrfaaS instances in the gateway's profiles,
+            by those that they take.
         prefill_timeout_ns: From the start of a prefill leg to its answer, at most; None is no
             limit.
         transfer_timeout_ns: Longest that an engine waits for blocks in transit; None is no limit.
@@ -218,6 +220,7 @@ class RoutingSetup:
     admission: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
     residency: Residency = EVERYWHERE
+    planned_ratios: tuple[float, float] = (1.0, 1.0)
     prefill_timeout_ns: int | None = None
     transfer_timeout_ns: int | None = None
 

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack, identity, vstack
 
+from prfaas.errors import ConfigError
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
@@ -60,8 +61,19 @@ class Use:
 
 
 def bound(scenario: Scenario) -> float:
-    """Upper bound of the goodput of a scenario with one PrfaaS cluster, req/s."""
-    setup, came = scenario.setup, _come(scenario)
+    """Upper bound of the goodput of a scenario, req/s.
+
+    Raises:
+        ConfigError: It has no TTFT target, not exactly one PrfaaS cluster, or no decode instances.
+    """
+    setup = scenario.setup
+    if setup.slo.ttft_ns is None or len(setup.prfaas) != 1 or not setup.num_decode:
+        raise ConfigError(
+            "an offline bound is known for scenarios with slo.ttft, one PrfaaS cluster and decode "
+            f"instances; this one has {len(setup.prfaas)} PrfaaS clusters and {setup.num_decode} "
+            "decode instances" + ("" if setup.slo.ttft_ns else ", and no slo.ttft")
+        )
+    came = _come(scenario)
     end_ns = scenario.end_ns or max(r.arrived_at_ns for r, _ in came) + 1
     counted = [(r, use) for r, use in came if scenario.start_ns <= r.arrived_at_ns < end_ns]
     came_s = np.array([(r.arrived_at_ns - scenario.start_ns) / NS_PER_S for r, _ in counted])
@@ -152,7 +164,7 @@ def _served(setup: Setup, came_s: FloatArray, uses: list[Use], window_s: float) 
         method="highs",
     )
     if not solved.success:
-        raise SystemExit(f"the relaxation was not solved: {solved.message}")
+        raise ConfigError(f"the offline bound was not solved: {solved.message}")
     return float(-solved.fun)
 
 
