@@ -93,7 +93,7 @@ def test_a_run_in_which_nothing_is_in_time_says_so() -> None:
 
 
 def test_a_wrong_profile_of_the_gateway_is_a_key() -> None:
-    settings = ['workload.duration="4min"', "workload.rate=1.0", "routing.admission=false"]
+    settings = ['workload.duration="4min"', 'workload.warmup="0s"', "workload.rate=1.0"]
     scenario = load_scenario(EXAMPLES / "paper-poisson.toml", settings)
     right = run(scenario).results
     wrong = load_scenario(
