@@ -140,7 +140,7 @@ def test_the_best_is_feasible_and_never_beaten_by_more_than_the_hysteresis(
     feasible = [each for each in found.costed if not each.excluded]
     late = [each.offer.ttft_ns or 0 for each in found.costed if each.excluded == Exclusion.LATE]
     if not feasible:
-        assert (found.best is None) is not late
+        assert (found.best is None) == (not late)
         if found.best is not None:
             assert (found.best.offer.ttft_ns or 0) * (1 - hysteresis) <= min(late)
         return

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from prfaas.cli.plan.simulate_command import simulate
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.scenario.seeds import interval, percentile_interval
@@ -31,9 +32,9 @@ def test_the_interval_of_a_percentile_covers_that_of_all_requests(num_seeds: int
     single runs, with Student's interval, covers the percentile of all requests less often."""
     chance = np.random.default_rng(7)
 
-    def sample(runs: int) -> list[np.ndarray]:
-        factors = np.exp(chance.normal(0, 0.5, runs))
-        return [each * np.exp(chance.normal(0, 0.6, 400)) for each in factors]
+    def sample(runs: int) -> list[FloatArray]:
+        factors = np.exp(chance.normal(0, 0.5, (runs, 1)))
+        return list(np.asarray(factors * np.exp(chance.normal(0, 0.6, (runs, 400)))))
 
     truth = float(np.percentile(np.concatenate(sample(2000)), 99))
     covered, covered_by_means = 0, 0
@@ -51,7 +52,7 @@ def test_the_interval_of_a_percentile_covers_that_of_all_requests(num_seeds: int
 
 def test_runs_without_values_are_left_out() -> None:
     assert np.isnan(percentile_interval([np.zeros(0)], 99).mean)
-    one = percentile_interval([np.zeros(0), np.arange(1.0, 101.0)], 50)
+    one = percentile_interval([np.zeros(0), np.arange(1.0, 101.0, dtype=np.float64)], 50)
     assert (one.mean, one.half_width) == (50.5, None)
 
 
