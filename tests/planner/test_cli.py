@@ -56,6 +56,18 @@ def test_the_terminal_shows_the_case_study() -> None:
         assert words in output
 
 
+def test_every_figure_of_the_verdict_has_its_uncertainty() -> None:
+    found = json.loads(run(CASE, "--json").output)["verdict"]
+    low, high = found["between"]
+    assert low < 0.179 < high
+    for words in (
+        f"{low:+.1%} to {high:+.1%} with one input 20 % off",
+        "3.18 ± 0.06",
+        "49% ± 0.8%",
+    ):
+        assert words in found["sentence"]
+
+
 def test_the_terminal_fits_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     print_plan(make_plan(load_question(Path(CASE))), console)
