@@ -56,6 +56,12 @@ def test_parts_that_are_gone_come_first() -> None:
     assert [a.severity for a in found][:2] == [Severity.CRITICAL] * 2
 
 
+def test_an_engine_that_its_pool_node_does_not_know_is_an_alarm() -> None:
+    [found] = heard(QUIET, facts=replace(WELL, detached_engines={"pd-1": "pd-pool"}))
+    assert (found.name, found.subject) == ("engine_detached", "pd-1")
+    assert "pd-pool" in found.text
+
+
 @pytest.mark.parametrize(("factor", "expected"), [(0.4, 1), (0.6, 0), (1.0, 0), (1.9, 0), (2.1, 1)])
 def test_a_plan_that_does_not_fit_is_an_alarm_in_both_directions(
     factor: float, expected: int

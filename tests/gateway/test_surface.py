@@ -61,6 +61,19 @@ async def test_every_metric_is_there(world: World) -> None:
     assert await world.metric('prfaas_kv_transfer_seconds_bucket{le="60.0"}') == 0
 
 
+async def test_an_engine_that_its_pool_node_lost_is_counted_and_named(world: World) -> None:
+    name = 'prfaas_engine_detached{engine="decode"}'
+    assert await world.metric(name) == 0
+    lost = world.pd_pool.layouts.pop("decode")
+    world.pd_pool.tell_state()
+    await until(lambda: world.gateway.pools.lacks("pd-pool", "decode"))
+    assert await world.metric(name) == 1
+    world.pd_pool.layouts["decode"] = lost
+    world.pd_pool.tell_state()
+    await until(lambda: not world.gateway.pools.lacks("pd-pool", "decode"))
+    assert await world.metric(name) == 0
+
+
 async def test_links_show_what_was_measured_of_them(world: World) -> None:
     measured: dict[str, Any] = dict.fromkeys(LinkTelemetry.__struct_fields__, 7)
     measured |= {"rtt_ns": 40_000_000, "queued_by_tenant": {"a": 7}, "encryption": "sealed"}

@@ -86,6 +86,25 @@ async def test_the_names_are_barred_until_the_end_and_only_they(world: World) ->
     gateway.channel.close("done")
 
 
+async def test_purges_of_two_prompts_by_one_gateway_bar_both(world: World) -> None:
+    """Two replicas of a gateway have one name; the end of one purge does not end the other."""
+    pd = await world.start_pd()
+    engine = await world.engine("pd-pool")
+    gateway = await subscribe(pd, world.identities)
+    await ask(gateway)
+    other = b"".join(key.block_hash for key in REST)
+    gateway.channel.send(PurgePrefix(job=2, hashes=other, tenant=OWNER))
+    await until(lambda: len(gateway.of(Purged)) == 2)
+    assert not await engine.store(PROMPT, tenant=OWNER)
+    assert not await engine.store(REST, tenant=OWNER)
+    gateway.channel.send(PurgePrefix(job=3, hashes=other, tenant=OWNER, is_over=True))
+    await until(lambda: gateway.of(PurgeEnded))
+    assert not await engine.store(PROMPT, tenant=OWNER)
+    assert await engine.store(REST, tenant=OWNER)
+    assert await end(gateway)
+    gateway.channel.close("done")
+
+
 async def test_blocks_of_another_tenant_stay(world: World) -> None:
     """Their names cannot be known without the salt: who asks for them is wrong, or a cheat."""
     pd = await world.start_pd()

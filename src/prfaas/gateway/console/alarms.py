@@ -65,6 +65,7 @@ class Facts:
         mismatches: What differs of an engine's KV layout, by engine.
         refused_members: Why a listed member is not used, by its name.
         source_faults: Why the list of a source of members is old, by source.
+        detached_engines: Pool nodes of engines that are ready and not connected to them, by engine.
     """
 
     missing_engines: Sequence[str]
@@ -79,6 +80,7 @@ class Facts:
     mismatches: Mapping[str, str] = field(default_factory=dict)
     refused_members: Mapping[str, str] = field(default_factory=dict)
     source_faults: Mapping[str, str] = field(default_factory=dict)
+    detached_engines: Mapping[str, str] = field(default_factory=dict)
 
 
 def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
@@ -96,6 +98,13 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
     for name in facts.silent_pools:
         text = f"pool node {name} is not connected: its blocks do not count until it is back"
         yield Alarm("pool_silent", name, Severity.CRITICAL, text)
+    for name, pool in facts.detached_engines.items():
+        text = (
+            f"engine {name} is ready and not connected to pool node {pool}: nothing is offloaded "
+            "to it or from it; see that it was started with the connector and the socket of this "
+            "pool node, and the logs of both"
+        )
+        yield Alarm("engine_detached", name, Severity.CRITICAL, text)
     for name, words in facts.mismatches.items():
         text = (
             f"KV blocks of engine {name} cannot be used elsewhere ({words}): nothing is offloaded "

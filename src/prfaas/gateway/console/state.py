@@ -150,6 +150,11 @@ class Parts:
                 if refusal.reason is not Reason.OTHER_LAYOUT
             },
             source_faults=self.live.members.faults(),
+            detached_engines={
+                engine.name: engine.pool
+                for engine in self.live.engines.by_name.values()
+                if engine.is_ready and self.live.pools.lacks(engine.pool, engine.name)
+            },
         )
 
     def _since(self, at_unix_s: float) -> list[Record]:

@@ -346,6 +346,10 @@ class Pools:
         """Layouts that a pool announced, by engine; empty for one that has left."""
         return self.subscription(pool).view.layouts if pool in self._clients else {}
 
+    def lacks(self, pool: str, engine: str) -> bool:
+        """Return True if `pool` is connected, and does not announce an engine."""
+        return self.is_live(pool) and self.layout(pool, engine) is None
+
     def tenant_bytes(self, tag: str, tier: str) -> int:
         """Bytes of a tenant in all pools; `tier` is an attribute of `TenantUse`."""
         uses = (client.subscription.tenants.get(tag) for client in self._clients.values())

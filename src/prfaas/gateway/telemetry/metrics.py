@@ -17,6 +17,7 @@ from prfaas.core.request.fallback_reasons import OTHER, REASONS, label
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.core.routing.decision import Path, Reason
+from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.connections import Closed, Connections
 from prfaas.gateway.pools.layout_check import LayoutCheck
@@ -143,6 +144,11 @@ class Metrics:
         self._ready = make.gauge(
             "engine_ready", "1 while an engine is ready; role: of its cluster", "engine", "role"
         )
+        self._detached = make.gauge(
+            "engine_detached",
+            "1 while an engine is ready and its pool node, which is connected, does not announce it",
+            "engine",
+        )
         self._layout = make.gauge(
             "layout_mismatch",
             "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
@@ -183,6 +189,7 @@ class Metrics:
             self._ready.labels(engine.name, engine.role.value).set_function(
                 partial(getattr, engine, "is_ready")
             )
+            self._detached.labels(engine.name).set_function(partial(_is_detached, engine, pools))
             num_differences = partial(layouts.num_differences, engine.name)
             self._layout.labels(engine.name).set_function(num_differences)
         for pool in pools.names():
@@ -272,6 +279,10 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         self.on_read()
         return generate_latest(self.registry)
+
+
+def _is_detached(engine: Engine, pools: Pools) -> bool:
+    return engine.is_ready and pools.lacks(engine.pool, engine.name)
 
 
 def _sum(metric: Counter | Gauge, **labels: str) -> int:

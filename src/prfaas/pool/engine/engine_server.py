@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import select
@@ -37,10 +38,18 @@ ACCEPT_RETRY_S = 0.1
 
 
 class EngineSession:
-    """One connected engine."""
+    """One connection of an engine.
 
-    def __init__(self, name: str, hello: EngineHello, memory: EngineMemory) -> None:
+    Args:
+        name: Of the engine.
+        number: Connections that were accepted before this one.
+        hello: Its first message.
+        memory: The memory that came with it.
+    """
+
+    def __init__(self, name: str, number: int, hello: EngineHello, memory: EngineMemory) -> None:
         self.name = name
+        self.number = number
         self.hello = hello
         self.memory = memory
         self.channel: Channel | None = None
@@ -135,6 +144,7 @@ class EnginePort:
             raise RuntimeError("the port is not open")
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._ping())}
+        numbers = itertools.count()
         try:
             while True:
                 try:
@@ -143,7 +153,7 @@ class EnginePort:
                     log.warning("no connection can be accepted: %s", error)
                     await asyncio.sleep(ACCEPT_RETRY_S)
                     continue
-                task = asyncio.create_task(self._welcome(connection))
+                task = asyncio.create_task(self._welcome(connection, next(numbers)))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
@@ -173,13 +183,14 @@ class EnginePort:
         listener.setblocking(False)
         return listener
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome(self, connection: socket.socket, number: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             hello, descriptor = await loop.run_in_executor(
                 None, _receive_hello, connection, self._hello_timeout_s
             )
-            session = EngineSession(hello.engine, hello, EngineMemory(descriptor, hello))
+            memory = EngineMemory(descriptor, hello)
+            session = EngineSession(hello.engine, number, hello, memory)
         except (PeerError, OSError) as error:
             log.warning("engine refused: %s", error)
             if isinstance(error, VersionError):

@@ -21,6 +21,7 @@ from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels
+from prfaas.pool.engine.connected_engines import ConnectedEngines
 from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -101,7 +102,7 @@ class PoolNode:
         self.disk = self._disk(settings.disk) if settings.disk else None
         self._shares = AnnouncedShares(self._share)
         self._clock_ns = clock_ns
-        self._engines: dict[str, EngineSession] = {}
+        self._engines = ConnectedEngines()
         self._spans = TransferSpans(settings.tracing, settings.name)
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
@@ -457,7 +458,7 @@ class PoolNode:
 
     def _engine_came(self, session: EngineSession) -> None:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)
-        self._engines[session.name] = session
+        self._engines.add(session)
         self._known_layouts.learn(session.layout)
         if self.shared is not None:
             self.shared.learn(session.layout)
@@ -465,9 +466,8 @@ class PoolNode:
 
     def _engine_went(self, session: EngineSession) -> None:
         self._requests.left(session)
-        if self._engines.get(session.name) is session:
-            del self._engines[session.name]
-            self._state_changed()
+        if self._engines.remove(session):
+            self.feed.state_changed(self._state.whole())
 
     def _abort(self, transfer_id: bytes, reason: str) -> None:
         if self.peers.has_sources:

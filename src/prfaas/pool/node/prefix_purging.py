@@ -25,6 +25,22 @@ from prfaas.wire.messages.gateway import Purged, PurgeEnded, PurgePrefix
 log = logging.getLogger(__name__)
 
 
+BARS_MAX = 256
+"""Purges that have not ended; more are refused."""
+
+
+def refused(job: int) -> Purged:
+    """Return the answer to a purge of a gateway that has not ended earlier ones."""
+    return Purged(
+        job=job,
+        num_blocks=0,
+        host_bytes=0,
+        disk_bytes=0,
+        num_transfers=0,
+        problem=f"{BARS_MAX} purges of this gateway have not ended",
+    )
+
+
 class PrefixPurging:
     """The purges of prompts at one pool node; one of each gateway at a time.
 
@@ -51,21 +67,24 @@ class PrefixPurging:
         self._store, self._disk, self._shared = store, disk, shared
         self._metrics, self._audit = metrics, audit
         self._clock_ns, self._bar_ns = clock_ns, bar_ns
-        self._bars: dict[str, tuple[frozenset[bytes], int]] = {}
+        self._bars: dict[tuple[str, frozenset[bytes]], int] = {}
         """Hashes that are not taken, by which gateway's wish, and until when."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def asked(self, message: PurgePrefix, gateway: str, answer: Callable[[Message], None]) -> None:
         """A gateway begins a purge, or ends it."""
+        data = message.hashes
+        hashes = frozenset(data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES))
         if message.is_over:
-            bar = self._bars.pop(gateway, None)
+            bar = self._bars.pop((gateway, hashes), None)
             self._bar()
             answer(PurgeEnded(job=message.job, was_barred=bar is not None))
             return
-        data = message.hashes
-        hashes = frozenset(data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES))
         if not message.is_dry:
-            self._bars[gateway] = hashes, self._clock_ns() + self._bar_ns
+            if len(self._bars) >= BARS_MAX and (gateway, hashes) not in self._bars:
+                answer(refused(message.job))
+                return
+            self._bars[gateway, hashes] = self._clock_ns() + self._bar_ns
             self._bar()
         task = asyncio.create_task(self._purge(message, hashes, gateway, answer))
         self._tasks.add(task)
@@ -74,14 +93,13 @@ class PrefixPurging:
     def expire(self) -> None:
         """End the bars that a gateway left behind."""
         now = self._clock_ns()
-        over = [gateway for gateway, (_, until_ns) in self._bars.items() if now >= until_ns]
-        for gateway in over:
-            del self._bars[gateway]
+        for name in [name for name, until_ns in self._bars.items() if now >= until_ns]:
+            del self._bars[name]
             self._bar()
-            log_event(log, logging.WARNING, "purge_not_ended", of="prefix", gateway=gateway)
+            log_event(log, logging.WARNING, "purge_not_ended", of="prefix", gateway=name[0])
 
     def _bar(self) -> None:
-        self._store.bar_hashes(frozenset().union(*(hashes for hashes, _ in self._bars.values())))
+        self._store.bar_hashes(frozenset().union(*(hashes for _, hashes in self._bars)))
 
     async def _purge(
         self,

@@ -24,7 +24,7 @@ from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node.prefix_purging import PrefixPurging
+from prfaas.pool.node.prefix_purging import BARS_MAX, PrefixPurging, refused
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
@@ -37,8 +37,6 @@ from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded, Pu
 
 log = logging.getLogger(__name__)
 
-BARS_MAX = 256
-"""Purges of one gateway that have not ended; more are refused."""
 _PROBLEM_CHARS_MAX = 400
 
 
@@ -107,7 +105,7 @@ class Purging:
         if not message.is_dry:
             num_bars = sum(each == gateway for _, each in self._bars)
             if num_bars >= BARS_MAX and (scope, gateway) not in self._bars:
-                answer(_refused(message))
+                answer(refused(message.job))
                 return
             self._bars[scope, gateway] = self._clock_ns() + self._bar_ns
             self._times.note(scope, self._wall_s())
@@ -219,17 +217,6 @@ class Purging:
         except TransferError as error:
             problem = _joined(problem, f"shared tier: {error}")
         return found, num_bytes, problem
-
-
-def _refused(message: Purge) -> Purged:
-    return Purged(
-        job=message.job,
-        num_blocks=0,
-        host_bytes=0,
-        disk_bytes=0,
-        num_transfers=0,
-        problem=f"{BARS_MAX} purges of this gateway have not ended",
-    )
 
 
 def _joined(*problems: str) -> str:

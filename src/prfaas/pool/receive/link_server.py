@@ -311,12 +311,17 @@ class LinkPort:
             self._take_block(channel.peer, block, done)
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
-        """A pool has one link: a new one replaces the previous one."""
+        """A pool has one link: a new one replaces the previous ones.
+
+        A hello that is read late, after a stall, is of a connection that the pool has left.
+        """
         self._require(channel, self._from_sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
-        older = [other for other in self._channels if other.peer == channel.peer]
-        older.remove(channel)
+        *older, newest = [other for other in self._channels if other.peer == channel.peer]
+        if newest is not channel:
+            channel.close("the pool has a newer connection")
+            return
         for other in older:
             other.close("the pool has reconnected")
         self._drop_link(channel.peer)
