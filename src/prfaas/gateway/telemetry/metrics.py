@@ -146,7 +146,7 @@ class Metrics:
         )
         self._detached = make.gauge(
             "engine_detached",
-            "1 while an engine is ready and its pool node, which is connected, does not announce it",
+            "1 while an engine is ready and its connected pool node does not announce it",
             "engine",
         )
         self._layout = make.gauge(
