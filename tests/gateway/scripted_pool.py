@@ -10,11 +10,12 @@ from pathlib import Path
 from prfaas.core.integrity.difference import is_altered
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.base import Message, Unsupported
+from prfaas.wire.messages.codec import OfGateway, decode, tags_of
 from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.gateway import (
     Evicted,
@@ -66,6 +67,8 @@ class ScriptedPool:
     num_subscriptions: int = 0
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
     """As the last subscription announced them."""
+    takes: list[str] = field(default_factory=lambda: tags_of(OfGateway))
+    """Messages that it says it takes; without any it is an older version, and knows no pins."""
     is_mute: bool = False
     """Subscribed to, but says nothing."""
     gateways: frozenset[str] = frozenset({"gateway"})
@@ -132,6 +135,10 @@ class ScriptedPool:
                         ],
                     )
                 )
+            case PinPrefix() if not self.takes:
+                raise PeerError("not a prfaas message: invalid value 'pin_prefix' - at `$.t`")
+            case PinPrefix() as message if "pin_prefix" not in self.takes:
+                self.send(Unsupported(kind="pin_prefix", job=message.job))
             case PinPrefix() as message:
                 self.pins.append(message)
                 self.send(Pinned(job=message.job, num_blocks=3, num_bytes=3072))
@@ -147,7 +154,7 @@ class ScriptedPool:
             channel.send(
                 Snapshot(epoch="e", next_seq=self.next_seq, layout_id=layout_id, keys=[key])
             )
-        channel.send(SnapshotEnd(epoch="e", next_seq=self.next_seq))
+        channel.send(SnapshotEnd(epoch="e", next_seq=self.next_seq, takes=self.takes))
         self.tell_state()
 
     # --- events ---

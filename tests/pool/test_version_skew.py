@@ -10,18 +10,19 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prfaas.engines.pool_client import PoolClient
-from prfaas.wire.frames import MAGIC, VERSION, VersionError
+from prfaas.wire.frames import MAGIC, VERSION, VersionError, encode_control
 from prfaas.wire.identity import identity_in
-from prfaas.wire.messages.base import Goodbye, Message, Ping
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Unsupported
 from prfaas.wire.messages.codec import decode, encode
-from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.gateway import SnapshotEnd, Subscribe
 from prfaas.wire.messages.link import PoolHello
 
 from .conftest import World
-from .sites import LOOPBACK, PROMPT, hello, until
+from .sites import LOOPBACK, PROMPT, dial, hello, until
 
 OLD = VERSION - 1
 WHY = str(VersionError(OLD))
@@ -71,6 +72,48 @@ async def test_an_old_engine_is_told(world: World) -> None:
     assert last_word(await asyncio.to_thread(talk)).reason == WHY
     engine = await world.engine("pd-pool")
     assert await engine.store(PROMPT)
+
+
+def newer(job: int = 5) -> bytes:
+    """A frame with a message of a kind that does not exist yet."""
+    return encode_control(msgspec.msgpack.encode({"t": "from_the_future", "job": job, "x": [1]}))
+
+
+@pytest.mark.parametrize("who", ["gateway", "prfaas-pool"])
+async def test_a_newer_peer_is_answered_and_keeps_its_connection(world: World, who: str) -> None:
+    pd = await world.start_pd()
+    peer = await dial(pd, world.identities, who)
+    transport = peer.channel._transport
+    assert transport is not None
+    for _ in range(3):
+        transport.write(newer())
+    await until(lambda: len(peer.of(Unsupported)) == 3)
+    assert peer.of(Unsupported)[0] == Unsupported(kind="from_the_future", job=5)
+    if who == "gateway":
+        peer.channel.send(Subscribe(gateway="gateway"))
+        await until(lambda: peer.of(SnapshotEnd))
+        [end] = peer.of(SnapshotEnd)
+        assert isinstance(end, SnapshotEnd)
+        assert {"pin_prefix", "purge", "pull"} <= set(end.takes)
+    assert not peer.closed
+    peer.channel.close("done")
+
+
+async def test_a_newer_receiver_and_a_newer_pool_node_keep_their_peers(world: World) -> None:
+    _, pd, prefill, _ = await world.two_sites()
+    link = pd.node.link_port.channel_of("prfaas-pool")
+    session = pd.node._engines["engine-of-pd-pool"]
+    for channel in (link, session.channel):
+        assert channel is not None
+        assert channel._transport is not None
+        channel._transport.write(newer())
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
+    assert link is not None
+    assert link.is_open
+    assert pd.node._engines["engine-of-pd-pool"] is session
 
 
 @pytest.mark.parametrize("answer", [encode(Goodbye(reason="go away")), encode(Ping(), OLD)])

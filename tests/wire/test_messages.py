@@ -14,8 +14,8 @@ from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
-from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
+from prfaas.wire.messages.codec import AnyMessage, UnknownMessageError, decode, encode
 from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.engine import (
     EngineHello,
@@ -71,6 +71,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Connections,
     Decodes,
     Join,
     Missing,
@@ -160,7 +161,9 @@ EVERY: list[AnyMessage] = [
     Release(transfer_id=TRANSFER),
     Subscribe(gateway="gateway"),
     Snapshot(epoch="ab", next_seq=4, layout_id=b"L" * 32, keys=KEYS),
-    SnapshotEnd(epoch="ab", next_seq=4),
+    SnapshotEnd(epoch="ab", next_seq=4, takes=["pull"]),
+    Unsupported(kind="from_the_future", job=3),
+    Connections(num_max=4),
     Stored(seq=5, layout_id=b"L" * 32, keys=KEYS),
     Evicted(seq=6, layout_id=b"L" * 32, keys=KEYS),
     TransferEnded(
@@ -222,6 +225,21 @@ def test_the_list_of_messages_here_is_complete() -> None:
 def test_every_message_survives_the_trip(message: Message) -> None:
     (frame,) = FrameDecoder().feed(encode(message))
     assert decode(frame.payload) == message
+
+
+def test_a_message_of_an_unknown_kind_is_answered_and_damage_is_not() -> None:
+    newer = {"t": "from_the_future", "job": 7, "what": [1, None]}
+    with pytest.raises(UnknownMessageError) as caught:
+        decode(msgspec.msgpack.encode(newer))
+    assert caught.value.answer == Unsupported(kind="from_the_future", job=7)
+    for job in (-1, 2**60, True, "7", None, [1]):
+        with pytest.raises(UnknownMessageError) as caught:
+            decode(msgspec.msgpack.encode(newer | {"job": job}))
+        assert caught.value.answer.job == 0
+    for wrong in ({"t": ""}, {"t": "x" * 65}, {"t": 7}, {"t": "pull"}, {}, [], "from_the_future"):
+        with pytest.raises(PeerError) as refused:
+            decode(msgspec.msgpack.encode(wrong))
+        assert not isinstance(refused.value, UnknownMessageError)
 
 
 @pytest.mark.parametrize("message", EVERY, ids=named)

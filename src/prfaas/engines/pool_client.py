@@ -23,8 +23,8 @@ from prfaas.errors import PeerError
 from prfaas.log_throttle import SaidOnce
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.liveness import SILENCE_MAX_S
-from prfaas.wire.messages.base import Goodbye, Message, Ping
-from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Unsupported
+from prfaas.wire.messages.codec import AnyMessage, UnknownMessageError, decode, encode
 from prfaas.wire.messages.engine import EngineHello
 
 log = logging.getLogger(__name__)
@@ -172,9 +172,15 @@ class PoolClient:
         decoder = FrameDecoder()
         while data := connection.recv(1 << 18):
             for frame in decoder.feed(data):
-                message = decode(frame.payload)
+                try:
+                    message = decode(frame.payload)
+                except UnknownMessageError as error:
+                    self.send(error.answer)  # The pool node is newer, and goes on without.
+                    continue
                 if isinstance(message, Goodbye):
                     raise PeerError(message.reason)
+                if isinstance(message, Unsupported):
+                    raise PeerError(f"it is of an older version and does not know {message.kind}")
                 if not self.is_connected:
                     log.info("connected to the pool node at %s", self._path)
                     self._connected.set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, Frame, FrameDecoder, VersionError
 from prfaas.wire.messages.base import Goodbye, Message
-from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.codec import UnknownMessageError, encode
 
 REASON_CHARS_MAX = 512
 END_S = 2.0
@@ -39,7 +39,8 @@ class Channel(asyncio.Protocol):
     """One framed connection. Lives on one event loop; not thread-safe.
 
     Args:
-        on_frame: Called with every frame, in order. A `PeerError` it raises closes the channel.
+        on_frame: Called with every frame, in order. A `PeerError` it raises closes the channel,
+            except that a message of an unknown kind is answered.
         on_close: Called once when the connection is gone, with the reason.
         on_open: Called once when the connection, TLS included, stands. A `PeerError` it raises
             refuses the peer before any frame is read.
@@ -189,7 +190,10 @@ class Channel(asyncio.Protocol):
         for frame in self._decoder.feed(data):
             if not self.is_open:
                 return
-            self._on_frame(self, frame)
+            try:
+                self._on_frame(self, frame)
+            except UnknownMessageError as error:
+                self.send(error.answer)  # The peer is newer, and goes on without.
             if self.backlog_bytes > self._limits.unread_bytes_max:
                 self.close("the peer does not read its answers")
 

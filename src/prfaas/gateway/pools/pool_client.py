@@ -29,8 +29,8 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages.base import Message, Pong
-from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.base import Message, Pong, Unsupported
+from prfaas.wire.messages.codec import decode, tag_of
 from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
@@ -132,8 +132,8 @@ class PoolClient:
         self._has_left = True
 
     def send(self, message: Message) -> bool:
-        """Send a message to the pool; False without a connection."""
-        if self._channel is None:
+        """Send a message to the pool; False without a connection, or if it does not know it."""
+        if self._channel is None or not self.subscription.may_send(message):
             return False
         self._channel.send(message)
         return True
@@ -181,6 +181,8 @@ class PoolClient:
     async def _answer(self, message: _Order, kind: type[A]) -> A:
         if self._channel is None:
             raise PeerError("not connected")
+        if not self.subscription.may_send(message):
+            raise PeerError(self._unsupported(tag_of(type(message))))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[message.job] = answer
         try:
@@ -232,12 +234,21 @@ class PoolClient:
         if isinstance(message, Pong):
             self.answered_ns = message.at_ns
             return
-        if not isinstance(message, Answer):
+        if not isinstance(message, Answer | Unsupported):
             self.subscription.receive(message)
             return
         answer = self._asked.get(message.job)
-        if answer is not None and not answer.done():
+        if answer is None or answer.done():
+            return
+        if isinstance(message, Unsupported):
+            answer.set_exception(PeerError(self._unsupported(message.kind)))
+        else:
             answer.set_result(message)
+
+    def _unsupported(self, kind: str) -> str:
+        if not self.subscription.is_live:
+            return "its list of blocks is not complete yet; try again"
+        return f"its version does not know the order {kind}; upgrade the pool node"
 
     def _on_close(self, _: Channel | None, reason: str) -> None:
         if self._has_left:

@@ -9,8 +9,8 @@ from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers
-from prfaas.wire.messages.base import Goodbye, Ping
-from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.base import Goodbye, Message, Ping
+from prfaas.wire.messages.codec import NEWER_OF_GATEWAY, AnyMessage, tag_of
 from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
@@ -59,6 +59,14 @@ class Subscription:
         """Blocks of transfers there that nobody has loaded yet."""
         self.leased_bytes = 0
         """Bytes of these."""
+        self.takes: frozenset[str] = frozenset()
+        """Tags of the messages that it takes; empty if it is of an older version, and before the
+        end of the snapshot."""
+
+    def may_send(self, message: Message) -> bool:
+        """Return True if the pool node knows a kind of message."""
+        tag = tag_of(type(message))
+        return tag in self.takes if self.takes else tag not in NEWER_OF_GATEWAY
 
     @property
     def is_live(self) -> bool:
@@ -72,7 +80,7 @@ class Subscription:
     def lose(self) -> None:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
-        self.facts, self.tiers, self.tenants = {}, {}, {}
+        self.facts, self.tiers, self.tenants, self.takes = {}, {}, {}, frozenset()
         self.num_leased, self.leased_bytes = 0, 0
         self._transfers.lost(self._pool)
         self._tell(PoolView())
@@ -107,7 +115,7 @@ class Subscription:
         if isinstance(message, Snapshot):
             self._index.add(self._pool, message.layout_id, message.keys)
         else:
-            self._next_seq = message.next_seq
+            self._next_seq, self.takes = message.next_seq, frozenset(message.takes)
             self._index.end_snapshot(self._pool)
             self._tell(PoolView(is_live=True))
 

@@ -24,7 +24,7 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import Origin, computed, joined
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.pool.tickets.ticket_checks import TicketChecks
-from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.base import Message, Ping, Unsupported
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.engine import (
     HIT,
@@ -137,7 +137,7 @@ class EngineRequests:
                 self._on_pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
                 self._in_order(engine, lambda: self._close_push(engine, message))
-            case Ping():
+            case Ping() | Unsupported():
                 return
             case _:
                 raise PeerError(f"{type(message).__name__} is not a message of an engine")

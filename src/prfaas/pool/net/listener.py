@@ -23,7 +23,7 @@ BACKLOG = 128
 ACCEPT_RETRY_S = 0.1
 """For instance without free file descriptors: some are released soon."""
 REFUSED_BYTES = 1 << 16
-CALLERS_MAX = 128
+CALLERS_MAX = 512
 """Limit of callers without identification; above it the oldest is closed. A good
 one is in after two round trips, so it takes thousands of bad ones a second to keep it out."""
 TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5

@@ -63,7 +63,8 @@ class DataHandlers:
     Attributes:
         decoding: Decoder of coded fragments.
         find_session: Session with a public name; None if there is none.
-        find_assembly: Of the link that a peer of that name joins; None if it has no such link.
+        find_assembly: Of the link that a peer of that name joins; None if it has no such link, or
+            enough data connections.
         wants: True if a peer's transfer takes blocks.
         has: True if the block of a fragment has arrived with its transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
@@ -202,7 +203,7 @@ class DataReceiver:
     ) -> None:
         assembly = self._handlers.find_assembly(self.peer, self.link)
         if assembly is None or self.is_killed:
-            log.info("a data connection of %s is for a link that is over", self.peer)
+            log.info("a data connection of %s is one too many, or of an earlier link", self.peer)
             return
         reader = FragmentReader(self, connection, assembly, make_stream, self._handlers.turn_bytes)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Set
 
 from prfaas.errors import PeerError
@@ -17,11 +18,9 @@ from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.sealed.keys import LinkSecret
 from prfaas.wire.sealed.records import ConnectionNumbers
 
-DATA_CONNECTIONS_MAX = 128
-"""Limit over all peers."""
-PEER_DATA_CONNECTIONS_MAX = 64
-"""Limit per peer: a link has sixteen, and those of the link before it may still be open."""
-DATA_CALLERS_MAX = 64
+LINK_CONNECTIONS_MAX = 64
+"""Limit of one link, however few there are."""
+DATA_CALLERS_MAX = 256
 """Data connections that have not said whose they are; beyond these the one that waits longest is
 left, so that strangers cannot keep peers out."""
 
@@ -92,11 +91,7 @@ class DataPort:
             receiver.kill()
 
     def take(self, connection: socket.socket) -> None:
-        """A caller wants to send blocks; nothing is read of it yet.
-
-        Raises:
-            PeerError: There are too many.
-        """
+        """A caller wants to send blocks; nothing is read of it yet."""
         self._take(connection, self._tls)
 
     def take_sealed(self, connection: socket.socket) -> None:
@@ -105,8 +100,6 @@ class DataPort:
 
     def _take(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         callers = [one for one in self._receivers if not one.peer and not one.is_killed]
-        if len(self._receivers) - len(callers) >= DATA_CONNECTIONS_MAX:
-            raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
         if len(callers) >= DATA_CALLERS_MAX:
             callers[0].kill()
             self._on_refused()
@@ -155,6 +148,12 @@ class DataPort:
             assembly.forget(transfer_id)
 
     @property
+    def share(self) -> int:
+        """Data connections that each link may have at present."""
+        links = max(1, len(self._links))
+        return max(1, min(LINK_CONNECTIONS_MAX, self._inbound.limits.connections_max // links))
+
+    @property
     def unfinished_bytes(self) -> int:
         """Memory of blocks that have arrived only in part."""
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
@@ -173,17 +172,23 @@ class DataPort:
                 receiver.kill()
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked on a lane.
-
-        Raises:
-            PeerError: It has too many data connections.
-        """
-        if sum(one.peer == peer for one in list(self._receivers)) >= PEER_DATA_CONNECTIONS_MAX:
-            raise PeerError(
-                f"{peer} has {PEER_DATA_CONNECTIONS_MAX} data connections, which is the limit"
-            )
+        """Return what a data connection joins, itself counted; None refuses it. Asked on a lane."""
         word, assembly = self._links.get(peer, ("", None))
-        return assembly if word == link else None
+        if word != link:
+            return None
+        present = [one for one in list(self._receivers) if one.peer and not one.is_killed]
+        if sum(one.peer == peer and one.link == word for one in present) > self.share:
+            return None
+        if len(present) > self._inbound.limits.connections_max:
+            self._drop_surplus(present)
+        return assembly
+
+    def _drop_surplus(self, present: list[DataReceiver]) -> None:
+        """End the newest connection of the link with the most, if these are more than its share: an
+        older peer is not told of its share."""
+        peer, most = Counter(one.peer for one in present).most_common(1)[0]
+        if most > self.share:
+            next(one for one in reversed(present) if one.peer == peer).kill()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:
         """Have something done on the loop, from a thread; False if the loop has ended."""

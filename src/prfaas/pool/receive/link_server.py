@@ -29,8 +29,8 @@ from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
-from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
+from prfaas.wire.messages.codec import AnyMessage, OfGateway, decode, tag_of
 from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import (
@@ -46,6 +46,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Connections,
     Decodes,
     Offer,
     PoolHello,
@@ -64,9 +65,6 @@ log = logging.getLogger(__name__)
 KEYS_AT_ONCE = 4096
 
 _AnyPurge = Purge | PurgeEnd | PurgePrefix
-_OfGateway = (
-    Subscribe | Survey | Pull | Abort | Release | _AnyPurge | PinPrefix | Compare | LinkLease
-)
 
 
 class LinkPort:
@@ -166,6 +164,8 @@ class LinkPort:
         self._said = SaidOnce(clock_ns)
         self._is_closed = False
         self._channels: dict[Channel, asyncio.Task[None]] = {}
+        self._shares: dict[Channel, int] = {}
+        """Data connections that each link was told it may have."""
 
     async def open(self) -> None:
         """Start to listen.
@@ -250,6 +250,8 @@ class LinkPort:
                     busy = self._busy.share() if is_shown else 0.0
                     channel.send(Pong(at_ns=message.at_ns, received=received, busy=busy))
                 self.data.drop_older(channel.peer, message.connections)
+            case Unsupported():
+                return  # An older peer goes without what was sent.
             case Goodbye():
                 return  # The end of the connection follows, and is logged with the reason.
             case PoolHello():
@@ -266,25 +268,13 @@ class LinkPort:
                 self._on_refused(message, channel.peer)
             case Abort() if channel in self._from_sources:
                 self._inbound.aborted_by(message, channel.peer)
-            case (
-                Subscribe()
-                | Survey()
-                | Pull()
-                | Abort()
-                | Release()
-                | Purge()
-                | PurgeEnd()
-                | PurgePrefix()
-                | PinPrefix()
-                | Compare()
-                | LinkLease()
-            ):
+            case _ if isinstance(message, OfGateway):
                 self._require(channel, self._from_gateways)
                 self._of_gateway(channel, message)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
-    def _of_gateway(self, channel: Channel, message: _OfGateway) -> None:
+    def _of_gateway(self, channel: Channel, message: OfGateway) -> None:
         if not self._allows(channel.peer, message, channel.send):
             return
         match message:
@@ -331,21 +321,31 @@ class LinkPort:
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
         channel.send(
-            Resumed(epoch=self._epoch, takes_ages=True)
-            if secret is None
-            else Resumed(
+            Resumed(
                 epoch=self._epoch,
                 takes_ages=True,
-                encryption=WIRE_NAMES[secret.encryption],
-                secret=secret.secret,
+                encryption=WIRE_NAMES[secret.encryption] if secret is not None else "",
+                secret=secret.secret if secret is not None else b"",
+                connections=self.data.share,
             )
         )
+        if tag_of(Connections) in hello.takes:
+            self._shares[channel] = self.data.share
+        self._tell_shares()
         self._decoding.begin_link(
             channel.peer,
             hello.link,
             hello.codecs,
             lambda codecs: channel.send(Decodes(codecs=codecs)),
         )
+
+    def _tell_shares(self) -> None:
+        """Report to each link how many data connections it may have, if that has changed."""
+        share = self.data.share
+        for channel, told in self._shares.items():
+            if told != share:
+                self._shares[channel] = share
+                channel.send(Connections(num_max=share))
 
     def _secret(self, peer: str, hello: PoolHello) -> LinkSecret | None:
         """Return a fresh secret for the session of a hello; None if it uses TLS."""
@@ -464,6 +464,7 @@ class LinkPort:
             self._warn(f"connection refused: {reason}")
             return
         task.cancel()
+        self._shares.pop(channel, None)
         self._warn(f"connection of {channel.peer} closed: {reason}")
         self._on_unsubscribe(channel)
         is_source = channel in self._from_sources
@@ -472,6 +473,7 @@ class LinkPort:
         if not is_source or self.is_connected(channel.peer):
             return
         self._drop_link(channel.peer)
+        self._tell_shares()
         if channel.broke_protocol:
             self._inbound.peer_lost(channel.peer)
         else:

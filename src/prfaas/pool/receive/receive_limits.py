@@ -18,12 +18,15 @@ class ReceiveLimits:
             still holds, in its window or in the buffers at either end, leaves a block unfinished.
             With fragments of 32 KiB the default is half a gigabyte of them.
         turn_bytes: Bytes that a data connection reads before the others are served.
+        connections_max: Data connections over all peers. Each link may have an equal part of them,
+            at least one, and is told how many (`Connections`).
     """
 
     transfers_max: int = 10_000
     peer_bytes_min: int = 64 << 20
     unfinished_blocks_max: int = 16_384
     turn_bytes: int = 512 << 10
+    connections_max: int = 1024
 
 
 DEFAULTS = ReceiveLimits()

@@ -18,6 +18,7 @@ from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
 from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
+from prfaas.tasks import Backoff
 from prfaas.units import NS_PER_S
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
@@ -40,6 +41,8 @@ enough that headers and scheduling do not matter: most of the CPU time of a slow
 each fragment, and not for each byte.
 """
 CONNECT_TIMEOUT_S = 5.0
+STABLE_S = 5.0
+"""A connection that lasted so long was no refusal: the next attempt follows soon."""
 UNPROVED_MAX = 8
 """Connections without TLS that end before the peer has opened any; TLS is used from then on."""
 
@@ -56,10 +59,17 @@ class _Slot:
         self._lane = lane
         self._task: asyncio.Task[None] | None = None
         self._ended = Future[None]()
+        self.is_stopping = False
         lane.call(self._start, work)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if its work is over."""
+        return self._ended.done()
 
     def stop(self) -> Future[None]:
         """Cancel its work; the result is there when that has ended."""
+        self.is_stopping = True
         if not self._lane.call(self._stop):
             self._end()
         return self._ended
@@ -91,6 +101,7 @@ class DataSenders:
         coding: How they code it.
         numbers: A number for every connection, none twice.
         num_connections: How many, to begin with.
+        num_max: The most that the peer takes, to begin with; 0 is no limit.
         pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
         io: Where they live.
         on_change: Called on the loop when a connection opens or closes.
@@ -111,6 +122,7 @@ class DataSenders:
         coding: LinkCoding,
         numbers: Callable[[], int],
         num_connections: int,
+        num_max: int,
         pacing_bits_per_s: int,
         io: IoThread,
         on_change: Callable[[], None],
@@ -131,7 +143,7 @@ class DataSenders:
         self._queue = queue
         self._coding = coding
         self._numbers = numbers
-        self._num_wanted = num_connections
+        self._num_wanted, self._num_max = num_connections, num_max
         self._pacing_bits_per_s = pacing_bits_per_s
         self._io = io
         self._on_change = on_change
@@ -183,6 +195,10 @@ class DataSenders:
         """
         self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s, rtt_ns)
 
+    def allow(self, num_max: int) -> None:
+        """Have no more connections than that from now on; the newest are closed."""
+        self._io.call(self._allow, num_max)
+
     def restart_control(self) -> None:
         """Restart congestion control."""
         self._io.call(self._restart_control)
@@ -202,7 +218,7 @@ class DataSenders:
         self._num_wanted = max(self._num_wanted, num_connections)
         self._pacing_bits_per_s = pacing_bits_per_s
         if bits_per_s:
-            share = bits_per_s // 8 // self._num_wanted
+            share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
             self._fragment_bytes = fragment_bytes(share, rtt_ns, self._limits.fragment_bytes_min)
             self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
         self._fit()
@@ -213,10 +229,25 @@ class DataSenders:
             with contextlib.suppress(OSError):
                 restart_control(connection.socket)
 
+    def _allow(self, num_max: int) -> None:
+        self._num_max = num_max
+        self._fill()
+
     def _fill(self) -> None:
-        while len(self._slots) < self._num_wanted and not self._is_closed:
+        """Have as many slots as are wanted and allowed. What a closed one has not sent, or is not
+        known to have arrived, goes over the others."""
+        if self._is_closed:
+            return
+        self._slots = [slot for slot in self._slots if not slot.has_ended]
+        num_slots = sum(not slot.is_stopping for slot in self._slots)
+        num_wanted = min(self._num_wanted, self._num_max or self._num_wanted)
+        for _ in range(num_wanted - num_slots):
             lane = self._io if self.secret is None else self._io.take_lane()
             self._slots.append(_Slot(lane, self._keep_open))
+        if num_slots > num_wanted:
+            running = [slot for slot in self._slots if not slot.is_stopping]
+            for slot in running[num_wanted:]:
+                slot.stop()
 
     def _move(self) -> None:
         """Continue on the first lane, where connections with TLS are."""
@@ -238,12 +269,17 @@ class DataSenders:
     # --- on the lane of a connection ---
 
     async def _keep_open(self, lane: Lane) -> None:
+        backoff = Backoff(self._limits.redial_s, self._limits.redial_max_s)
+        loop = asyncio.get_running_loop()
         while self.secret is not None or lane is self._io:
+            began = loop.time()
             try:
                 await self._carry(lane)
             except (OSError, PeerError) as error:
                 log.info("a data connection to %s is gone: %s", self._peer, repr(error))
-            await asyncio.sleep(self._limits.redial_s)
+            if loop.time() - began > STABLE_S:
+                backoff.reset()
+            await backoff.pause()
         self._io.call(self._move)
 
     async def _carry(self, lane: Lane) -> None:

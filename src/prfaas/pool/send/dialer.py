@@ -134,6 +134,8 @@ class Dialer:
         self._senders: DataSenders | None = None
         self._welcome = asyncio.Event()
         self._link = ""
+        self._num_max = 0
+        """Data connections that the peer takes; 0 is no limit."""
         self._secret: LinkSecret | None = None
         self._refusal = ""
         self._lost = ""
@@ -210,6 +212,7 @@ class Dialer:
         Raises:
             PeerError: There can be no keys of its secret.
         """
+        self._num_max = resumed.connections
         for encryption, name in WIRE_NAMES.items():
             if name == resumed.encryption:
                 if len(resumed.secret) != SECRET_BYTES:
@@ -217,6 +220,12 @@ class Dialer:
                 ends = self._pool, self.peer, self._link
                 self._secret = LinkSecret(encryption, *ends, resumed.secret)
         self._welcome.set()
+
+    def allowed(self, num_max: int) -> None:
+        """The peer takes that many data connections of this link from now on."""
+        self._num_max = num_max
+        if self._senders is not None:
+            self._senders.allow(num_max)
 
     def refused(self, reason: str) -> None:
         """Handle the peer's reason for the end of the connection."""
@@ -325,6 +334,7 @@ class Dialer:
             coding=self._coding,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
+            num_max=self._num_max,
             pacing_bits_per_s=self._pacer.bits_per_s,
             io=self._io,
             on_change=self._update,

@@ -35,8 +35,8 @@ from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
-from prfaas.wire.messages.base import Goodbye, Ping, Pong
-from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.base import Goodbye, Ping, Pong, Unsupported
+from prfaas.wire.messages.codec import ToSender, decode, tags_of
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.messages.link import (
@@ -45,6 +45,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Connections,
     Decodes,
     Offer,
     PoolHello,
@@ -363,6 +364,7 @@ class OutboundLink:
             link=link,
             codecs=self._coding.offered,
             encryptions=self._encryptions,
+            takes=tags_of(ToSender),
         )
 
     def on_state(self) -> None:
@@ -396,7 +398,7 @@ class OutboundLink:
         """Handle a message of the peer."""
         message = decode(frame.payload)
         match message:
-            case Ping():
+            case Ping() | Unsupported():
                 return
             case Goodbye():
                 self._dialer.refused(message.reason)
@@ -405,6 +407,8 @@ class OutboundLink:
                 self._dialer.heard(message)
             case Resumed():
                 self._resume(message)
+            case Connections():
+                self._dialer.allowed(message.num_max)
             case Decodes():
                 self._coding.agree(message.codecs)
             case Arrived():

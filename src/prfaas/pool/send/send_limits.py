@@ -11,12 +11,15 @@ class SendLimits:
 
     Attributes:
         stuck_ns: A connection without delivery for this time is closed.
-        redial_s: Wait before a lost connection is dialled again, seconds.
+        redial_s: Wait before a lost connection is dialled again, seconds. It doubles while
+            connections end soon.
+        redial_max_s: Longest such wait, seconds.
         fragment_bytes_min: Smallest fragment that the size of fragments adapts to, bytes.
     """
 
     stuck_ns: int = 5 * 10**9
     redial_s: float = 0.5
+    redial_max_s: float = 8.0
     fragment_bytes_min: int = 32 << 10
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.wire.channel import Channel
+from prfaas.wire.messages.codec import OfGateway, tags_of
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import (
     Evicted,
@@ -204,7 +205,7 @@ class _Subscriber:
             # The others on this thread have their turn, and the subscriber reads.
             await asyncio.sleep(0)
             await self._channel.drained()
-        self._channel.send(SnapshotEnd(epoch=epoch, next_seq=next_seq))
+        self._channel.send(SnapshotEnd(epoch=epoch, next_seq=next_seq, takes=tags_of(OfGateway)))
         while self._waiting:
             self._channel.send(self._waiting.popleft())
             await self._channel.drained()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.wire.messages.fields import Count, Nanoseconds, Text
+from prfaas.wire.messages.fields import Count, Name, Nanoseconds, Text
 
 
 class Message(msgspec.Struct, tag_field="t", kw_only=True):
@@ -33,6 +33,16 @@ class Pong(Message, tag="pong"):
     at_ns: Nanoseconds
     received: dict[int, int] = {}
     busy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+class Unsupported(Message, tag="unsupported"):
+    """Answer to a message that the receiver does not know: it is of an older version than the
+    sender. The connection stays."""
+
+    kind: Name
+    """Tag of the message."""
+    job: Count = 0
+    """Its field of that name, if it has one."""
 
 
 class Goodbye(Message, tag="goodbye"):

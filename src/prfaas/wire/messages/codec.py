@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, encode_control
-from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
 from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.engine import (
     EngineHello,
@@ -46,6 +46,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Connections,
     Decodes,
     Join,
     Missing,
@@ -62,6 +63,7 @@ AnyMessage = (
     Ping
     | Pong
     | Goodbye
+    | Unsupported
     | EngineHello
     | Push
     | Store
@@ -77,6 +79,7 @@ AnyMessage = (
     | Join
     | Resumed
     | Decodes
+    | Connections
     | Arrived
     | Committed
     | Offer
@@ -108,6 +111,75 @@ AnyMessage = (
     | Surveyed
 )
 
+OfGateway = (
+    Subscribe
+    | Survey
+    | Pull
+    | Abort
+    | Release
+    | Purge
+    | PurgeEnd
+    | PurgePrefix
+    | PinPrefix
+    | Compare
+    | LinkLease
+)
+"""Messages of gateways to pool nodes, of which `SnapshotEnd.takes` names those that one takes."""
+NEWER_OF_GATEWAY: frozenset[str] = frozenset({"pin_prefix"})
+"""Those that a pool node which names none does not take."""
+ToSender = (
+    Ping
+    | Pong
+    | Goodbye
+    | Unsupported
+    | Resumed
+    | Decodes
+    | Connections
+    | Arrived
+    | Accepted
+    | Refused
+    | Committed
+    | Abort
+    | Pull
+)
+"""Messages of the receiving end of a link to the sending one (`PoolHello.takes`)."""
+
+KIND_CHARS_MAX, JOB_MAX = 64, 2**53
+
+
+def tag_of(kind: type[Message]) -> str:
+    """The name of a kind of message on the wire."""
+    return str(kind.__struct_config__.tag)
+
+
+def tags_of(union: object) -> list[str]:
+    """The same of all kinds of a union, in order."""
+    return [tag_of(kind) for kind in get_args(union)]
+
+
+_TAGS = frozenset(tags_of(AnyMessage))
+
+
+class UnknownMessageError(PeerError):
+    """A message of a kind that this version does not know.
+
+    Attributes:
+        answer: What the peer is told.
+    """
+
+    def __init__(self, kind: str, job: int) -> None:
+        self.answer = Unsupported(kind=kind, job=job)
+        super().__init__(f"a message of the kind {kind!r}, which this version does not know")
+
+
+class _Kind(msgspec.Struct):
+    """The parts of any message that an answer needs."""
+
+    t: str
+    job: Any = 0
+
+
+_kinds = msgspec.msgpack.Decoder(_Kind)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
@@ -121,10 +193,23 @@ def decode(payload: bytes) -> AnyMessage:
     """The message in a control frame.
 
     Raises:
-        PeerError: The payload is no known message.
+        UnknownMessageError: It is of a kind that this version does not know.
+        PeerError: The payload is no message.
     """
     try:
         message: AnyMessage = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerError(f"not a prfaas message: {error}") from None
+        raise _unknown(payload) or PeerError(f"not a prfaas message: {error}") from None
     return message
+
+
+def _unknown(payload: bytes) -> UnknownMessageError | None:
+    """The error of a message of an unknown kind; None if it is something else."""
+    try:
+        found = _kinds.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if found.t in _TAGS or not 0 < len(found.t) <= KIND_CHARS_MAX:
+        return None
+    is_job = type(found.job) is int and 0 <= found.job <= JOB_MAX
+    return UnknownMessageError(found.t, found.job if is_job else 0)

@@ -58,6 +58,9 @@ Sources = Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)]
 CODECS_MAX = 16
 Codecs = Annotated[list[Name], msgspec.Meta(max_length=CODECS_MAX)]
 """Names of codecs (`core/codec/codecs.py`); those that are not known are ignored."""
+TAKES_MAX = 128
+Takes = Annotated[list[Name], msgspec.Meta(max_length=TAKES_MAX)]
+"""Tags of the messages that a part takes over a connection; an older part names none."""
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 RUNS_MAX = 65_536

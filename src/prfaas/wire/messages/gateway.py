@@ -23,6 +23,7 @@ from prfaas.wire.messages.fields import (
     PurgedSource,
     Ratio,
     Tag,
+    Takes,
     Text,
     TransferId,
 )
@@ -56,10 +57,11 @@ class Snapshot(Message, tag="snapshot"):
 
 
 class SnapshotEnd(Message, tag="snapshot_end"):
-    """The snapshot is complete."""
+    """The snapshot is complete. `takes` has the messages that gateways may send."""
 
     epoch: Text
     next_seq: Count
+    takes: Takes = msgspec.field(default_factory=list)
 
 
 class Stored(Message, tag="stored"):

@@ -17,12 +17,14 @@ from prfaas.wire.messages.fields import (
     LayoutId,
     Name,
     PullKeys,
+    Takes,
     Text,
     TicketBytes,
     TransferId,
 )
 
 SECRET_BYTES_MAX = 64
+CONNECTIONS_MAX = 1 << 16
 
 
 class PoolHello(Message, tag="pool_hello"):
@@ -32,7 +34,7 @@ class PoolHello(Message, tag="pool_hello"):
     over. `link` is a word of the sender's that its data connections repeat. `codecs` are those
     that it could code blocks with; an older pool names none, and sends raw. `encryptions`
     are protections of data connections that it can use beside TLS, the preferred first; an older
-    pool names none, and uses TLS.
+    pool names none, and uses TLS. `takes` has the messages that the receiver may send.
     """
 
     pool: Name
@@ -41,6 +43,7 @@ class PoolHello(Message, tag="pool_hello"):
     resumes: list[TransferId] = msgspec.field(default_factory=list)
     codecs: Codecs = msgspec.field(default_factory=list)
     encryptions: Codecs = msgspec.field(default_factory=list)
+    takes: Takes = msgspec.field(default_factory=list)
 
 
 class Join(Message, tag="join"):
@@ -56,13 +59,15 @@ class Resumed(Message, tag="resumed"):
 
     `encryption` is the protection of the hello that data connections of this session use, empty for
     TLS; `secret` is what their keys are made of (`wire/sealed/keys.py`). `takes_ages` allows ages
-    in fragments; an older pool refuses them.
+    in fragments; an older pool refuses them. `connections` is the most data connections that the
+    link may have; 0 from an older pool.
     """
 
     epoch: Text
     takes_ages: bool = False
     encryption: Text = ""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
+    connections: Count = 0
 
     def __repr__(self) -> str:
         """Without the secret."""
@@ -76,6 +81,15 @@ class Decodes(Message, tag="decodes"):
     """
 
     codecs: Codecs
+
+
+class Connections(Message, tag="connections"):
+    """The most data connections that the link may have from now on: other peers came or left.
+
+    More are closed.
+    """
+
+    num_max: Annotated[int, msgspec.Meta(ge=1, le=CONNECTIONS_MAX)]
 
 
 class Arrived(Message, tag="arrived"):
