@@ -22,6 +22,9 @@ from .scripted_engine import (
     refuse,
 )
 
+HELD = 320
+"""Tokens of the prompt that are handed over: up to the last checkpoint."""
+
 
 async def answered(world: World, stage: str, reason: str) -> dict[str, Any]:
     """Send a long prompt, expect the full answer and one counted fallback."""
@@ -132,6 +135,23 @@ async def test_a_commit_does_not_end_the_prefill_leg(world: World) -> None:
     release.set()
     assert (await request)[0] == 200
     assert (await world.record())["fallback"] is None
+
+
+async def test_a_commit_with_all_blocks_ends_a_prefill_leg_that_is_not_answered(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a firewall that has forgotten the silent connection of the leg."""
+    world.prefill.script, world.decode.cached_tokens = hang, 320
+    request = asyncio.create_task(world.post(BODY))
+    await world.prefill.hanging.wait()
+    transfer = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"]
+    world.pd_pool.end_transfer(transfer, num_bytes=HELD // 16 * 1024 + 2048)
+    assert (await request)[0] == 200
+    await world.prefill.gone.wait()
+    record = await world.record()
+    assert (record["path"], record["fallback"]) == ("remote", None)
+    assert world.decode.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"] == transfer
+    assert "prefill_unanswered" in caplog.text
 
 
 async def test_decode_finds_less_than_was_sent(world: World) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Any
 
-from prfaas.lab.path import Path, PathSettings
+from prfaas.lab.path import Connections, Path, PathSettings
 
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
@@ -32,8 +32,9 @@ _READS_AT_ONCE = 8
 class Direction:
     """Forwarder from one device to the other, through a path."""
 
-    def __init__(self, source: int, sink: int, path: Path) -> None:
+    def __init__(self, source: int, sink: int, path: Path, connections: Connections) -> None:
         self.source = source
+        self._connections = connections
         self.path = path
         self._sink = sink
         self._flying: list[tuple[int, int, bytes]] = []
@@ -46,8 +47,11 @@ class Direction:
                 packet = os.read(self.source, _PACKET_BYTES_MAX)
             except BlockingIOError:
                 return
-            if packet[10] >> 4 == 4:
-                for arrives_at, run in self.path.carry(packet, time.monotonic_ns()):
+            now_ns, idle_ns = time.monotonic_ns(), self.path.settings.idle_ns
+            if idle_ns and self._connections.has_forgotten(packet, now_ns, idle_ns):
+                self.path.counters.forgotten += 1
+            elif packet[10] >> 4 == 4:
+                for arrives_at, run in self.path.carry(packet, now_ns):
                     self._num_taken += 1
                     heappush(self._flying, (arrives_at, self._num_taken, run))
 
@@ -114,9 +118,14 @@ def main() -> None:
     """Arguments: the names of the two devices and a seed."""
     here, there, seed = sys.argv[1:]
     first, second = open_tun(here), open_tun(there)
+    there_path, back_path = (
+        Path(PathSettings(), random.Random(f"{seed} {name}"))  # noqa: S311 - a dice, no secret
+        for name in ("there", "back")
+    )
+    known = Connections()
     directions = [
-        Direction(first, second, Path(PathSettings(), random.Random(f"{seed} there"))),  # noqa: S311 - a dice, no secret
-        Direction(second, first, Path(PathSettings(), random.Random(f"{seed} back"))),  # noqa: S311
+        Direction(first, second, there_path, known),
+        Direction(second, first, back_path, known),
     ]
     say("ready")
     serve(directions)

@@ -19,7 +19,8 @@ _VNET = struct.Struct("<BBHHHH")
 _NEEDS_CSUM, _GSO_NONE = 1, 0
 _GSO_TYPE = 1
 _GSO_SIZE_AT = 4
-_FIN_PSH = 0x09
+_FIN_PSH, _SYN = 0x09, 0x02
+_TCP = 6
 _NS_PER_S = 10**9
 JITTER_STEP_NS = 20_000_000
 
@@ -37,6 +38,8 @@ class PathSettings:
         reorder: Share of segments that come later by `reorder_ns`, after those behind them.
         reorder_ns: See `reorder`.
         is_down: Nothing passes.
+        idle_ns: A connection that carries nothing for so long is forgotten, as by an address
+            translator: what comes of it later is dropped without notice. 0 forgets none.
     """
 
     delay_ns: int = 0
@@ -47,6 +50,37 @@ class PathSettings:
     reorder: float = 0.0
     reorder_ns: int = 3_000_000
     is_down: bool = False
+    idle_ns: int = 0
+
+
+class Connections:
+    """What an address translator between both sides knows of TCP connections."""
+
+    def __init__(self) -> None:
+        self._used_at_ns: dict[bytes, int] = {}
+
+    def has_forgotten(self, packet: bytes, now_ns: int, idle_ns: int) -> bool:
+        """Return True if a packet is of a connection that was silent for `idle_ns`, or is unknown.
+
+        Args:
+            packet: Of TCP, of either direction, with its virtio header.
+            now_ns: Time.
+            idle_ns: Time after which a connection is forgotten.
+        """
+        header = packet[VNET_BYTES:]
+        ports_at = (header[0] & 15) * 4
+        if header[9] != _TCP:
+            return False
+        ends = header[12:16] + header[ports_at : ports_at + 2]
+        others = header[16:20] + header[ports_at + 2 : ports_at + 4]
+        key = min(ends, others) + max(ends, others)
+        used_at_ns = self._used_at_ns.get(key)
+        is_first = bool(header[ports_at + 13] & _SYN)
+        if not is_first and (used_at_ns is None or now_ns - used_at_ns >= idle_ns):
+            self._used_at_ns.pop(key, None)
+            return True
+        self._used_at_ns[key] = now_ns
+        return False
 
 
 @dataclass(slots=True)
@@ -58,6 +92,8 @@ class PathCounters:
     overflowed: int = 0
     blackholed: int = 0
     reordered: int = 0
+    forgotten: int = 0
+    """Packets of forgotten connections, dropped."""
     delivered_bytes: int = 0
     """On the wire, Ethernet included."""
 

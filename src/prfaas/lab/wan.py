@@ -66,6 +66,8 @@ class Wan:
         queue_ms: Length of the bottleneck's queue, as time at the present rate.
         jitter_ms: Largest addition to the delay of each direction, which drifts below it.
         reorder: Share of segments from a to b that come 3 ms later, after those behind them.
+        idle_s: TCP connections that are silent for so long are forgotten, as by an address
+            translator, and the rest of them dropped without notice; 0 forgets none.
         seed: Of the losses.
     """
 
@@ -78,6 +80,7 @@ class Wan:
         queue_ms: float = 20.0,
         jitter_ms: float = 0.0,
         reorder: float = 0.0,
+        idle_s: float = 0.0,
         seed: int = 1,
     ) -> None:
         self._first = {
@@ -87,6 +90,7 @@ class Wan:
             "queue_ms": queue_ms,
             "jitter_ms": jitter_ms,
             "reorder": reorder,
+            "idle_s": idle_s,
         }
         self._seed = seed
         self._id = f"{next(_numbers)}{secrets.token_hex(3)}"
@@ -154,6 +158,7 @@ class Wan:
         loss_back: float | None = None,
         jitter_ms: float | None = None,
         reorder: float | None = None,
+        idle_s: float | None = None,
     ) -> None:
         """Change the link; packets already in transit are not affected."""
         both: dict[str, Any] = {}
@@ -161,6 +166,8 @@ class Wan:
             both["delay_ns"] = round(rtt_ms * 1e6 / 2)
         if rate_bits_per_s is not None:
             both["rate_bits_per_s"] = rate_bits_per_s
+        if idle_s is not None:
+            both["idle_ns"] = round(idle_s * 1e9)
         if queue_ms is not None:
             both["queue_ns"] = round(queue_ms * 1e6)
         if jitter_ms is not None:

@@ -30,7 +30,7 @@ from prfaas.proxy.turns import Turns
 from prfaas.series import CONTENT_TYPE
 from prfaas.wire.identity import Identity
 from prfaas.wire.plain_http import listen, name_server
-from prfaas.wire.sockets import raise_descriptor_limit
+from prfaas.wire.sockets import raise_descriptor_limit, request_socket
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,9 @@ class Proxy:
             ConfigError: A port is taken.
         """
         timeout = aiohttp.ClientTimeout(total=PREFILL_S, sock_connect=2.0)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=3.0, socket_factory=request_socket
+        )
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False
         ) as http:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 
 from aiohttp import hdrs, web
+
+from prfaas.wire.sockets import keep_path_open
 
 SERVER = "prfaas"
 _log = logging.getLogger(__name__)
@@ -74,6 +77,13 @@ class TimedHandler(PlainHandler):
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=keepalive_s, access_log=None)  # type: ignore[arg-type]
         self._time_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open; an answer may be long in coming."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            keep_path_open(connection)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """It is closed, by whomever."""

@@ -7,7 +7,9 @@ import logging
 import resource
 import socket
 import struct
+from asyncio.trsock import TransportSocket
 from dataclasses import dataclass
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,10 @@ DESCRIPTORS_WANTED = 1 << 16
 USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
+REQUEST_PROBE_S, REQUEST_PROBES = 2, 10
+"""Of connections with requests: seconds of silence before a probe and between two, and how many."""
+HAPPY_EYEBALLS_S = 0.25
+"""After so long without an answer of an address of a host, the next one is tried beside it."""
 RATE_BITS_PER_S_MAX = 10**13
 """Minimum basis of a rate from the kernel: a rate of few segments is arbitrary."""
 _TCP_NOTSENT_LOWAT = 25
@@ -26,6 +32,9 @@ _SO_MAX_PACING_RATE = 47
 _TCP_INFO_BYTES = 192
 _UNPACED = 2**64 - 1
 _U8_FIELDS = 8
+
+
+AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
 
 
 def prepare(connection: socket.socket) -> str:
@@ -93,6 +102,26 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(tcp, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     connection.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def keep_path_open(connection: socket.socket | TransportSocket) -> None:
+    """Have the kernel send something on a connection that carries a request and is silent, as while
+    an engine computes: address translators and firewalls forget silent connections without notice,
+    and drop what comes later. A path that is gone is an error after 22 s.
+    """
+    tcp = socket.IPPROTO_TCP
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, REQUEST_PROBE_S)
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, REQUEST_PROBE_S)
+    connection.setsockopt(tcp, socket.TCP_KEEPCNT, REQUEST_PROBES)
+
+
+def request_socket(place: AddrInfo) -> socket.socket:
+    """Make a socket for connections with requests to an address, as `getaddrinfo` returns it."""
+    family, kind, protocol, *_ = place
+    connection = socket.socket(family, kind, protocol)
+    keep_path_open(connection)
+    return connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,30 @@ def test_a_remote_request_is_prefilled_then_decoded_then_released() -> None:
     assert driver.books.told == dict.fromkeys(once, 1)
 
 
+def test_a_prefill_whose_blocks_are_all_there_ends_without_its_answer() -> None:
+    """The path to its engine may have been forgotten meanwhile: nothing comes over it any more."""
+    driver = remote()
+    driver.begin()
+    whole = TransferEnded(HAND_OFF, TransferEnd.COMMITTED, is_whole=True)
+    [wake] = driver.step(whole)
+    assert isinstance(wake, WakeAt)
+    assert driver.life.stage is Stage.PREFILLING
+    actions = driver.step(Woke(), wake.at_ns - driver.now_ns)
+    assert kinds(actions) == [StopPrefill, StartDecode]
+    assert driver.step(PrefillDone()) == []
+    driver.step(Finished(7680, 7680))
+    assert driver.life.outcome is Outcome.FINISHED
+    assert driver.books.told["fall_back"] == 0
+
+
+def test_an_answer_in_time_is_used_where_all_blocks_came_before_it() -> None:
+    driver = remote()
+    driver.begin()
+    driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED, is_whole=True))
+    assert driver.step(PrefillDone()) == [StartDecode("d")]
+    assert driver.step(Woke(), 2 * NS_PER_S) == []
+
+
 @pytest.mark.parametrize(
     ("end", "expected"), [(TransferEnd.COMMITTED, 4096), (TransferEnd.LINK_LOST, 0)]
 )

@@ -110,12 +110,14 @@ class TransferEnded(Event):
         kind: How it ended.
         at_destination: The pool that receives reported it, which is the last word.
         num_bytes: Bytes of the blocks that have arrived; 0 if nobody counted.
+        is_whole: Committed with every block of the prompt: the engine has computed all of it.
     """
 
     blocks: Blocks
     kind: TransferEnd
     at_destination: bool = True
     num_bytes: int = 0
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from prfaas.core.request.events import (
 )
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.request.watch import Alarm, PrefillWatch, RouteWatch, Timeout, Watch
+from prfaas.core.request.watch import Alarm, AnswerWatch, PrefillWatch, RouteWatch, Timeout, Watch
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -330,6 +330,9 @@ class RequestLife:
                 self._books.handed_over(self.route.number, now_ns)
             num_bytes = event.num_bytes if is_whole else 0
             self._books.transfer_over(self.route.number, now_ns, num_bytes, blocks.link)
+        if event.is_whole and which is _HAND_OFF and self.stage is _PREFILLING:
+            self.watches.append(AnswerWatch(now_ns))
+            self._needs_alarm = True
         return self._check(which, now_ns) if blocks.fault else []
 
     def _pool_lost(self, event: PoolLost, now_ns: int) -> list[AnyAction]:
@@ -386,6 +389,8 @@ class RequestLife:
                 continue
             if watch.blocks is not None and watch.blocks is self.blocks.pull:
                 actions += self._lose_pull(alarm, now_ns)
+            elif alarm is Alarm.UNANSWERED:
+                return [*actions, _STOP_PREFILL, *self._prefilled(PrefillDone(), now_ns)]
             elif self.stage is _PREFILLING:
                 return actions + self._stop_prefill(alarm, now_ns)
             else:

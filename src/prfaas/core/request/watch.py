@@ -13,6 +13,8 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
+ANSWER_NS = NS_PER_S
+"""Time for the answer of a prefill after its last block, which comes over another path."""
 LOOK_NS_MIN = NS_PER_S // 10
 """Minimum time between two checks of a route."""
 
@@ -24,6 +26,8 @@ class Alarm(StrEnum):
     """It has taken as long as it may."""
     STALLED = "stalled"
     """A prefill takes many times as long as such prefills do, and a local one is sooner."""
+    UNANSWERED = "unanswered"
+    """All blocks of a prefill are there, and its engine's answer does not come."""
     LATE = "late"
     """A route over a link misses its prediction, and a local one is sooner."""
 
@@ -152,4 +156,22 @@ class Timeout:
         return Alarm.TIMEOUT if now_ns >= self.wakes_at_ns else None
 
 
-Watch = PrefillWatch | RouteWatch | Timeout
+class AnswerWatch:
+    """Watches for the answer of an engine whose blocks are all there: the path to it may be gone.
+
+    Args:
+        now_ns: When the blocks were.
+    """
+
+    __slots__ = ("wakes_at_ns",)
+    blocks: Movement | None = None
+
+    def __init__(self, now_ns: int) -> None:
+        self.wakes_at_ns = now_ns + ANSWER_NS
+
+    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
+        """Return the alarm once its time has come."""
+        return Alarm.UNANSWERED if now_ns >= self.wakes_at_ns else None
+
+
+Watch = AnswerWatch | PrefillWatch | RouteWatch | Timeout

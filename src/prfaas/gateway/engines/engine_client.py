@@ -30,6 +30,7 @@ from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
+from prfaas.wire.sockets import request_socket
 
 KEEPALIVE_S = 3.0
 """Below the 5 s after which uvicorn closes an idle connection under our hands."""
@@ -92,7 +93,12 @@ class Engines:
     def start(self) -> None:
         """Begin to probe the engines."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=KEEPALIVE_S,
+                ssl=self._tls,
+                socket_factory=request_socket,
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

@@ -45,6 +45,7 @@ from prfaas.wire.messages.gateway import (
     Subscribe,
 )
 from prfaas.wire.messages.link import Abort, Release
+from prfaas.wire.sockets import HAPPY_EYEBALLS_S
 
 _REASON_CHARS_MAX = 200
 PURGE_S = 60.0
@@ -203,7 +204,11 @@ class PoolClient:
         try:
             async with asyncio.timeout(self._timing.connect_s):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: channel, host, port, ssl=self._tls
+                    lambda: channel,
+                    host,
+                    port,
+                    ssl=self._tls,
+                    happy_eyeballs_delay=HAPPY_EYEBALLS_S,
                 )
         except (OSError, TimeoutError) as error:
             _log.debug("pool %s at %s:%s: %s", self._pool, host, port, error)

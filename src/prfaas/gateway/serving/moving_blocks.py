@@ -41,6 +41,8 @@ class MovingBlocks:
         self._views: dict[Blocks, TransferView] = {}
         self.all: list[tuple[Blocks, TransferView]] = []
         """All transfers that were begun, those of prefills that were given up included."""
+        self._whole_bytes = 0
+        """Bytes of all blocks of the hand-off; 0 if unknown."""
 
     def get(self, blocks: Blocks | None) -> TransferView | None:
         """Transfer of some blocks; None without one."""
@@ -82,6 +84,12 @@ class MovingBlocks:
         if not is_asked:
             del self._views[Blocks.PULL]
         return is_asked
+
+    def expect(self, plan: Plan) -> None:
+        """Note which blocks a hand-off has to bring, those of further checkpoints not counted."""
+        have, final = plan.routed.present_tokens, plan.route.final_tokens
+        if plan.layout is not None:
+            self._whole_bytes = shipped_bytes(plan.layout, have_tokens=have, final_tokens=final)
 
     def follow(self, plan: Plan, view: TransferView) -> NotAsked | None:
         """Have the blocks of a hand-off fetched as an engine without orders stores them.
@@ -125,4 +133,6 @@ class MovingBlocks:
             self._report(PoolLost(blocks))
         else:
             num_bytes = self._views[blocks].num_bytes if at_destination else 0
-            self._report(TransferEnded(blocks, kind, at_destination, num_bytes))
+            is_whole = kind is TransferEnd.COMMITTED and 0 < self._whole_bytes <= num_bytes
+            is_whole = is_whole and blocks is Blocks.HAND_OFF
+            self._report(TransferEnded(blocks, kind, at_destination, num_bytes, is_whole))

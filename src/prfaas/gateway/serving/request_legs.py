@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +45,11 @@ from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.integrity.verifier import Verifier
+from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class Legs:
         if self._life.stage is not Stage.PREFILLING:
             return
         transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
+        self._moving.expect(plan)
         if plan.route.holds and (why_not := self._moving.follow(plan, transfer)):
             why = f"{transfer.destination} is not asked to fetch the blocks: {why_not}"
             self._report(PrefillFailed(PrefillFailure(why_not), why=why))
@@ -141,9 +146,10 @@ class Legs:
             self._prefilling = None
             await cancel_all([leg])
         exchange.record.prefilled(time.monotonic_ns() - started_ns)
-        if leg.cancelled():
-            return
-        self._report(self._prefilled(leg))
+        if not leg.cancelled():
+            self._report(self._prefilled(leg))
+        elif self._life.stage in (Stage.DECODING,) and not exchange.record.fallback:
+            log_event(_log, logging.WARNING, "prefill_unanswered", engine=engine.name)
 
     def _prefilled(self, leg: asyncio.Task[int]) -> AnyEvent:
         # Raised here, an error would refer to the request by this frame.

@@ -12,6 +12,8 @@ from prfaas.wire.sockets import prepare
 log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
+ADDRESS_S = 1.0
+"""Time limit of an address of a host that has others."""
 
 
 async def connect(address: tuple[str, int]) -> socket.socket:
@@ -23,12 +25,13 @@ async def connect(address: tuple[str, int]) -> socket.socket:
     loop = asyncio.get_running_loop()
     error = OSError(f"{address[0]} has no address")
     places = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    for family, kind, protocol, _, place in places:
+    for number, (family, kind, protocol, _, place) in enumerate(places, 1):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
             control = prepare(connection)
-            await loop.sock_connect(connection, place)
+            async with asyncio.timeout(None if number == len(places) else ADDRESS_S):
+                await loop.sock_connect(connection, place)
         except OSError as failure:
             connection.close()
             error = failure

@@ -38,7 +38,7 @@ from prfaas.wire.messages.base import Message, Ping, Pong
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.messages.link import PoolHello, Resumed
 from prfaas.wire.sealed.keys import SECRET_BYTES, LinkSecret
-from prfaas.wire.sockets import prepare_messages, tcp_info
+from prfaas.wire.sockets import HAPPY_EYEBALLS_S, prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -279,6 +279,7 @@ class Dialer:
                 lambda: Channel(self._user.on_frame, lost, self._greet),
                 *self._address,
                 ssl=self._tls.messages,
+                happy_eyeballs_delay=HAPPY_EYEBALLS_S,
             )
 
     def _greet(self, channel: Channel) -> None:
@@ -322,9 +323,12 @@ class Dialer:
 
     def _open_data(self, channel: Channel) -> DataSenders:
         connection = channel.socket
-        rtt_ns = tcp_info(connection).rtt_ns if connection is not None else 0
+        if connection is None:
+            raise OSError("the connection for messages is gone")
+        rtt_ns = tcp_info(connection).rtt_ns
         return DataSenders(
-            address=self._address,
+            # The address that answered: of several, others may be dead, or of another pool node.
+            address=connection.getpeername()[:2],
             tls=self._tls.data,
             peer=self.peer,
             pool=self._pool,
