@@ -12,24 +12,50 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from prfaas.errors import ConfigError
+from prfaas.limited_files import DEPTH_MAX, FILE_BYTES_MAX, check_values, read_limited
 
 Table = TypeVar("Table", bound=BaseModel)
 _NUMBER_MAX = 2**63
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+_NO_KEY = frozenset(",=[]{}#")
+"""Characters that end a key."""
+
+
+def read_toml(path: Path, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     """Tables of a TOML file; a byte order mark, as some editors write it, is left out.
 
     Raises:
-        ConfigError: The file cannot be read or is no TOML.
+        ConfigError: The file cannot be read, is no TOML, or is beyond a limit.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = read_limited(path, bytes_max).decode("utf-8-sig")
+        if (line := _long_key(text)) is not None:
+            raise ConfigError(f"{path}: line {line}: a key of more than {DEPTH_MAX} parts")
+        tables = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: values lie deeper than {DEPTH_MAX} levels") from None
+    except ValueError as error:  # Of numbers and characters as well.
         raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    check_values(tables, path)
+    return tables
+
+
+def _long_key(text: str) -> int | None:
+    """Number of a line with a key of too many parts, which take the parser a time that grows with
+    their square; None without one."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") <= DEPTH_MAX:
+            continue
+        length = 0
+        for part in line.split("."):
+            length = 0 if _NO_KEY.intersection(part) else length + 1
+            if length > DEPTH_MAX:
+                return number
+    return None
 
 
 def refuse_unused(table: BaseModel, key: str, uses: Mapping[str, Collection[str]]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
+from prfaas.core.membership.machine import Membership
+from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site
 from prfaas.membership.folder import Folder
+from prfaas.membership.follower import Follower
+from prfaas.membership.port import OnList
 
 POOL = 'kind = "pool"\ncluster = "pd"\naddress = "10.0.0.1:7100"\n'
 ENGINE = 'kind = "engine"\ncluster = "pd"\nurl = "http://10.0.0.2:8100"\npool = "pool-a"\n'
@@ -74,6 +78,88 @@ async def test_files_come_change_and_go(tmp_path: Path) -> None:
         (tmp_path / "e1.toml").unlink()
         await seen.change()
         assert set(seen.listed) == {"pool-a"}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_pipe, "is a pipe, a socket or a device"),
+        (_endless, "is a pipe, a socket or a device"),
+        (_loop, "cannot be read"),
+        (Path.mkdir, "cannot be read"),
+        (_text("a = " + "[" * 20_000), "deeper than 64 levels"),
+        (_text("a" + ".a" * 20_000 + " = 1"), "more than 64 parts"),
+        (_text("sequences_max = " + "9" * 5000), "is no valid TOML"),
+        (_text("sequences_max = 0x" + "f" * 5000), "sequences_max: a number of"),
+        (_text(ENGINE + "# " + "x" * (64 << 10)), "limit 65536"),
+    ],
+)
+async def test_one_odd_file_is_refused_and_the_others_are_followed(
+    make: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "pool-a.toml", POOL)
+    make(tmp_path / "odd.toml")
+    async with following(tmp_path) as seen:
+        assert set(seen.listed) == {"pool-a"}
+        assert words in seen.refused["odd"].words
+        write(tmp_path / "e1.toml", ENGINE)
+        await seen.change()
+        assert set(seen.listed) == {"pool-a", "e1"}
+        assert seen.source.fault == ""
+
+
+async def test_a_source_that_fails_in_an_unforeseen_way_is_a_fault_and_followed_again() -> None:
+    class Odd:
+        name, fault, current_at_s, calls = "odd", "", 0.0, 0
+
+        async def follow(self, on_list: OnList) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise RecursionError("too deep")
+            on_list([Listed(Member("pool-a", Kind.POOL, "pd", "10.0.0.1:7100"))], ())
+            self.fault = ""
+            await asyncio.Event().wait()
+
+    class Nobody:
+        def __init__(self) -> None:
+            self.has_joined = asyncio.Event()
+
+        def join(self, member: Member) -> bool:
+            self.has_joined.set()
+            return True
+
+        def withhold(self, name: str, *, withheld: bool) -> None: ...
+        def leave(self, member: Member) -> None: ...
+        def is_idle(self, member: Member) -> bool:
+            return True
+
+        def note(self, action: str, what: str, why: str) -> None: ...
+
+    source, nobody = Odd(), Nobody()
+    machine = Membership(Site({"pd": ("both",)}, "m"))
+    follower = Follower(machine, nobody, [source], failed_pause_s=0.01)
+    follower.start()
+    await nobody.has_joined.wait()
+    assert source.calls == 2
+    assert follower.faults() == {}
+    await follower.close()
 
 
 @pytest.mark.parametrize(

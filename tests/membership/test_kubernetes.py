@@ -112,6 +112,53 @@ def test_a_slice_is_read_as_members() -> None:
     assert [(each.name, each.reason) for each in refused] == [("E5", Reason.INVALID)]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("old", [{"ready": False, "terminating": True}, {"ready": False}])
+def test_a_ready_pod_takes_the_name_of_one_that_ends_or_is_not_ready(
+    old: dict[str, bool], is_first: bool
+) -> None:
+    """A pod of a StatefulSet comes back with its name and another address."""
+    ends = [endpoint("e1", "10.0.1.1", **old), endpoint("e1", "10.0.1.9")]
+    found = endpoint_slice("engines-x", ENGINES, HTTP, *(ends if is_first else ends[::-1]))
+    listed, refused = members_in([read_slice(found)])
+    assert [(each.member.address, each.is_ready) for each in listed] == [
+        ("http://10.0.1.9:8100", True)
+    ]
+    assert not refused
+
+
+def test_a_pod_that_is_not_ready_yet_takes_the_name_of_one_that_ends() -> None:
+    ends = endpoint("e1", "10.0.1.1", ready=False, terminating=True)
+    found = endpoint_slice("x", ENGINES, HTTP, ends, endpoint("e1", "10.0.1.9", ready=False))
+    (listed,), _ = members_in([read_slice(found)])
+    assert listed.member.address == "http://10.0.1.9:8100"
+
+
+@pytest.mark.parametrize("families", [("10.0.1.1", "fd00::1"), ("fd00::1", "10.0.1.1")])
+def test_a_service_with_both_families_has_each_pod_once(families: tuple[str, str]) -> None:
+    slices = [
+        endpoint_slice(f"e-{n}", ENGINES, HTTP, endpoint("e1", place), endpoint("e2", place + "2"))
+        for n, place in enumerate(families)
+    ]
+    listed, refused = members_in(map(read_slice, slices))
+    assert sorted(each.member.address for each in listed) == [
+        "http://10.0.1.12:8100",
+        "http://10.0.1.1:8100",
+    ]
+    assert not refused
+    only = endpoint_slice("e-6", ENGINES, HTTP, endpoint("e1", "fd00::1"))
+    (single,), _ = members_in([read_slice(only)])
+    assert single.member.address == "http://[fd00::1]:8100"
+
+
+def test_two_ready_pods_of_one_name_are_both_listed_and_refused_later() -> None:
+    found = endpoint_slice(
+        "x", ENGINES, HTTP, endpoint("e1", "10.0.1.1"), endpoint("e1", "10.0.1.9")
+    )
+    listed, _ = members_in([read_slice(found)])
+    assert len(listed) == 2
+
+
 @pytest.mark.parametrize(
     ("labels", "ports", "words"),
     [

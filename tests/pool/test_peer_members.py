@@ -336,6 +336,38 @@ async def test_a_pool_node_follows_its_deployment_file(world: World, tmp_path: P
     await members.close()
 
 
+async def test_a_comment_in_a_file_without_addresses_changes_no_peer(
+    world: World, tmp_path: Path
+) -> None:
+    """As under `prfaas up`, which chooses the addresses of pool nodes and gives them as options."""
+    path = tmp_path / "site.toml"
+
+    def write(comment: str) -> None:
+        new = path.with_suffix(".new")
+        text = FILE.format(pd="[clusters.pd.pools.pd-pool]", links="")
+        new.write_text(text.replace('address = "127.0.0.1:2"', "") + comment)
+        new.replace(path)
+
+    write("")
+    deployment = load_deployment(path)
+    pd = await world.start("pd-pool", **NOBODY)
+    prfaas = await world.start("prfaas-pool", peers={"pd-pool": (LOOPBACK, pd.port)})
+    for site, given in ((pd, {}), (prfaas, {"pd-pool": (LOOPBACK, pd.port)})):
+        name = site.node.settings.name
+        clusters = peer_clusters(deployment, name)
+        view = peer_view(name, clusters, given)
+        source = DeploymentFile((path,), lambda: load_deployment(path), deployment, view)
+        start = peer_entries(deployment, name, clusters, given)
+        follower = PeerMembers(site.node.peers, clusters, [source], start).follower
+        before = follower.machine.members()
+        assert len(before) == 1
+        write("# a comment\n")
+        follower.listed("file", source._entries())
+        assert follower.refusals() == {}
+        assert follower.machine.members() == before
+        assert not follower.machine.is_draining
+
+
 def test_a_pool_node_that_is_not_in_its_file_any_more_is_told_to_stop(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(FILE.format(pd='[clusters.pd.pools.pd-pool]\naddress = "h:1"', links=""))

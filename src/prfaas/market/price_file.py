@@ -30,13 +30,7 @@ def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTa
     Raises:
         ConfigError: It cannot be read or is invalid; the message has key and reason.
     """
-    try:
-        num_bytes = path.stat().st_size
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if num_bytes > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} has {num_bytes} bytes, limit {FILE_BYTES_MAX}")
-    found = validated(PriceFile, read_toml(path), path)
+    found = validated(PriceFile, read_toml(path, FILE_BYTES_MAX), path)
     try:
         check_prices(found.prices, clusters)
     except ValueError as error:

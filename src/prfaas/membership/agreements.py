@@ -14,6 +14,7 @@ from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.sharing.contracts import Contracts
 from prfaas.core.sharing.tag_owners import TagOwners
 from prfaas.errors import ConfigError
+from prfaas.limited_files import read_limited
 from prfaas.logs import log_event
 from prfaas.wire.site_authorities import SiteAuthorities
 
@@ -103,8 +104,8 @@ class Agreements:
         digest = hashlib.sha256()
         for path in self._paths:
             try:
-                data = path.read_bytes()
-            except OSError:
+                data = read_limited(path)
+            except (OSError, ConfigError):
                 data = b""
             digest.update(b"%d:" % len(data) + data)
         return digest.digest()
@@ -114,8 +115,8 @@ class Agreements:
             return {}
         self._owners_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            lines = self._owners_file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError):
+            lines = read_limited(self._owners_file).decode().splitlines()
+        except (OSError, ConfigError, UnicodeDecodeError):
             return {}
         pairs = (line.split(" ") for line in lines if line.count(" ") == 1)
         return {tag: site for tag, site in pairs if tag_in(tag)}

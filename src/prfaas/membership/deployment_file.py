@@ -14,6 +14,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.membership.members import Listed, Site
 from prfaas.core.membership.rules import accepted
 from prfaas.errors import ConfigError
+from prfaas.limited_files import read_limited
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.port import OnList
 
@@ -107,8 +108,8 @@ class DeploymentFile:
         content = hashlib.sha256()
         for path in self._paths:
             # A missing file counts as different from any contents.
-            with contextlib.suppress(OSError):
-                data = path.read_bytes()
+            with contextlib.suppress(OSError, ConfigError):
+                data = read_limited(path)
                 content.update(b"%d:" % len(data) + data)
         return content.digest()
 

@@ -28,10 +28,13 @@ from prfaas.config.names import PART_NAME, PATTERNS
 from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
 
 ENDPOINTS_MAX = 8192
+_OfPod = tuple[Listed, str]
+"""A member, and what identifies its pod; "" if that is unknown."""
 
 
 class _Named(msgspec.Struct):
     name: str | None = None
+    uid: str | None = None
 
 
 class _Conditions(msgspec.Struct):
@@ -86,7 +89,7 @@ class SliceMembers:
     def __init__(self) -> None:
         self._pools: dict[str | None, str] = {}
         """Pool nodes by the name of their node."""
-        self._read: dict[str, tuple[EndpointSlice, list[Listed], list[Refusal]]] = {}
+        self._read: dict[str, tuple[EndpointSlice, list[_OfPod], list[Refusal]]] = {}
 
     def read(self, slices: Mapping[str, EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
         """Members of all slices, and the endpoints that cannot be one.
@@ -113,28 +116,55 @@ class SliceMembers:
             changed = dict(slices)
         for name, found in changed.items():
             known[name] = found, *self._members(found)
-        listed: dict[tuple[str, str], Listed] = {}
+        by_name: dict[str, dict[str, _OfPod]] = {}
         refused: list[Refusal] = []
         for name in slices:
             _, members, refusals = known[name]
             for each in members:
                 # While slices are rewritten, an endpoint may be in two of them.
-                listed[each.member.name, each.member.address] = each
+                member = each[0].member
+                by_name.setdefault(member.name, {})[member.address] = each
             if refusals:
                 refused += refusals
+        listed = [each for found in by_name.values() for each in _present(list(found.values()))]
         if (count := len(listed) + len(refused)) > ENDPOINTS_MAX:
             words = f"there are {count} endpoints, limit {ENDPOINTS_MAX}"
             refused = [*refused[:ENDPOINTS_MAX], Refusal("endpoints", Reason.TOO_MANY, words)]
-        return [*listed.values()][:ENDPOINTS_MAX], refused
+        return listed[:ENDPOINTS_MAX], refused
 
-    def _members(self, found: EndpointSlice) -> tuple[list[Listed], list[Refusal]]:
+    def _members(self, found: EndpointSlice) -> tuple[list[_OfPod], list[Refusal]]:
         listed, refused = [], []
         for endpoint, name in _endpoints(found):
+            target = endpoint.targetRef or _Named()
+            pod = target.uid or target.name or ""
             try:
-                listed.append(_listed(found, endpoint, name, self._pools))
+                listed.append((_listed(found, endpoint, name, self._pools), pod))
             except ValueError as error:
                 refused.append(Refusal(name[:63], Reason.INVALID, str(error)))
         return listed, refused
+
+
+def _present(found: list[_OfPod]) -> list[Listed]:
+    """Members of one name: those that another one of them does not replace.
+
+    The endpoint of a pod that ends, or whose node is dead, stays for a while beside that of its
+    successor. A pod of a Service with both families of addresses has an endpoint in each.
+    """
+    if len(found) == 1:
+        return [found[0][0]]
+    best = max(_rank(each) for each, _ in found)
+    present = [(each, pod, _is_ipv6(each)) for each, pod in found if _rank(each) == best]
+    on_ipv4 = {pod for _, pod, is_ipv6 in present if pod and not is_ipv6}
+    return [each for each, pod, is_ipv6 in present if not (is_ipv6 and pod in on_ipv4)]
+
+
+def _is_ipv6(each: Listed) -> bool:
+    return "[" in each.member.address
+
+
+def _rank(each: Listed) -> int:
+    """Return how much there is to be had of a member: it is ready, or will be, or ends."""
+    return 0 if each.is_ending else 1 + each.is_ready
 
 
 def _has_pools(found: EndpointSlice) -> bool:

@@ -24,6 +24,7 @@ FILE_BYTES_MAX = 64 << 10
 POLL_S = 0.5
 """Time between two looks at the directory."""
 Stamp = tuple[int, int, int]
+NO_STAMP: Stamp = (-1, -1, -1)
 
 
 class MemberFile(Table):
@@ -142,23 +143,24 @@ class Folder:
         for name, path in sorted(paths.items()):
             try:
                 found = path.stat()
+                stamp = found.st_mtime_ns, found.st_size, found.st_ino
             except FileNotFoundError:
                 continue
-            stamp = found.st_mtime_ns, found.st_size, found.st_ino
+            except OSError:
+                stamp = NO_STAMP  # Reading it says why.
             if self._stamps.get(name) == stamp:
                 continue
             self._stamps[name], changed = stamp, True
-            self._read(name, path, found.st_size)
+            self._read(name, path)
         self._is_new = False
         return changed
 
-    def _read(self, name: str, path: Path, num_bytes: int) -> None:
+    def _read(self, name: str, path: Path) -> None:
         try:
             if re.match(PART_NAME, name) is None:
                 raise ConfigError(f"{path.name} is not named after {PATTERNS[PART_NAME]}")
-            if num_bytes > FILE_BYTES_MAX:
-                raise ConfigError(f"{path} has {num_bytes} bytes, limit {FILE_BYTES_MAX}")
-            table = validated(MemberFile, read_toml(path), path, words=PATTERNS)
+            tables = read_toml(path, FILE_BYTES_MAX)
+            table = validated(MemberFile, tables, path, words=PATTERNS)
         except ConfigError as error:
             self._unread[name] = Refusal(name, Reason.INVALID, str(error).replace("\n ", ""))
         else:

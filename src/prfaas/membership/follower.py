@@ -17,6 +17,7 @@ from prfaas.tasks import cancel_all
 
 DRAIN_LOOK_S = 0.2
 """Time between two looks at members that drain."""
+FAILED = "it has failed in an unforeseen way"
 _log = logging.getLogger(__name__)
 
 
@@ -28,6 +29,7 @@ class Follower:
         connections: Join and leave as it decides.
         sources: List members.
         matters: Returns False for members that are left out; None leaves nobody out.
+        failed_pause_s: Wait before a source that failed is followed again, seconds.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class Follower:
         connections: Connections,
         sources: Sequence[Source],
         matters: Callable[[Member], bool] | None = None,
+        failed_pause_s: float = 5.0,
     ) -> None:
         self.machine, self.sources = machine, list(sources)
         self._connections, self._matters = connections, matters
         self._tasks: list[asyncio.Task[None]] = []
+        self._failed_pause_s = failed_pause_s
         self._refused: set[tuple[str, str]] = set()
         self._faults: dict[str, str] = {}
         self._good: dict[str, dict[int, Listed]] = {}
@@ -48,9 +52,7 @@ class Follower:
     def start(self) -> None:
         """Begin."""
         for source in self.sources:
-            task = asyncio.create_task(source.follow(partial(self.listed, source.name)))
-            task.add_done_callback(partial(_note_end, source))
-            self._tasks.append(task)
+            self._tasks.append(asyncio.create_task(self._follow(source)))
         self._tasks.append(asyncio.create_task(self._watch()))
 
     async def close(self) -> None:
@@ -63,11 +65,14 @@ class Follower:
         """Apply the list of a source."""
         if self._matters is not None:
             entries = [each for each in entries if self._matters(each.member)]
-        # An entry that is the same object as before has been checked.
+        # An entry that is the same object as before has been checked; a member that is connected
+        # as it is listed can be, wherever its address was taken from.
         good, before = [], self._good.get(source, {})
+        present = {each.name: each for each in self.machine.members()}
         odd: list[Refusal] = []
         for each in entries:
-            if before.get(id(each)) is each or not (why := fault_of(each.member)):
+            is_known = before.get(id(each)) is each or present.get(each.member.name) == each.member
+            if is_known or not (why := fault_of(each.member)):
                 good.append(each)
             else:
                 odd.append(Refusal(each.member.name, Reason.INVALID, why))
@@ -99,6 +104,18 @@ class Follower:
     def faults(self) -> dict[str, str]:
         """Faults of sources by name."""
         return {source.name: source.fault for source in self.sources if source.fault}
+
+    async def _follow(self, source: Source) -> None:
+        """Follow a source until cancelled. What it fails at in an unforeseen way is a fault of it,
+        and tried again: the last list stays meanwhile."""
+        while True:
+            try:
+                await source.follow(partial(self.listed, source.name))
+            except Exception as error:
+                if not source.fault.startswith(FAILED):
+                    _log.exception("the source of members %s has failed", source.name)
+                source.fault = f"{FAILED}; it is tried again: {error!r}"
+            await asyncio.sleep(self._failed_pause_s)
 
     async def _watch(self) -> None:
         while True:
@@ -139,9 +156,3 @@ class Follower:
         for name in self._faults.keys() - now.keys():
             log_event(_log, logging.INFO, "membership_fault_over", source=name)
         self._faults = now
-
-
-def _note_end(source: Source, task: asyncio.Task[None]) -> None:
-    """A source never ends by itself: the last list stays, and operators see why."""
-    if not task.cancelled():
-        source.fault = f"it has failed, restart this process: {task.exception()!r}"

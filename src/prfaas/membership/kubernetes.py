@@ -98,7 +98,13 @@ class Kubernetes:
             except (aiohttp.ClientError, OSError) as error:
                 words = f"{type(error).__name__}: {error}"
                 self.fault = f"the API server at {self._base} cannot be used: {words}"
-            except (PeerError, ConfigError, msgspec.MsgspecError, ValueError) as error:
+            except (
+                PeerError,
+                ConfigError,
+                msgspec.MsgspecError,
+                ValueError,
+                RecursionError,
+            ) as error:
                 self.fault, self._version = str(error), ""
             if clock() - began_at_s > timing.backoff_max_s:
                 backoff.reset()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge
 
 from prfaas.errors import ConfigError
+from prfaas.limited_files import read_limited
 from prfaas.logs import log_event
 from prfaas.wire.certificates import ends_at, ends_soon, faults
 from prfaas.wire.identity import Identity
@@ -81,8 +82,8 @@ class Renewal:
         identity, content = self._identity, hashlib.sha256()
         for path in (identity.authority, identity.certificate, identity.key):
             # A missing file counts as different from any contents.
-            with contextlib.suppress(OSError):
-                data = path.read_bytes()
+            with contextlib.suppress(OSError, ConfigError):
+                data = read_limited(path)
                 content.update(b"%d:" % len(data) + data)
         return content.digest()
 

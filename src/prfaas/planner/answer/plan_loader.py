@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,6 +12,7 @@ from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.codec.planned import PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import ConfigError
+from prfaas.limited_files import read_json
 from prfaas.planner.answer.overrides import override
 from prfaas.planner.answer.plan_file import (
     DecodeTable,
@@ -280,12 +280,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: A file cannot be read or holds no JSON object.
     """
-    try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is no valid JSON: {error}") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object")
     read_quantization_beside(config, path)

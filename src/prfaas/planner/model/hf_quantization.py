@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prfaas.errors import ConfigError
+from prfaas.limited_files import read_json
 from prfaas.planner.model.hf_reader import ConfigReader
 
 _BY_NAME = {"fp8": "fp8", "nvfp4": "nvfp4"}
@@ -67,10 +67,7 @@ def read_quantization_beside(config: dict[str, Any], path: Path) -> None:
     beside = path.with_name("hf_quant_config.json")
     if config.get("quantization_config") is not None or not beside.is_file():
         return
-    try:
-        config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{beside} cannot be read: {error}") from None
+    config["quantization_config"] = read_json(beside)
 
 
 def _format(config: ConfigReader, field: str, asked: object) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prfaas.errors import ConfigError, RequestError
+from prfaas.limited_files import read_json
 
 SPOKEN_MAX = 2048
 LOOKED_AT_MAX = 20_000
@@ -97,7 +97,7 @@ def _vocab_size(path: str) -> int:
     file = Path(path) / "config.json"
     if not file.exists():
         return 0
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file)
     return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
 
 

@@ -1,0 +1,89 @@
+"""Files that somebody else wrote: read with limits, and refused in words.
+
+Every file of settings, members, contracts, prices, plans and models is read here, so that none of
+them holds a process up, ends it or takes its memory: a pipe without a writer, a device without an
+end, a text that a parser fails at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from prfaas.errors import ConfigError
+
+FILE_BYTES_MAX = 16 << 20
+DEPTH_MAX = 64
+"""Tables and lists within each other."""
+NUMBER_MAX = 2**64
+GIVEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""Descriptors that whoever started the process gave it: pipes are read to their end."""
+
+
+def read_limited(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Bytes of a regular file.
+
+    Args:
+        path: The file.
+        bytes_max: Limit of its size.
+
+    Raises:
+        OSError: It cannot be read.
+        ConfigError: It is something else than a file, or too long.
+    """
+    is_given = str(path).startswith(GIVEN)
+    # Without waiting: a pipe has a writer one day, or never.
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if is_given else os.O_NONBLOCK)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or is_given):
+            raise ConfigError(f"{path} is a pipe, a socket or a device; give a regular file")
+        if found.st_size > bytes_max:
+            raise ConfigError(f"{path} has {found.st_size} bytes, limit {bytes_max}")
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise ConfigError(f"{path} has more than {bytes_max} bytes, the limit")
+    return data
+
+
+def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        ConfigError: The file cannot be read, is no JSON, or is beyond a limit.
+    """
+    try:
+        value = json.loads(read_limited(path, bytes_max))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: values lie deeper than {DEPTH_MAX} levels") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no valid JSON: {error}") from None
+    check_values(value, path)
+    return value
+
+
+def check_values(value: object, path: Path) -> None:
+    """See that no value of a parsed file is one that later steps fail at.
+
+    Raises:
+        ConfigError: Values lie too deep, or a number is too large; names its key.
+    """
+    waiting: list[tuple[object, str, int]] = [(value, "", 1)]
+    while waiting:
+        each, place, depth = waiting.pop()
+        if isinstance(each, dict):
+            inner = [(each[key], f"{place}.{key}".lstrip(".")) for key in each]
+        elif isinstance(each, list):
+            inner = [(item, place) for item in each]
+        else:
+            if isinstance(each, int) and abs(each) >= NUMBER_MAX:
+                raise ConfigError(f"{path}: {place[:200]}: a number of {NUMBER_MAX} or more")
+            continue
+        if depth > DEPTH_MAX:
+            raise ConfigError(f"{path}: {place[:200]}: deeper than {DEPTH_MAX} levels")
+        waiting += [(item, where, depth + 1) for item, where in inner]
