@@ -383,14 +383,16 @@ class RequestLife:
         """Look at the watches, and leave what one of them gives up."""
         actions: list[AnyAction] = []
         for watch in self.watches:
+            if isinstance(watch, AnswerWatch):
+                if self.stage is _PREFILLING and now_ns >= watch.wakes_at_ns:
+                    return [*actions, _STOP_PREFILL, *self._prefilled(PrefillDone(), now_ns)]
+                continue
             beside = self.stage is _DECODING
             alarm = watch.look(now_ns, beside=beside) if self._is_live(watch) else None
             if alarm is None:
                 continue
             if watch.blocks is not None and watch.blocks is self.blocks.pull:
                 actions += self._lose_pull(alarm, now_ns)
-            elif alarm is Alarm.UNANSWERED:
-                return [*actions, _STOP_PREFILL, *self._prefilled(PrefillDone(), now_ns)]
             elif self.stage is _PREFILLING:
                 return actions + self._stop_prefill(alarm, now_ns)
             else:

@@ -26,8 +26,6 @@ class Alarm(StrEnum):
     """It has taken as long as it may."""
     STALLED = "stalled"
     """A prefill takes many times as long as such prefills do, and a local one is sooner."""
-    UNANSWERED = "unanswered"
-    """All blocks of a prefill are there, and its engine's answer does not come."""
     LATE = "late"
     """A route over a link misses its prediction, and a local one is sooner."""
 
@@ -168,10 +166,6 @@ class AnswerWatch:
 
     def __init__(self, now_ns: int) -> None:
         self.wakes_at_ns = now_ns + ANSWER_NS
-
-    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
-        """Return the alarm once its time has come."""
-        return Alarm.UNANSWERED if now_ns >= self.wakes_at_ns else None
 
 
 Watch = AnswerWatch | PrefillWatch | RouteWatch | Timeout
