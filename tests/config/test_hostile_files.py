@@ -41,8 +41,8 @@ def sparse(path: Path) -> None:
         file.truncate(FILE_BYTES_MAX + 1)
 
 
-def text(content: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(content) and None
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
 
 
 NO_FILES = [pipe, endless, loop, folder, sparse]
@@ -58,7 +58,7 @@ TOML = {
     "digits": text("a = " + "9" * 5000),
     "hex digits": text("a = 0x" + "f" * 5000),
     "beyond 64 bits": text(f"a = {2**64}"),
-    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00") and None,
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
     "nul": text("a = 1\0"),
     "date": text("a = 9999-99-99"),
 }
@@ -68,7 +68,7 @@ JSON = {
     "below the parser's limit": text('{"a": ' * 100 + "1" + "}" * 100),
     "digits": text('{"num_hidden_layers": ' + "9" * 5000 + "}"),
     "beyond 64 bits": text(f'{{"num_hidden_layers": {10**30}}}'),
-    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00") and None,
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
 }
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "deployment": load_deployment,
@@ -83,7 +83,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS.keys())
 @pytest.mark.parametrize("make", [*NO_FILES, *TOML.values()], ids=[*map(str, range(5)), *TOML])
 def test_a_toml_file_is_refused(
-    load: Callable[[Path], Any], make: Callable[[Path], None], tmp_path: Path
+    load: Callable[[Path], Any], make: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = tmp_path / "file.toml"
     make(path)
@@ -93,7 +93,7 @@ def test_a_toml_file_is_refused(
 
 
 @pytest.mark.parametrize("make", [*NO_FILES, *JSON.values()], ids=[*map(str, range(5)), *JSON])
-def test_a_model_config_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_model_config_is_refused(make: Callable[[Path], object], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     make(path)
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -92,8 +92,8 @@ def _loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-def _text(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
 
 
 @pytest.mark.timeout(30)
@@ -112,7 +112,7 @@ def _text(text: str) -> Callable[[Path], None]:
     ],
 )
 async def test_one_odd_file_is_refused_and_the_others_are_followed(
-    make: Callable[[Path], None], words: str, tmp_path: Path
+    make: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "pool-a.toml", POOL)
     make(tmp_path / "odd.toml")

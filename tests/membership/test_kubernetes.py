@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_a_slice_is_read_as_members() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("old", [{"ready": False, "terminating": True}, {"ready": False}])
 def test_a_ready_pod_takes_the_name_of_one_that_ends_or_is_not_ready(
-    old: dict[str, bool], is_first: bool
+    old: dict[str, Any], is_first: bool
 ) -> None:
     """A pod of a StatefulSet comes back with its name and another address."""
     ends = [endpoint("e1", "10.0.1.1", **old), endpoint("e1", "10.0.1.9")]

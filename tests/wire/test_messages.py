@@ -236,7 +236,8 @@ def test_a_message_of_an_unknown_kind_is_answered_and_damage_is_not() -> None:
         with pytest.raises(UnknownMessageError) as caught:
             decode(msgspec.msgpack.encode(newer | {"job": job}))
         assert caught.value.answer.job == 0
-    for wrong in ({"t": ""}, {"t": "x" * 65}, {"t": 7}, {"t": "pull"}, {}, [], "from_the_future"):
+    damaged: list[object] = [{"t": ""}, {"t": "x" * 65}, {"t": 7}, {"t": "pull"}, {}, [], "newer"]
+    for wrong in damaged:
         with pytest.raises(PeerError) as refused:
             decode(msgspec.msgpack.encode(wrong))
         assert not isinstance(refused.value, UnknownMessageError)
