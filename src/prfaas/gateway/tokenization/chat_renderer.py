@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
+from prfaas.errors import ConfigError
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.messages import for_template
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.openai.validation import bad
 
+_log = logging.getLogger(__name__)
+NOT_THE_CLIENTS = (ImportError, MemoryError, OSError, TemplateSyntaxError)
+"""Failures of a rendering that no message causes: they are answered with 500."""
 _RESERVED_NAMES = frozenset(
     {
         "conversation",
@@ -72,6 +79,8 @@ class ChatRenderer:
                     **variables,
                 )
             )
+        except NOT_THE_CLIENTS:
+            raise
         except Exception as error:
             # A template is the model's own program: it refuses input by raising what it likes.
             raise bad(f"the chat template refuses the messages: {error}", "messages") from None
@@ -94,3 +103,22 @@ def template_variables(body: JsonObject) -> JsonObject:
         variables.setdefault("enable_thinking", effort != "none")
         variables["reasoning_effort"] = effort
     return variables
+
+
+def try_template(tokenizer: Any) -> None:
+    """Render one message, so that what is missing is found now and not by the first client.
+
+    Raises:
+        ConfigError: A package that templates need is not installed.
+    """
+    if tokenizer.chat_template is None:
+        _log.warning("the model has no chat template: /v1/chat/completions answers 400")
+        return
+    message: JsonObject = {"role": "user", "content": "."}
+    try:
+        tokenizer.apply_chat_template([message], tokenize=False)
+    except ImportError as error:
+        said = f"chats cannot be rendered: {error}; install it beside prfaas"
+        raise ConfigError(said) from None
+    except Exception as error:
+        _log.warning("the model's chat template fails with one message of a user: %s", error)

@@ -18,7 +18,7 @@ from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
-from prfaas.gateway.tokenization.chat_renderer import ChatRenderer
+from prfaas.gateway.tokenization.chat_renderer import ChatRenderer, try_template
 from prfaas.gateway.tokenization.detokenizer import pieces
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
@@ -78,11 +78,12 @@ class PromptMaker:
             the event loop.
 
     Raises:
-        ConfigError: There is no tokenizer at `path`.
+        ConfigError: There is no tokenizer at `path`, or a package is missing to use it.
     """
 
     def __init__(self, path: str, *, is_shared: bool = True) -> None:
         self._tokenizer, self.vocab_size = _load(path)
+        try_template(self._tokenizer)
         self._bounds = bounds_of(self._tokenizer)
         self._encoder = Encoder(self._tokenizer)
         self.renderer = ChatRenderer(self._tokenizer)
@@ -251,8 +252,8 @@ def _load(path: str) -> tuple[Any, int]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         config, _ = PretrainedConfig.get_config_dict(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (ImportError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
     vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0
     return tokenizer, max(len(tokenizer), int(vocab_size))

@@ -63,6 +63,8 @@ class Vocabulary:
                 tokenize=False,
                 **(body.get("chat_template_kwargs") or {}),
             )
+        except (ImportError, MemoryError, OSError):
+            raise  # No message causes them.
         except Exception as error:
             # A template is a program of the model: it can raise any error.
             raise RequestError(f"the chat template refuses the messages: {error}") from None
@@ -88,8 +90,8 @@ def _load(path: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path).backend_tokenizer
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (ImportError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
 
 

@@ -1,0 +1,161 @@
+"""The packages that are shipped: the wheel and `runtime.txt` in an empty environment serve a chat."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.deployments import TIMING, placed
+from tests.ports import free_port
+
+from .charts import ROOT
+
+pytestmark = pytest.mark.timeout(400)
+
+UV = Path(sys.executable).with_name("uv")
+EXTRAS = {"vllm", "torch", "ray", "obstore", "mooncake", "sglang"}
+"""What parts of the project import that is installed by those who use it: engines, extras."""
+IMPORT_ALL = """
+import importlib, json, pkgutil, prfaas
+missing = {}
+for found in pkgutil.walk_packages(prfaas.__path__, "prfaas."):
+    if found.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as error:
+        missing.setdefault(error.name.partition(".")[0], found.name)
+print(json.dumps(missing))
+"""
+ENCODE = """
+import sys
+from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
+print(PromptMaker(sys.argv[1]).vocab_size)
+"""
+
+
+def call(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command to its end; what it prints."""
+    # Nothing of the environment that runs the tests may be found by what is run.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def environment(home: Path, requirements: str) -> Path:
+    """A new virtual environment with the pinned packages of a file; its `python`."""
+    call(UV, "venv", "-q", "--python", sys.executable, home)
+    python, pins = home / "bin" / "python", ROOT / "requirements" / requirements
+    install = (UV, "pip", "install", "-q", "--python", python, "--no-deps")
+    call(*install, "--require-hashes", "--only-binary", ":all:", "-r", pins)
+    return python
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that was made as the Containerfile makes it."""
+    home = tmp_path_factory.mktemp("shipped")
+    build = environment(home / "build", "build.txt")
+    call(build, "-m", "hatchling", "build", "-t", "wheel", "-d", home / "wheels")
+    [wheel] = (home / "wheels").glob("*.whl")
+    python = environment(home / "env", "runtime.txt")
+    call(UV, "pip", "install", "-q", "--python", python, "--no-deps", "--no-index", wheel)
+    # Every requirement of every package, those of prfaas included, is there in a version that fits.
+    call(UV, "pip", "check", "-q", "--python", python)
+    return python.parent
+
+
+def test_every_module_can_be_imported_but_for_engines_and_extras(
+    shipped: Path, tmp_path: Path
+) -> None:
+    missing = json.loads(call(shipped / "python", "-c", IMPORT_ALL, cwd=tmp_path))
+    assert set(missing) <= EXTRAS, missing
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "tiktoken"])
+def test_tokenizers_that_need_a_package_to_be_read_are_read(
+    shipped: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "sentencepiece":
+        import sentencepiece
+
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(ROOT / "LICENSE"),
+            model_prefix=str(tmp_path / "tokenizer"),
+            vocab_size=600,
+            model_type="bpe",
+            byte_fallback=True,
+            minloglevel=9,
+        )
+    else:
+        words = (base64.b64encode(bytes([code])).decode() for code in range(256))
+        lines = (f"{word} {code}\n" for code, word in enumerate(words))
+        (tmp_path / "tokenizer.model").write_text("".join(lines))
+    config = {"model_type": "llama", "vocab_size": 600}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {"tokenizer_class": "LlamaTokenizer", "chat_template": "{{ messages }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    said = call(shipped / "python", "-c", ENCODE, tmp_path, cwd=tmp_path)
+    assert said.strip().splitlines()[-1] == "600"
+
+
+async def test_it_serves_a_chat(shipped: Path, tmp_path: Path) -> None:
+    async with serving(shipped, tmp_path) as (http, url):
+        messages = [{"role": "user", "content": "Hello"}]
+        body: dict[str, Any] = {"messages": messages, "max_tokens": 4}
+        async with http.post(f"{url}/v1/chat/completions", json=body) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+        assert answer["usage"]["completion_tokens"] == 4
+        messages[0]["content"] = "word " * 20_000
+        async with http.post(f"{url}/v1/chat/completions", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            assert reply.headers["X-Prfaas-Path"] == "remote"
+        async with http.get(f"{url}/console") as reply:
+            assert reply.status == 200
+
+
+@asynccontextmanager
+async def serving(shipped: Path, home: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """Run `prfaas up` of that environment until the whole deployment is ready."""
+    file, overlay = placed(TIMING, home)
+    listen = f"127.0.0.1:{free_port()}"
+    url = f"http://{listen}"
+    file.write_text(file.read_text().replace("127.0.0.1:0", listen))
+    overlay.unlink()
+    log = (home / "up.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        shipped / "prfaas", "up", file, cwd=home, stdout=log, stderr=log
+    )
+    try:
+        async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+            while not await is_whole(http, url):
+                assert process.returncode is None, (home / "up.log").read_text()
+                await asyncio.sleep(0.2)
+            yield http, url
+    finally:
+        process.terminate()
+        await process.wait()
+        log.close()
+
+
+async def is_whole(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(f"{url}/health?full=1") as reply:
+            return reply.status == 200
+    except aiohttp.ClientConnectionError:
+        return False
