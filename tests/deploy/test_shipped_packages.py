@@ -1,4 +1,4 @@
-"""The packages that are shipped: the wheel and `runtime.txt` in an empty environment serve a chat."""
+"""The wheel and `runtime.txt` in an empty environment, as they are shipped, serve a chat."""
 
 from __future__ import annotations
 
