@@ -18,13 +18,14 @@ import re
 
 TAG_CHARS = 32
 SUB_SALT = "."
-"""Separates the salt of a tenant from that of one of its users or quality classes."""
+"""Separates the salt of a tenant from that of one of its users, clients or quality classes."""
 TAG_PATTERN = rf"^(?:[0-9a-f]{{{TAG_CHARS}}})?\Z"
 """A tag, or none."""
 _TAG = re.compile(TAG_PATTERN)
 _PURPOSE = b"prfaas tenant salt 1\0"
 _USERS_PURPOSE = b"prfaas user salts 1\0"
 _CLASSES_PURPOSE = b"prfaas class salts 1\0"
+_CLIENTS_PURPOSE = b"prfaas client salts 1\0"
 
 
 def salt_of(secret: bytes, tenant: str) -> str:
@@ -42,6 +43,22 @@ def class_secret_of(secret: bytes, tenant: str) -> bytes:
     return hmac.digest(secret, _CLASSES_PURPOSE + tenant.encode(), "sha256")
 
 
+def client_secret_of(secret: bytes, tenant: str) -> bytes:
+    """The secret that salts of a tenant's clients are mixed with. Never log it."""
+    return hmac.digest(secret, _CLIENTS_PURPOSE + tenant.encode(), "sha256")
+
+
+def client_salt(salt: str, client_secret: bytes, given: str) -> str:
+    """The salt of requests that bring one of their own: it stays within that of their tenant.
+
+    Args:
+        salt: Of the tenant, or of one of its users.
+        client_secret: Of the tenant.
+        given: `cache_salt` of the request.
+    """
+    return _sub_salt(salt, client_secret, given.encode(errors="surrogatepass"))
+
+
 def class_salt(salt: str, class_secret: bytes, name: str) -> str:
     """The salt of a lossy quality class of a tenant or a user: blocks of two classes never meet.
 
@@ -50,9 +67,7 @@ def class_salt(salt: str, class_secret: bytes, name: str) -> str:
         class_secret: Of the tenant.
         name: Of the class.
     """
-    tenant, _, user = salt.partition(SUB_SALT)
-    words = f"{name}{SUB_SALT}{user}".encode()
-    return f"{tenant}{SUB_SALT}{_in_text(hmac.digest(class_secret, words, 'sha256'))}"
+    return _sub_salt(salt, class_secret, name.encode())
 
 
 def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
@@ -68,12 +83,20 @@ def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
     return f"{tenant_salt}{SUB_SALT}{_in_text(hmac.digest(user_secret, name, 'sha256'))}"
 
 
+def _sub_salt(salt: str, secret: bytes, name: bytes) -> str:
+    """A salt below that of a tenant, for a name within what `salt` is for."""
+    tenant, _, within = salt.partition(SUB_SALT)
+    # What it is within has no separator, so that no two names and places are one text.
+    words = name + SUB_SALT.encode() + within.encode()
+    return f"{tenant}{SUB_SALT}{_in_text(hmac.digest(secret, words, 'sha256'))}"
+
+
 def _in_text(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def tenant_tag(cache_salt: str | None) -> str:
-    """Return the tag of a tenant, the same for all its users and quality classes.
+    """Return the tag of a tenant, the same for all its users, clients' salts and quality classes.
 
     Args:
         cache_salt: Of a request; the tag of a request without one is empty.

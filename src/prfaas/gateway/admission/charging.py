@@ -76,7 +76,7 @@ def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) ->
         room: Tokens left for an answer by the model's length.
         record: Takes what was charged, and the most there can be.
     """
-    each = room if client.max_tokens is None else client.max_tokens
+    each = room if client.max_tokens is None else min(room, client.max_tokens)
     output_tokens_max = each * client.num_sequences
     reserved_tokens = 0 if client.max_tokens is None else output_tokens_max
     record.charged(output_tokens_max, reserved_tokens)

@@ -126,7 +126,7 @@ class Generation:
         client = await read(request, parse)
         service = "" if client.service is None else client.service.name
         quality = request[TENANT].quality_of(client.service)
-        record.parsed(client.stream, client.num_sequences, service, quality)
+        record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)

@@ -3,8 +3,9 @@
 vLLM ignores what it does not know and obeys what it does: `priority` moves a request ahead of
 others, `data_parallel_rank` picks its GPUs, `logits_processors` names code. A field reaches an
 engine if it is in the structs here, or if the operator lists it for everybody or for a tenant. A
-field of type `Any` is passed on unread. `null` counts as absent. Whatever the gateway does by a
-field's name is a `Trait` in the table.
+field of type `Any` is passed on unread. `null` counts as absent. Values may have the other forms
+that vLLM reads, such as `5.0` or `"5"` for 5 (`coercion.py`). Whatever the gateway does by the name
+of a field is a `Trait` in the table.
 
 References:
     vLLM 0.32, `entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`.
@@ -12,6 +13,7 @@ References:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -55,9 +57,9 @@ class Fields(msgspec.Struct):
     model: Annotated[Any, _T.EACH, _T.OURS] = None
     stream: Annotated[bool | None, _T.EACH, _T.OURS] = None
     stream_options: Annotated[dict[str, Any] | None, _T.EACH, _T.OURS] = None
+    stream_interval: Annotated[int | None, _T.EACH] = None
     user: Annotated[str | None, _T.EACH, _T.OURS] = None
     n: Annotated[Annotated[int, msgspec.Meta(ge=1, le=NUM_CHOICES_MAX)] | None, _T.EACH] = None
-    best_of: int | None = None
     max_tokens: Annotated[int | None, _T.EACH, _T.OURS] = None
     echo: Annotated[bool | None, _T.CHAT, _T.WHOLE] = None
     add_special_tokens: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
@@ -72,9 +74,9 @@ class Fields(msgspec.Struct):
     presence_penalty: float | None = None
     repetition_penalty: Annotated[float | None, _T.EACH] = None
     repetition_detection: Any = None
-    length_penalty: Any = None
+    length_penalty: float | None = None
     logit_bias: Annotated[dict[str, Any] | None, _T.EACH] = None
-    allowed_token_ids: Annotated[Any, _T.EACH] = None
+    allowed_token_ids: Annotated[list[int] | None, _T.EACH] = None
     bad_words: Any = None
     use_beam_search: Annotated[bool | None, _T.WHOLE] = None
     structured_outputs: Any = None
@@ -83,20 +85,20 @@ class Fields(msgspec.Struct):
     # The end of the answer.
     min_tokens: Annotated[int | None, _T.EACH] = None
     stop: Annotated[str | list[str] | None, _T.EACH] = None
-    stop_token_ids: Annotated[Any, _T.EACH] = None
-    include_stop_str_in_output: Any = None
+    stop_token_ids: Annotated[list[int] | None, _T.EACH] = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: Annotated[bool | None, _T.EACH] = None
     # Details of prompt and answer.
-    truncate_prompt_tokens: Annotated[Any, _T.ENDPOINT, _T.WHOLE] = None
+    truncate_prompt_tokens: Annotated[int | None, _T.ENDPOINT, _T.WHOLE] = None
     truncation_side: Any = None
     prompt_logprobs: Annotated[int | None, _T.ENDPOINT, _T.WHOLE] = None
-    logprob_token_ids: Annotated[Any, _T.ENDPOINT] = None
-    return_token_ids: Annotated[Any, _T.ENDPOINT] = None
-    return_token_offsets: Any = None
-    return_tokens_as_token_ids: Any = None
-    return_token_strs: Any = None
-    skip_special_tokens: Annotated[Any, _T.EACH] = None
-    spaces_between_special_tokens: Any = None
+    logprob_token_ids: Annotated[list[int] | None, _T.ENDPOINT] = None
+    return_token_ids: Annotated[bool | None, _T.ENDPOINT] = None
+    return_token_offsets: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_strs: bool | None = None
+    skip_special_tokens: Annotated[bool | None, _T.EACH] = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class CompletionFields(Fields):
@@ -115,42 +117,51 @@ class ChatFields(Fields):
     logprobs: Annotated[bool | None, _T.CHAT] = None
     top_logprobs: Annotated[NumTop | None, _T.CHAT] = None
     reasoning_effort: Annotated[str | None, _T.ENDPOINT] = None
-    include_reasoning: Annotated[Any, _T.ENDPOINT] = None
-    return_prompt_text: Annotated[Any, _T.ENDPOINT] = None
+    include_reasoning: Annotated[bool | None, _T.ENDPOINT] = None
+    return_prompt_text: Annotated[bool | None, _T.ENDPOINT] = None
     media_io_kwargs: Annotated[Any, _T.ENDPOINT] = None
     mm_processor_kwargs: Annotated[Any, _T.ENDPOINT] = None
     tools: Annotated[Any, _T.CHAT, _T.ENDPOINT] = None
     tool_choice: Annotated[Any, _T.EACH, _T.CHAT] = None
-    parallel_tool_calls: Annotated[Any, _T.CHAT] = None
+    parallel_tool_calls: Annotated[bool | None, _T.CHAT] = None
     documents: Annotated[list[Any] | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
     add_generation_prompt: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
     continue_final_message: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
 
 
-_TYPES = {
-    name: kind
+_TRAITS = {
+    name: getattr(kind, "__metadata__", ())
     for fields in (CompletionFields, ChatFields)
     for name, kind in get_type_hints(fields, include_extras=True).items()
 }
-KNOWN_FIELDS = frozenset(_TYPES)
+KNOWN_FIELDS = frozenset(_TRAITS)
 """Fields of all endpoints: the engine ignores fields of the other API."""
 CONTROL_FIELDS = frozenset(
     {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}
 )
 CONTROL_PREFIX = "bootstrap_"
-"""They steer caches and transfers: removed from every body, whatever an operator lists."""
+"""They steer caches and transfers: removed from every body, whatever an operator lists. The gateway
+reads `cache_salt` itself."""
 DROPPED_FIELDS = frozenset(
     {
         *("audio", "function_call", "functions", "metadata", "modalities", "moderation"),
         *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("safety_identifier", "service_tier", "store", "verbosity", "web_search_options"),
+        # Of OpenAI's older API and of older vLLM, which now ignores them.
+        *("best_of", "guided_choice", "guided_decoding_backend", "guided_grammar"),
+        *("guided_json", "guided_regex", "guided_whitespace_pattern"),
     }
 )
-"""OpenAI's, which no engine reads: removed, so that its clients work unchanged."""
+"""No engine reads them: removed, so that clients work unchanged, and named in a response header."""
+OURS_FIELDS = frozenset({"cache_salt", "safety_identifier", "service_tier"})
+"""Of those that reach no engine, those that the gateway itself acts on."""
+NULL_COUNTS = frozenset({"tool_choice"})
+"""Fields whose `null` is not the same as leaving them out."""
 REFUSED = ("chat_template", "prompt_embeds")
 """A program for the template engine, and tensors for the model: neither is taken from clients."""
 NAMES_SHOWN = 8
+_NAME = re.compile(r"\w{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +185,12 @@ STRICT = RequestRules()
 
 def fields_with(trait: Trait) -> frozenset[str]:
     """Return the names of the fields that have a trait."""
-    found = {name: getattr(kind, "__metadata__", ()) for name, kind in _TYPES.items()}
-    return frozenset(name for name, traits in found.items() if trait in traits)
+    return frozenset(name for name, traits in _TRAITS.items() if trait in traits)
+
+
+def types_of(api: type[Fields]) -> dict[str, Any]:
+    """Return the types of the fields of an API, by name."""
+    return get_type_hints(api)
 
 
 def is_control(name: str) -> bool:
@@ -207,10 +222,29 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
             unknown[0][:80],
         )
     for name in REFUSED:
-        if body.get(name) is not None:
+        if body.get(name) not in (None, []):
             raise bad(f"{name} is not accepted from clients", name)
-    kept = {name: value for name, value in body.items() if name in known and not is_control(name)}
+    kept = {
+        name: value
+        for name, value in body.items()
+        if name in known and not is_control(name) and (value is not None or name in NULL_COUNTS)
+    }
     # vLLM merges this object into the very dictionary that carries kv_transfer_params.
     if isinstance(extra := kept.get("vllm_xargs"), dict):
         kept["vllm_xargs"] = {name: v for name, v in extra.items() if not is_control(name)}
     return kept
+
+
+def ignored(body: JsonObject, kept: JsonObject) -> tuple[str, ...]:
+    """Names of the fields of a body that have no effect, in its order.
+
+    Args:
+        body: As it came.
+        kept: What is left of it.
+    """
+    names = (
+        name
+        for name, value in body.items()
+        if value is not None and name not in kept and name not in OURS_FIELDS
+    )
+    return tuple(name for name in names if _NAME.fullmatch(name))[:NAMES_SHOWN]

@@ -6,6 +6,7 @@ wherever vLLM would read them. Other fields pass by an allow-list (`openai/field
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,15 +14,16 @@ from enum import StrEnum
 from prfaas.core.market.classes import ServiceClass
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject, from_json, is_deeper_than, num_containers
+from prfaas.gateway.openai.coercion import coerced, token_lists
 from prfaas.gateway.openai.fields import (
     STRICT,
     ChatFields,
     CompletionFields,
-    Fields,
     RequestRules,
     Trait,
     allowed,
     fields_with,
+    ignored,
 )
 from prfaas.gateway.openai.media import check_media
 from prfaas.gateway.openai.messages import has_other_parts, parse_messages
@@ -38,6 +40,9 @@ NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
 """Default output limit of the completions API."""
 
+SALT_CHARS_MAX = 128
+_SALT = re.compile(rf"[^@/\\\x00]{{1,{SALT_CHARS_MAX}}}")
+_NOBODY: tuple[object, ...] = (None, "")
 _CHAT_ENDPOINT_KEYS = fields_with(Trait.ENDPOINT)
 _UNSPLITTABLE_KEYS = fields_with(Trait.WHOLE)
 
@@ -72,6 +77,8 @@ class ClientRequest:
         num_bytes: Of the body; None where that is not known.
         is_for_adapter: True if the requested model is an adapter of the engines.
         user: The end user, as the client sent it: any JSON value.
+        cache_salt: The client's own salt, within its tenant's; empty for none.
+        ignored: Fields that have no effect.
         service: Its class of service; None is that of the deployment.
     """
 
@@ -92,6 +99,8 @@ class ClientRequest:
     num_bytes: int | None = None
     is_for_adapter: bool = False
     user: object = None
+    cache_salt: str = ""
+    ignored: tuple[str, ...] = ()
     service: ServiceClass | None = None
 
     @property
@@ -125,15 +134,17 @@ def parse_request(
     num_bytes = None
     if isinstance(body, bytes):
         num_bytes, body = len(body), parse_object(body)
-    user = body.get("safety_identifier") or body.get("user")
+    user = body.get("safety_identifier")
+    user = body.get("user") if user in _NOBODY else user
+    cache_salt = _cache_salt(body.get("cache_salt"))
     service = rules.services.named(body.get("service_tier"))
-    body = allowed(body, rules.fields)
+    sent, body = body, allowed(body, rules.fields)
     is_for_adapter = check_model(body, model, adapters)
     chat = api is Api.CHAT
-    fields: ChatFields | CompletionFields = typed(body, ChatFields if chat else CompletionFields)
+    body, fields = _fields(body, ChatFields if chat else CompletionFields)
     if isinstance(fields, ChatFields) and fields.top_logprobs and not fields.logprobs:
         raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-    max_tokens, max_tokens_field = _max_tokens(fields)
+    max_tokens, max_tokens_field = _max_tokens(fields, sent)
     stream, options = bool(fields.stream), fields.stream_options or {}
     if options and not stream:
         raise bad("stream_options can only be set when stream is true", "stream_options")
@@ -155,7 +166,7 @@ def parse_request(
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
-        num_choices=_num_choices(fields),
+        num_choices=fields.n or 1,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         by_chat_endpoint=chat
@@ -168,6 +179,8 @@ def parse_request(
         num_bytes=num_bytes,
         is_for_adapter=is_for_adapter,
         user=user,
+        cache_salt=cache_salt,
+        ignored=ignored(sent, body),
         service=service,
     )
 
@@ -222,10 +235,27 @@ def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) ->
     )
 
 
-def _max_tokens(fields: ChatFields | CompletionFields) -> tuple[int | None, str]:
+def _fields(
+    body: JsonObject, kind: type[ChatFields | CompletionFields]
+) -> tuple[JsonObject, ChatFields | CompletionFields]:
+    """A body with its values as the engines take them, and its fields.
+
+    Raises:
+        RequestError: 400, naming the field, its value and what it must be.
+    """
+    try:
+        return body, typed(body, kind)
+    except RequestError:
+        body = coerced(body, kind)
+        return body, typed(body, kind)
+
+
+def _max_tokens(fields: ChatFields | CompletionFields, sent: JsonObject) -> tuple[int | None, str]:
     field, value, least = "max_tokens", fields.max_tokens, 1
     if isinstance(fields, CompletionFields):
-        value, least = DEFAULT_MAX_TOKENS if value is None else value, 0 if fields.echo else 1
+        # As in vLLM, null is what the model's length leaves.
+        value = sent.get("max_tokens", DEFAULT_MAX_TOKENS) if value is None else value
+        least = 0 if fields.echo else 1
     elif fields.max_completion_tokens is not None:
         field, value = "max_completion_tokens", fields.max_completion_tokens
     if value is not None and value < least:
@@ -233,14 +263,16 @@ def _max_tokens(fields: ChatFields | CompletionFields) -> tuple[int | None, str]
     return value, field
 
 
-def _num_choices(fields: Fields) -> int:
-    num = fields.n or 1
-    if fields.best_of not in (None, num):
-        raise bad(
-            f"best_of is not supported, got {fields.best_of}; ask for n answers and choose",
-            "best_of",
-        )
-    return num
+def _cache_salt(salt: object) -> str:
+    if salt is None:
+        return ""
+    if isinstance(salt, str) and _SALT.fullmatch(salt):
+        return salt
+    raise bad(
+        f"cache_salt must be a string of 1 to {SALT_CHARS_MAX} characters without @, /, \\ and "
+        f"NUL, got {shown(salt)}",
+        "cache_salt",
+    )
 
 
 def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
@@ -252,12 +284,12 @@ def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
 def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
     if prompt is None or prompt in ("", []):
         raise bad("prompt must be given and not be empty", "prompt")
-    if not isinstance(prompt, list) or type(prompt[0]) is int:
-        several = [typed(prompt, str | list[int], "prompt")]
-    elif len(prompt) <= NUM_PROMPTS_MAX:
-        several = typed(prompt, list[str | list[int]], "prompt")
-    else:
-        raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
+    try:
+        several = _typed_prompts(prompt)
+    except RequestError:
+        if (ids := token_lists(prompt)) is None or len(ids) > NUM_PROMPTS_MAX:
+            raise
+        several = list(ids)
     for i, entry in enumerate(several):
         if not entry:
             raise bad(f"prompt[{i}] must be text or token ids, not empty", "prompt")
@@ -266,13 +298,28 @@ def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
     return several
 
 
+def _typed_prompts(prompt: object) -> list[str | list[int]]:
+    if not isinstance(prompt, list) or type(prompt[0]) is int:
+        return [typed(prompt, str | list[int], "prompt")]
+    if len(prompt) <= NUM_PROMPTS_MAX or type(prompt[0]) in (bool, float):
+        several: list[str | list[int]] = typed(prompt, list[str | list[int]], "prompt")
+        return several
+    raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
+
+
 def token_ids(ids: object, vocab_size: int, param: str) -> list[int]:
     """Token ids of a client.
 
     Raises:
         RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
     """
-    found: list[int] = typed(ids, list[int], param)
+    try:
+        found: list[int] = typed(ids, list[int], param)
+    except RequestError:
+        lists = token_lists(ids)
+        if lists is None or len(lists) > 1:
+            raise
+        [found] = lists
     _check_vocabulary(found, vocab_size, param)
     return found
 

@@ -58,11 +58,13 @@ def decode_body(
         path, body = COMPLETIONS_PATH, _as_completion(client, prompt, max_model_len)
     else:
         path, body = COMPLETIONS_PATH, client.body | {"max_tokens": client.max_tokens}
+        if client.max_tokens is not None and len(prompt.sequences) == 1 and client.is_exact:
+            body["max_tokens"] = min(client.max_tokens, _room(prompt, max_model_len))
         # The engine renders the text around a gap.
         sequences = prompt.sequences if client.body.get("suffix") is None else client.prompts
         body["prompt"] = sequences[0] if len(sequences) == 1 else sequences
     parameters: JsonObject = {"prfaas": transfer} if transfer else {}
-    if client.by_chat_endpoint and client.is_exact:
+    if client.by_chat_endpoint and client.is_exact and not body.get("return_prompt_text"):
         # vLLM's own way to hand the ids of another leg to its chat endpoint; it takes them out.
         parameters["prompt_token_ids"] = prompt.token_ids
     if parameters:
@@ -80,6 +82,14 @@ def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) ->
     """A chat request in the words of the completions API."""
     body = {key: value for key, value in client.body.items() if key not in _CHAT_ONLY_KEYS}
     body["prompt"] = prompt.token_ids
-    # An engine that restarted with a shorter length refuses the prompt by itself.
-    body["max_tokens"] = client.max_tokens or max(max_model_len - prompt.num_tokens, 1)
+    room = _room(prompt, max_model_len)
+    body["max_tokens"] = room if client.max_tokens is None else min(client.max_tokens, room)
     return body
+
+
+def _room(prompt: Prompt, max_model_len: int) -> int:
+    """Tokens that the model's length leaves for an answer, at least 1.
+
+    An engine that restarted with a shorter length refuses the prompt by itself.
+    """
+    return max(max_model_len - prompt.num_tokens, 1)

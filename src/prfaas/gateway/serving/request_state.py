@@ -20,6 +20,8 @@ from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
 
 _log = logging.getLogger(__name__)
+IGNORED_HEADER = "X-Prfaas-Ignored"
+"""Names the fields of a body that had no effect."""
 PULL = "pull"
 """Stage of fallbacks that leave the local path local; they are counted as pulls."""
 
@@ -101,6 +103,8 @@ class Exchange:
 def reply_headers(record: Record) -> dict[str, str]:
     """Headers with the path of the request."""
     headers = {"X-Request-Id": record.request_id}
+    if record.ignored:
+        headers[IGNORED_HEADER] = ", ".join(record.ignored)
     if record.decision is not None:
         headers["X-Prfaas-Path"] = record.path
         headers["X-Prfaas-Reason"] = record.refusal or record.decision.reason.value

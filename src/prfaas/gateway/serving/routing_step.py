@@ -217,9 +217,8 @@ def check_length(client: ClientRequest, prompt: Prompt, max_model_len: int) -> N
     limit = f"This model's maximum context length is {max_model_len} tokens."
     if num_tokens >= max_model_len:
         raise bad(f"{limit} However, the prompt has {num_tokens} tokens. Shorten it.", param)
-    if client.max_tokens is not None and num_tokens + client.max_tokens > max_model_len:
+    if client.max_tokens is not None and client.max_tokens > max_model_len:
         raise bad(
-            f"{limit} However, {client.max_tokens_field} is {client.max_tokens} and the prompt has "
-            f"{num_tokens} tokens: {num_tokens + client.max_tokens} in all. Reduce either.",
+            f"{limit} However, {client.max_tokens_field} is {client.max_tokens}. Reduce it.",
             client.max_tokens_field,
         )

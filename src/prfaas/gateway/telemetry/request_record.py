@@ -28,6 +28,8 @@ class Record:
     stream: bool = False
     service: str = ""
     """Its class of service; empty without."""
+    ignored: tuple[str, ...] = ()
+    """Fields of its body that have no effect."""
     quality: Quality = Quality.LOSSLESS
     """Quality class of its blocks."""
     started_at_ns: int = field(default_factory=time.monotonic_ns)
@@ -109,8 +111,16 @@ class Record:
         """Its time is over so long after it came in."""
         self.deadline_ns = self.started_at_ns + duration_ns
 
-    def parsed(self, stream: bool, num_sequences: int, service: str, quality: Quality) -> None:
+    def parsed(
+        self,
+        stream: bool,
+        num_sequences: int,
+        service: str,
+        quality: Quality,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
         """Its body was read."""
+        self.ignored = ignored
         self.stream, self.num_sequences = stream, num_sequences
         self.service, self.quality = service, quality
 

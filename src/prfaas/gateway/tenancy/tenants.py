@@ -13,6 +13,8 @@ from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.tenant_salts import (
     class_salt,
     class_secret_of,
+    client_salt,
+    client_secret_of,
     salt_of,
     tenant_tag,
     user_salt,
@@ -43,6 +45,7 @@ class Tenant:
         user_secret: Makes salts of its users; empty if they share their blocks. Secret.
         regions: Where its blocks may be; none in deployments without regions.
         class_secret: Makes salts of its lossy quality classes. Secret.
+        client_secret: Makes salts of requests that bring one of their own. Secret.
         quality: Class of requests whose class of service has none.
     """
 
@@ -55,18 +58,22 @@ class Tenant:
     regions: Regions = frozenset()
     user_secret: bytes = b""
     class_secret: bytes = b""
+    client_secret: bytes = b""
     quality: Quality = Quality.LOSSLESS
 
     def quality_of(self, service: ServiceClass | None) -> Quality:
         """Return the quality class of the blocks of a request, by its class of service."""
         return (service and service.quality) or self.quality
 
-    def salt_for(self, user: object, quality: Quality = Quality.LOSSLESS) -> str:
+    def salt_for(
+        self, user: object, quality: Quality = Quality.LOSSLESS, cache_salt: str = ""
+    ) -> str:
         """Return the salt of a request.
 
         Args:
             user: Its field `safety_identifier` or `user`; without one it shares with the tenant.
             quality: Class of its blocks.
+            cache_salt: Its own salt, which parts it further; empty for none.
 
         Raises:
             RequestError: 400, it is no string, and the tenant's users are isolated.
@@ -76,6 +83,8 @@ class Tenant:
             if not isinstance(user, str):
                 raise bad("safety_identifier and user must be strings", "safety_identifier")
             salt = user_salt(salt, self.user_secret, user)
+        if cache_salt:
+            salt = client_salt(salt, self.client_secret, cache_salt)
         return class_salt(salt, self.class_secret, quality) if quality.is_lossy else salt
 
 
@@ -101,6 +110,7 @@ class Tenants:
                 regions(name),
                 user_secret_of(secret, name) if table.isolate_users else b"",
                 class_secret_of(secret, name),
+                client_secret_of(secret, name),
                 table.quality,
             )
             for name, table in tables.items()
@@ -119,9 +129,14 @@ class Tenants:
             salt = salt_of(secret, DEFAULT_NAME)
             rules = _rules(deployment, services_of(deployment))
             quota = Quota(Limits())
-            classes = class_secret_of(secret, DEFAULT_NAME)
             self.default = Tenant(
-                DEFAULT_NAME, salt, quota, rules=rules, regions=regions(""), class_secret=classes
+                DEFAULT_NAME,
+                salt,
+                quota,
+                rules=rules,
+                regions=regions(""),
+                class_secret=class_secret_of(secret, DEFAULT_NAME),
+                client_secret=client_secret_of(secret, DEFAULT_NAME),
             )
             self.by_name[DEFAULT_NAME] = self.default
         tags = {name: tenant_tag(tenant.cache_salt) for name, tenant in self.by_name.items()}

@@ -145,7 +145,8 @@ class PromptMaker:
             UnavailableError: An engine has to render the chat, and does not answer.
             TooManyTokensError: 400, tokenising has shown that it is too long.
         """
-        salt = tenant.salt_for(client.user, tenant.quality_of(client.service))
+        quality = tenant.quality_of(client.service)
+        salt = tenant.salt_for(client.user, quality, client.cache_salt)
         is_chat = client.api is Api.CHAT and client.is_exact
         chat_ids = await self.chat_ids(client) if is_chat else None
         work = partial(self._make, client, salt, layout, max_model_len, chat_ids)

@@ -184,12 +184,11 @@ def lengths_of(
         limit = f"This model's maximum context length is {max_model_len} tokens."
         if room < 1:
             raise RequestError(f"{limit} However, your prompt has {len(tokens)} tokens.")
-        if asked is not None and asked > room:
+        if asked is not None and asked > max_model_len:
             raise RequestError(
-                f"{limit} However, you requested {asked} output tokens and your prompt has "
-                f"{len(tokens)} tokens.",
+                f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}.",
                 param="max_tokens",
             )
         # An answer has one token at least; echo alone is not worth an exception.
-        lengths.append(max(room if asked is None else asked, 1))
+        lengths.append(max(room if asked is None else min(asked, room), 1))
     return lengths
