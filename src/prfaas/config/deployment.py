@@ -94,24 +94,37 @@ class ClientTlsTable(Table):
     """PEM file with its key, readable by the gateway's user only, without a password."""
 
 
+Origin = Annotated[
+    str, Field(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]{1,260})$", max_length=300)
+]
+"""An origin as browsers send it: scheme, host and port, without a path."""
+
+
 class GatewayTable(Table):
     """`[gateway]`: the HTTP edge."""
 
     name: PartName = "gateway"
     """Name in the certificate that pool nodes and engines require."""
     listen: HostPort = "127.0.0.1:8000"
-    """Address for clients; port 0 selects a free port."""
+    """Address for clients; port 0 selects a free port. `[::]:8000` is every address of IPv6 and of
+    IPv4."""
     tls: ClientTlsTable | None = None
     """HTTPS for clients, with `certificate` and `key`. Plain HTTP if absent."""
     replicas: dict[PartName, HostPort] = Field(default={})
     """Further gateways of this deployment: name and address for clients. `prfaas gateway FILE
     --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
+    allowed_origins: list[Origin] = Field(default=[])
+    """Origins of web pages that may send requests of clients from a browser (CORS), such as
+    `"https://chat.example.net"`; `"*"` is all. None by default."""
     body_bytes_max: SizeBytes = 8 * 2**20
     """Limit of request bodies; larger ones are refused with 413."""
     body_timeout: DurationNs = 60 * 10**9
     """Time limit for receiving a request body; a slower one is refused with 408."""
     request_timeout: DurationNs = 600 * 10**9
     """Time limit of a request; longer ones end with 504."""
+    lame_duck: DurationNs = 10 * 10**9
+    """Time after SIGTERM in which `/health` answers 503 and new requests are still served: as long
+    as load balancers take to notice. "0s" refuses them at once, as Ctrl-C does."""
     drain_timeout: DurationNs = 30 * 10**9
     """Time for running requests to complete when the gateway stops."""
     connect_timeout: DurationNs = 2 * 10**9

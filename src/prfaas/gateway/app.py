@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,7 +28,7 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import holding_for
 from prfaas.gateway.admission.quarantine import Suspects
-from prfaas.gateway.api.auth import Access
+from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import Generation
 from prfaas.gateway.api.entrance import Door, add_limit_headers
 from prfaas.gateway.api.health import Views
@@ -41,6 +42,7 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import Connections, connections_max
 from prfaas.gateway.http.errors import openai_errors
+from prfaas.gateway.http.origins import Origins
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
 from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.loops.loops import Loops
@@ -88,6 +90,8 @@ from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
 
+BACKLOG = 100
+"""Connections that wait to be accepted."""
 SHUTDOWN_S = 5.0
 """Time limits of running requests after a stop, and of their end."""
 
@@ -98,11 +102,14 @@ async def serve(
     stop: asyncio.Event,
     on_listening: Callable[[str], None] = lambda _: None,
     sources: Sequence[Source] = (),
+    is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a gateway until `stop` is set.
 
     Args:
         stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
+        is_alone: Asked when it is set: True if no other gateway takes requests, so that there is
+            nobody to wait for before they are refused.
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
@@ -123,7 +130,7 @@ async def serve(
         gc.freeze()
         on_listening(url)
         await stop.wait()
-        await gateway.drain()
+        await gateway.drain(0 if is_alone() else deployment.gateway.lame_duck)
     finally:
         await gateway.close()
 
@@ -267,6 +274,7 @@ class Gateway:
             suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
             verifier=self._verifier(limits, prefill_leg, fetcher),
             metrics=self.metrics,
+            times=times,
         )
         self.charging = Charging(self.engines.probes)
         self._pages = (
@@ -392,9 +400,7 @@ class Gateway:
         await self.engines.probes.all_probed()
         address = split_address(self._table.listen)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, *address
-            )
+            self._listener = await _listen(self.connections, *address)
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} cannot be used: {error}"
             raise ConfigError(message) from None
@@ -414,8 +420,13 @@ class Gateway:
         if self._client_tls is not None:
             self._client_tls.renew()
 
-    async def drain(self) -> None:
-        """Answer new requests and `/health` with 503, and wait for those under way."""
+    async def drain(self, lame_duck_ns: int = 0) -> None:
+        """Answer `/health` with 503, later new requests as well, and wait for those under way.
+
+        Args:
+            lame_duck_ns: Time in which new requests are still served.
+        """
+        await self._door.leave(lame_duck_ns / NS_PER_S)
         await self._door.close(self._table.drain_timeout / NS_PER_S)
 
     async def close(self) -> None:
@@ -457,14 +468,33 @@ class Gateway:
         self.guards.ended(link, told_of_link(end, num_missing), now_ns)
 
     def _app(self) -> web.Application:
+        origins = Origins(self._table.allowed_origins, is_for_clients)
         app = web.Application(
-            middlewares=[openai_errors, self._access.check],
+            middlewares=[openai_errors, origins.check, self._access.check],
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
         app.on_response_prepare.append(name_server)
         app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._door.add_headers)
+        if self._table.allowed_origins:
+            app.on_response_prepare.append(origins.add_headers)
         for page in self._pages:
             page.add_to(app.router)
         return app
+
+
+async def _listen(connections: Connections, host: str, port: int) -> asyncio.Server:
+    """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    if host != "::" or not socket.has_dualstack_ipv6():
+        return await loop.create_server(connections, host, port)
+    family = socket.AF_INET6
+    listener = socket.create_server(
+        (host, port), family=family, dualstack_ipv6=True, backlog=BACKLOG
+    )
+    return await loop.create_server(connections, sock=listener)

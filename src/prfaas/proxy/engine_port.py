@@ -28,7 +28,7 @@ PAGES = ("/health", "/v1/models")
 """Pages of the engine that gateways read as they are."""
 PAGE_KEPT_S = 1.0
 """The engine is asked for a page once in that time, for all sites."""
-_STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429, Why.MEMORY: 429}
+_STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429, Why.MEMORY: 429, Why.REFUSALS: 429}
 
 
 class _Page(NamedTuple):
@@ -157,23 +157,29 @@ class EnginePort:
                     body = await request.read()
             prefill = read_prefill(body)
         except RequestError as error:
+            self._intake.refused(site, len(body))
             return refused(400, str(error))
         except (TimeoutError, web.HTTPRequestEntityTooLarge):
             return refused(408, "the body did not come in time, or is too large")
         if not self._agreements.claim(tenant_tag(prefill.cache_salt), site):
+            self._intake.refused(site, len(body))
             self._metrics.refused.labels(reason="salt").inc()
             return refused(403, "the cache salt is of another site, or one too many")
-        num_tokens = len(prefill.prompt)
+        num_tokens = prefill.num_tokens
         headers = {name: value for name in PASSED_HEADERS if (value := request.headers.get(name))}
         async with self._turns.turn(
             site, self._engine, num_tokens, can_wait=prefill.can_wait
         ) as turn:
+            try:
+                await prefill.check_tokens()
+            except RequestError as error:
+                return refused(400, str(error))
             return await self._forward(site, prefill, headers, turn)
 
     async def _forward(
         self, site: str, prefill: Prefill, headers: dict[str, str], turn: Turn
     ) -> web.Response:
-        num_tokens = len(prefill.prompt)
+        num_tokens = prefill.num_tokens
         metrics = self._metrics
         metrics.waited.labels(site=site).observe(turn.waited_ns / 1e9)
         metrics.tokens.labels(site=site, kind="asked").inc(num_tokens)

@@ -1,7 +1,8 @@
 """HTTP servers that show no more of themselves than their name: no versions, no traces of Python.
 
 aiohttp names itself, Python and their versions in every answer, and quotes its parser's exceptions
-in answers to what is no HTTP.
+in answers to what is no HTTP. It also inflates compressed bodies as they come, whoever sends them
+and whether or not they are read; here they stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from aiohttp import hdrs, web
 from prfaas.wire.sockets import keep_path_open
 
 SERVER = "prfaas"
+FIELD_BYTES_MAX = 96 << 10
+"""Limit of the request line and of each header; vLLM's server takes 64 KiB and more."""
+HEAD_BYTES_MAX = 1 << 20
+"""What a connection may send before its request is read."""
 _log = logging.getLogger(__name__)
 
 
@@ -28,6 +33,17 @@ class PlainHandler(web.RequestHandler):
     """One connection. It answers errors that occur before an application's handlers."""
 
     __slots__ = ()
+
+    def __init__(self, server: web.Server, *, keepalive_s: float = 3630.0) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=keepalive_s,
+            access_log=None,  # type: ignore[arg-type]
+            auto_decompress=False,
+            max_line_size=FIELD_BYTES_MAX,
+            max_field_size=FIELD_BYTES_MAX,
+        )
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -74,8 +90,7 @@ class TimedHandler(PlainHandler):
     __slots__ = ("_time_limit",)
 
     def __init__(self, server: web.Server, *, keepalive_s: float = 3630.0) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, keepalive_timeout=keepalive_s, access_log=None)  # type: ignore[arg-type]
+        super().__init__(server, keepalive_s=keepalive_s)
         self._time_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -111,8 +126,4 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
     server, loop = runner.server, asyncio.get_running_loop()
     if server is None:
         raise RuntimeError("the runner is not set up")
-    return await loop.create_server(
-        lambda: PlainHandler(server, loop=loop, access_log=None),  # type: ignore[arg-type]
-        host,
-        port,
-    )
+    return await loop.create_server(lambda: PlainHandler(server), host, port)

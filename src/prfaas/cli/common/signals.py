@@ -23,7 +23,14 @@ class StoppedEarlyError(Exception):
     """A signal ended a command before its completion."""
 
 
-def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+class StopEvent(asyncio.Event):
+    """Set by the signal that stops a process."""
+
+    number: signal.Signals | None = None
+    """The first signal."""
+
+
+def run_until_stopped(main: Callable[[StopEvent], Awaitable[None]]) -> None:
     """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given.
 
     So does SIGHUP, unless it is ignored (`nohup`) or `main` has a use of its own for it. A second
@@ -34,13 +41,15 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     received: list[signal.Signals] = []
 
     async def run() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop, loop = StopEvent(), asyncio.get_running_loop()
         running = asyncio.ensure_future(main(stop))
 
         def on_signal(number: signal.Signals) -> None:
             received.append(number)
             if stop.is_set():
                 running.cancel()
+            else:
+                stop.number = number
             stop.set()
 
         hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]

@@ -332,6 +332,7 @@ def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Par
 
 
 def _gateway_part(topology: Topology) -> Part:
+    table = topology.deployment.gateway
     args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
     args += ["--listen", join_address(topology.gateway)]
     if topology.overlay is not None:
@@ -351,7 +352,7 @@ def _gateway_part(topology: Topology) -> Part:
         whole_url=f"{topology.gateway_url}/health{query}",
         places={topology.deployment.gateway.name: topology.gateway_url},
         log=_log(topology.deployment, topology.deployment.gateway.name),
-        stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
+        stop_s=(table.lame_duck + table.drain_timeout) / NS_PER_S + STOP_S,
     )
 
 

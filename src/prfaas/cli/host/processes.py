@@ -119,11 +119,16 @@ class Part:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
-    def terminate(self) -> None:
-        """Ask the process to stop."""
+    def terminate(self, *, with_all: bool = False) -> None:
+        """Ask the process to stop.
+
+        Args:
+            with_all: The whole deployment stops: a gateway waits for no load balancer to notice.
+        """
         if self.process is not None and self.exit_code is None:
             self._look()
-            self.process.terminate()
+            hurries = with_all and self.kind == "gateway" and self.ready_after_s is not None
+            self.process.send_signal(signal.SIGINT if hurries else signal.SIGTERM)
 
     def has_ended(self) -> bool:
         """Return True if the process has ended; all it started may go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -91,6 +92,8 @@ def gateway(
             stop,
             lambda url: click.echo(f"gateway {who} listens at {url}"),
             sources,
+            # Ctrl-C, and the end of a whole deployment.
+            lambda: stop.number is signal.SIGINT,
         )
     )
 

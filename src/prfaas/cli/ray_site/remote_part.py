@@ -91,7 +91,7 @@ class RemotePart(Part):
             return True
         return bool(await self._ask(self._actor.is_idle, url))
 
-    def terminate(self) -> None:
+    def terminate(self, *, with_all: bool = False) -> None:
         """Ask the process to stop."""
         if self._actor is not None and self.exit_code is None:
             self._actor.terminate.remote()

@@ -194,7 +194,7 @@ class Supervisor:
 async def _end(parts: list[Part]) -> None:
     """Stop parts together; what does not stop in time is killed."""
     for part in parts:
-        part.terminate()
+        part.terminate(with_all=True)
     longest_s = max((part.stop_s for part in parts), default=0.0)
     await within(longest_s, parts, Part.has_ended)
     await within(GRACE_S, parts, Part.is_gone)

@@ -48,6 +48,8 @@ class Why(StrEnum):
     NO_CONTRACT = "no_contract"
     QUEUE_FULL = "queue_full"
     MEMORY = "memory"
+    REFUSALS = "refusals"
+    """Bodies that were read and refused have used up what the site may have of that."""
 
 
 @dataclass(slots=True)

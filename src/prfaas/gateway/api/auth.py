@@ -88,7 +88,7 @@ class Access:
         if path in OPEN_PATHS:
             request[OPERATOR] = self._is_operators(request)
             return ""
-        if path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX):
+        if is_for_clients(path):
             tenant = self._tenants.of_key(key := _key(request))
             if tenant is None:
                 raise _unauthorized(key, "an API key")
@@ -141,6 +141,11 @@ def _needed(request: web.Request) -> OperatorRank:
         return OperatorRank.METRICS
     is_question = request.method == "POST" and request.path in QUESTIONS
     return OperatorRank.VIEW if is_read or is_question else OperatorRank.CHANGE
+
+
+def is_for_clients(path: str) -> bool:
+    """Return True for a path that a tenant's key opens."""
+    return path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX)
 
 
 def _key(request: web.Request) -> str:

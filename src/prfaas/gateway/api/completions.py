@@ -147,7 +147,7 @@ class Generation:
             status=status,
             error=type(error).__name__,
         )
-        if not stream.has_begun:
+        if not stream.is_open:
             return error_response(error, reply_headers(record))
         try:
             async with asyncio.timeout(self.error_s):

@@ -74,7 +74,15 @@ class Door:
         self._empty = asyncio.Event()
         self._empty.set()
         self._num_inside = 0
+        self.is_leaving = False
+        """True once load balancers are to send requests elsewhere; those that come are served."""
         self.is_closed = False
+
+    async def leave(self, seconds: float) -> None:
+        """Have load balancers notice before a request is refused, which takes them so long."""
+        self.is_leaving = True
+        _log.info("health answers 503; new requests are accepted for %g s", seconds)
+        await asyncio.sleep(seconds)
 
     async def close(self, limit_s: float) -> None:
         """Stop admission, and wait until all requests have ended.
@@ -82,7 +90,7 @@ class Door:
         Args:
             limit_s: Longest wait, seconds.
         """
-        self.is_closed = True
+        self.is_leaving = self.is_closed = True
         _log.info("no new requests are accepted; %d are running", self._num_inside)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -118,8 +126,8 @@ class Door:
                 self._empty.set()
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Once the door is closed, every answer is the last one of its connection."""
-        if self.is_closed:
+        """Once the gateway is about to stop, every answer is the last one of its connection."""
+        if self.is_leaving:
             response.force_close()
             response.headers["Connection"] = "close"
 

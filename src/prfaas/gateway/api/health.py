@@ -85,7 +85,7 @@ class Views:
 
         With `?full=parts`: the same, whatever their KV layouts are. Parts are named to operators.
         """
-        if self.door.is_closed:
+        if self.door.is_leaving:
             return error_response(UnavailableError("this gateway is about to stop"), {})
         full = request.query.get("full")
         missing = [] if full is None else self._missing()

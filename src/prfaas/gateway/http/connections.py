@@ -27,7 +27,7 @@ from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response
 from prfaas.log_throttle import SaidOnce
 from prfaas.logs import log_event
-from prfaas.wire.plain_http import TimedHandler
+from prfaas.wire.plain_http import FIELD_BYTES_MAX, HEAD_BYTES_MAX, TimedHandler
 
 HEAD_S = 30.0
 """Time limit of the head of the first request."""
@@ -39,6 +39,7 @@ DESCRIPTORS_EACH = 3
 """A request in flight takes one of its client's, and one of each leg's."""
 PLACES_EACH = 4
 """Connections for each request that may be in flight."""
+_TOO_LONG = re.compile(r"Got more than \d+ bytes")
 _QUOTED = re.compile(r"\bb['\"]")
 _log = logging.getLogger(__name__)
 _FULL = to_json(
@@ -183,11 +184,13 @@ class Connections:
 class Connection(TimedHandler):
     """One connection of a client."""
 
-    __slots__ = ("_connections",)
+    __slots__ = ("_connections", "_num_unread")
 
     def __init__(self, server: web.Server, connections: Connections) -> None:
         super().__init__(server, keepalive_s=KEEPALIVE_S)
         self._connections = connections
+        self._num_unread: int | None = 0
+        """Bytes that came since the last answer; None while a request is under way."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its first head has to come within `Connections.head_s`."""
@@ -201,8 +204,18 @@ class Connection(TimedHandler):
         self._connections.gone(self)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a head without an end ends the connection."""
+        if self._num_unread is not None:
+            self._num_unread += len(data)
+            if self._num_unread > HEAD_BYTES_MAX:
+                self._connections.close(self, Closed.NO_REQUEST)
+                return
+        super().data_received(data)
+
     def begin(self) -> None:
         """A request begins."""
+        self._num_unread = None
         self.lift()
         self._connections.begins(self)
 
@@ -214,10 +227,14 @@ class Connection(TimedHandler):
             resp = json_response(error_body(resp), resp.status)
         sent = await super().finish_response(request, resp, start_time)
         self._connections.rests(self)
+        self._num_unread = 0
         return sent
 
     def error_answer(self, status: int, message: str) -> web.Response:
         """OpenAI's error for what is no HTTP request, or what failed before all handlers."""
+        if _TOO_LONG.match(message):
+            said = f"the request's line or one of its headers has more than {FIELD_BYTES_MAX} bytes"
+            return json_response(error_object(said, "BadRequestError", None, 431), 431)
         if status < 500:
             # aiohttp quotes what it could not read, as Python writes bytes.
             why = _QUOTED.split(message.split("\n", maxsplit=1)[0])[0].strip(" :")

@@ -104,6 +104,11 @@ async def openai_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Answers what no handler has answered: unknown routes, wrong methods."""
+    if request.path.endswith("/") and request.match_info.http_exception is not None:
+        # As vLLM's server does. One slash before it, or this would lead to another host.
+        url = request.rel_url.with_path(f"/{request.path.strip('/')}", keep_query=True)
+        if url.path != "/":
+            return web.Response(status=307, headers={"Location": str(url)})
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -35,33 +37,60 @@ def json_response(
     )
 
 
-class ClientStream:
-    """A stream to the client that starts with its first event.
+COMMENT = b": waiting for the first token\n\n"
+"""Keeps the connection of a client that waits in use; readers of events skip it."""
 
-    Until then an error can still be an ordinary HTTP error.
-    """
+
+class ClientStream:
+    """A stream to the client. Until its head is sent, an error can be an ordinary HTTP error."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self._response: web.StreamResponse | None = None
         self._unsent: list[bytes] = []
+        self.opening = asyncio.Lock()
+        """Held while the head or a comment is written."""
+        self.has_begun = False
+        """True once there is something of an answer to send."""
 
     @property
-    def has_begun(self) -> bool:
-        """Return True if the status line has been sent."""
+    def is_open(self) -> bool:
+        """Return True if the head has been sent."""
         return self._response is not None
 
     async def begin(self, headers: Mapping[str, str]) -> None:
-        """Send the head.
+        """An answer is there: send the head unless it was sent.
 
         Raises:
             ClientGoneError: There is nobody to send it to.
         """
-        self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
-        try:
-            await self._response.prepare(self._request)
-        except ConnectionResetError:
-            raise ClientGoneError from None
+        self.has_begun = True
+        await self.open(headers)
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Send the head unless it was sent.
+
+        Raises:
+            ClientGoneError: There is nobody to send it to.
+        """
+        async with self.opening:
+            if self._response is not None:
+                return
+            self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
+            try:
+                await self._response.prepare(self._request)
+            except ConnectionResetError:
+                raise ClientGoneError from None
+
+    async def comment(self) -> None:
+        """Send a comment while there is no answer."""
+        async with self.opening:
+            if self.has_begun:
+                return
+            try:
+                await self._started.write(COMMENT)
+            except ConnectionResetError:
+                raise ClientGoneError from None
 
     def put(self, value: object) -> None:
         """Have one event sent with the next ones, or when `flush` is called."""
@@ -102,3 +131,42 @@ class ClientStream:
         if self._response is None:
             raise RuntimeError("the stream has not begun")
         return self._response
+
+
+class WaitingStream:
+    """Sends the head of a stream, and comments, as long as its first token is not there.
+
+    Args:
+        headers: Returns the headers of the answer.
+        head_s: Wait before the head, seconds: what fails by then has an HTTP status.
+        comment_s: Time between two comments, seconds.
+    """
+
+    def __init__(
+        self,
+        stream: ClientStream,
+        headers: Callable[[], Mapping[str, str]],
+        head_s: float,
+        comment_s: float,
+    ) -> None:
+        self._stream, self._headers, self._comment_s = stream, headers, comment_s
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(head_s, self._begin)
+
+    async def close(self) -> None:
+        """Stop, once what is being written is written."""
+        self._timer.cancel()
+        if self._task is not None:
+            async with self._stream.opening:
+                self._task.cancel()
+
+    def _begin(self) -> None:
+        if not self._stream.has_begun:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        with contextlib.suppress(ClientGoneError):
+            await self._stream.open(self._headers())
+            while not self._stream.has_begun:
+                await asyncio.sleep(self._comment_s)
+                await self._stream.comment()

@@ -103,8 +103,7 @@ class DecodeLeg:
                 raise await _refusal(response)
             if response.status != 200:
                 exchange.record.ended(Outcome.REJECTED)
-                error = await _refusal(response)
-                return error_answer(error, exchange)
+                return await refuse(await _refusal(response), exchange)
             if client.stream:
                 return await _relay_stream(response, exchange)
             return await _relay_whole(response, exchange)
@@ -143,12 +142,16 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
         return b""
 
 
-def error_answer(refusal: LegBrokenError, exchange: Exchange) -> web.Response:
+async def refuse(refusal: LegBrokenError, exchange: Exchange) -> web.StreamResponse:
     """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
     body, status = refusal.body, refusal.status
     headers = {**reply_headers(exchange.record), **retry_headers(status, refusal.retry_after)}
-    if not _is_error_body(body):
-        error = error_object(f"the engine answers {status}", "EngineError", None, status)
+    error: object = error_object(f"the engine answers {status}", "EngineError", None, status)
+    if is_error := _is_error_body(body):
+        error = from_json(body)
+    if exchange.stream.is_open:
+        return await exchange.stream.fail(error)
+    if not is_error:
         return json_response(error, status, headers)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 

@@ -36,7 +36,7 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.serving.continuation import Answer, may_continue, stop_strings
-from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, error_answer
+from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, refuse
 from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
 from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
@@ -44,6 +44,7 @@ from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.times import TIMES, Times
 from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
@@ -76,6 +77,7 @@ class Parts:
     suspects: Suspects
     verifier: Verifier
     metrics: Metrics
+    times: Times = TIMES
 
 
 class Legs:
@@ -220,7 +222,7 @@ class Legs:
                 return await exchange.stream.fail(from_json(error.body))
             raise error
         if isinstance(error, LegBrokenError) and error.reason in ("status_5xx", "error"):
-            return error_answer(error, exchange)
+            return await refuse(error, exchange)
         raise UnavailableError(f"{error}; no other engine can take the request")
 
 

@@ -33,9 +33,10 @@ from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
 from prfaas.gateway.admission.engine_slots import Turn
 from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.http.responses import WaitingStream
 from prfaas.gateway.serving.moving_blocks import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, Parts
-from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.serving.routing_step import Plan
 from prfaas.integrity.received import Received
 from prfaas.units import NS_PER_S
@@ -90,6 +91,7 @@ class RequestRun(Executor):
         exchange, plan = self._exchange, self._plan
         self._legs.begin(self._report, self._first_token)
         exchange.on_finished = self._finished
+        waiting = self._waiting_stream()
         try:
             self._suspicion = await self._parts.suspects.enter(plan.prompt)
             self._report(Begun())
@@ -101,7 +103,17 @@ class RequestRun(Executor):
             exchange.record.ended(Outcome.FAILED)
             raise
         finally:
+            if waiting is not None:
+                await waiting.close()
             self._close()
+
+    def _waiting_stream(self) -> WaitingStream | None:
+        """Keep the connection of a client that waits for a stream in use."""
+        exchange, times = self._exchange, self._parts.times
+        if not exchange.client.stream:
+            return None
+        headers = partial(reply_headers, exchange.record)
+        return WaitingStream(exchange.stream, headers, times.stream_head_s, times.stream_comment_s)
 
     def _close(self) -> None:
         """Close open legs, and drop references to this object, which has the prompt."""
