@@ -132,7 +132,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
     return Deployment.model_validate(
         {
             "model": {"name": "tiny", "path": str(checkpoint), **tables.get("model", {})},
-            "gateway": {"listen": "127.0.0.1:0", **tables.get("gateway", {})},
+            "gateway": {"listen": "127.0.0.1:0", "lame_duck": "0s", **tables.get("gateway", {})},
             "routing": {"offload_threshold": THRESHOLD, **tables.get("routing", {})},
             "security": {"identities": str(identities)},
             "state": str(state),

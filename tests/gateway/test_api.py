@@ -298,18 +298,23 @@ async def test_a_gap_is_rendered_by_the_engine(world: World) -> None:
     assert world.decode.calls[0].body["suffix"] == "end"
 
 
-async def test_best_of(world: World) -> None:
-    for fields, expected in (
-        ({"best_of": 1}, 200),
-        ({"best_of": 2, "n": 2}, 200),
-        ({"best_of": None}, 200),
-        ({"best_of": 3}, 400),
-        ({"best_of": 3, "n": 2}, 400),
-    ):
-        status, _, found = await say(world, "/v1/completions", {"prompt": SHORT, **fields})
-        assert status == expected
-        if status == 400:
-            assert found["error"]["param"] == "best_of"
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"best_of": 3, "guided_choice": ["a"]}, "best_of, guided_choice"),
+        ({"prompt_cache_key": "k", "prompt_cache_retention": "24h"}, None),
+        ({"kv_transfer_params": {}, "bootstrap_x\r\ny": 1}, "kv_transfer_params"),
+        ({"best_of": None, "safety_identifier": "u", "cache_salt": "s"}, ""),
+    ],
+)
+async def test_fields_without_effect_are_named_and_reach_no_engine(
+    world: World, fields: dict[str, Any], named: str | None
+) -> None:
+    status, headers, _ = await say(world, "/v1/completions", {"prompt": SHORT, **fields})
+    assert status == 200
+    expected = ", ".join(fields) if named is None else named
+    assert headers.get("X-Prfaas-Ignored", "") == expected
+    assert not (fields.keys() - {"cache_salt"}) & world.decode.calls[-1].body.keys()
 
 
 async def test_an_engines_refusal_is_passed_on_as_it_is(world: World) -> None:

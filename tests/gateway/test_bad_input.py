@@ -48,7 +48,7 @@ USER = {"role": "user", "content": "hi"}
         ({"prompt": "hi", "max_tokens": "5x"}, "max_tokens", "an integer, got '5x'"),
         ({"prompt": "hi", "max_tokens": 1.5}, "max_tokens", "got 1.5"),
         ({"prompt": "hi", "max_tokens": "1e1"}, "max_tokens", "got '1e1'"),
-        ({"prompt": "hi", "max_tokens": 4095}, "max_tokens", "4096 tokens"),
+        ({"prompt": "hi", "max_tokens": 4097}, "max_tokens", "4096 tokens"),
         ({"prompt": "x" * 4096, "max_tokens": 1}, "prompt", "has 4096 tokens"),
         ({"prompt": "x" * 100_000}, "prompt", "100000 characters"),
         ({"prompt": "hi", "n": 0}, "n", "must be an integer >= 1, got 0"),

@@ -126,12 +126,12 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
     ("data", "status"),
     [
         (b"\x16\x03\x01\x02\x00\x01\xfc\r\n\r\n", 400),
-        (HEAD + b"Cookie: " + b"x" * 20_000 + b"\r\n\r\n", 400),
+        (HEAD + b"Cookie: " + b"x" * 200_000 + b"\r\n\r\n", 431),
         (HEAD + b"a b: c\r\n\r\n", 400),
         (HEAD + b"Expect: miracles\r\n\r\n", 417),
         (POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (POST + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
-        (POST + b"Content-Encoding: rot13\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (POST + b"Content-Encoding: rot13\r\nContent-Length: 2\r\n\r\n{}", 415),
         (POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 400),
     ],
 )

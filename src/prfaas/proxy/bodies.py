@@ -99,9 +99,10 @@ def read_prefill(body: bytes) -> Prefill:
         raise RequestError(f"no prefill of a gateway: {error}") from None
     if found.stream:
         raise RequestError("a prefill is not streamed", param="stream")
-    if bytes(found.prompt).translate(None, _IN_LISTS) != b"[]":
+    prompt = bytes(found.prompt)
+    if prompt.translate(None, _IN_LISTS) != b"[]":
         raise RequestError("the prompt is no list of token ids", param="prompt")
-    if not 0 < found.num_tokens <= TOKENS_MAX or len(found.prompt) < len("[0]"):
+    if prompt.count(b",") >= TOKENS_MAX or not prompt.strip(b"[] \t\r\n"):
         raise RequestError(f"a prompt has 1 to {TOKENS_MAX} tokens", param="prompt")
     orders = _orders(found)
     if set(orders) - {"prfaas"}:

@@ -174,12 +174,16 @@ class EnginePort:
                 await prefill.check_tokens()
             except RequestError as error:
                 return refused(400, str(error))
-            return await self._forward(site, prefill, headers, turn)
+            return await self._forward(site, prefill, num_tokens, headers, turn)
 
     async def _forward(
-        self, site: str, prefill: Prefill, headers: dict[str, str], turn: Turn
+        self,
+        site: str,
+        prefill: Prefill,
+        num_tokens: int,
+        headers: dict[str, str],
+        turn: Turn,
     ) -> web.Response:
-        num_tokens = prefill.num_tokens
         metrics = self._metrics
         metrics.waited.labels(site=site).observe(turn.waited_ns / 1e9)
         metrics.tokens.labels(site=site, kind="asked").inc(num_tokens)

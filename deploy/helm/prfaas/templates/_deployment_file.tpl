@@ -11,6 +11,7 @@ path = {{ toJson $values.model.path }}
 [gateway]
 name = {{ toJson $values.gateway.name }}
 listen = "0.0.0.0:{{ $values.gateway.port }}"
+lame_duck = "{{ int64 $values.gateway.lameDuckSeconds }}s"
 drain_timeout = "{{ int64 $values.gateway.drainSeconds }}s"
 {{- with $values.gateway.operatorKey.hashes }}
 operator_keys = {{ toJson . }}

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from prfaas.gateway.http.errors import error_body
 from prfaas.gateway.http.handshakes import Handshakes
@@ -95,7 +95,7 @@ class Connections:
 
         def begin(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             if isinstance(request.protocol, Connection):
-                request.protocol.begin()
+                request.protocol.begin(request)
             return handle(request)
 
         server.request_handler = begin
@@ -132,6 +132,10 @@ class Connections:
         if connection in self._busy:
             self._busy.discard(connection)
             self._kept[connection] = None
+
+    def is_busy(self, connection: Connection) -> bool:
+        """Return True if it has a request under way."""
+        return connection in self._busy
 
     def gone(self, connection: Connection) -> None:
         """It is closed."""
@@ -184,13 +188,15 @@ class Connections:
 class Connection(TimedHandler):
     """One connection of a client."""
 
-    __slots__ = ("_connections", "_num_unread")
+    __slots__ = ("_body", "_connections", "_num_unread")
 
     def __init__(self, server: web.Server, connections: Connections) -> None:
         super().__init__(server, keepalive_s=KEEPALIVE_S)
         self._connections = connections
-        self._num_unread: int | None = 0
-        """Bytes that came since the last answer; None while a request is under way."""
+        self._body: StreamReader | None = None
+        """Of the last request, until all of it has come."""
+        self._num_unread = 0
+        """Bytes that came since then."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Its first head has to come within `Connections.head_s`."""
@@ -206,16 +212,18 @@ class Connection(TimedHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a head without an end ends the connection."""
-        if self._num_unread is not None:
+        if self._body is not None and self._body.is_eof():
+            self._body = None
+        if self._body is None:
             self._num_unread += len(data)
-            if self._num_unread > HEAD_BYTES_MAX:
+            if self._num_unread > HEAD_BYTES_MAX and not self._connections.is_busy(self):
                 self._connections.close(self, Closed.NO_REQUEST)
                 return
         super().data_received(data)
 
-    def begin(self) -> None:
+    def begin(self, request: web.BaseRequest) -> None:
         """A request begins."""
-        self._num_unread = None
+        self._body, self._num_unread = request.content, 0
         self.lift()
         self._connections.begins(self)
 
@@ -227,7 +235,6 @@ class Connection(TimedHandler):
             resp = json_response(error_body(resp), resp.status)
         sent = await super().finish_response(request, resp, start_time)
         self._connections.rests(self)
-        self._num_unread = 0
         return sent
 
     def error_answer(self, status: int, message: str) -> web.Response:
