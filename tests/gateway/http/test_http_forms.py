@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gzip
+import io
 import json
 import resource
 import socket
@@ -29,7 +30,7 @@ async def post(
     world: World, data: bytes, path: str = COMPLETIONS, **headers: str
 ) -> tuple[int, str]:
     named = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
-    async with world.http.post(world.url + path, data=data, headers=named) as reply:
+    async with world.http.post(world.url + path, data=io.BytesIO(data), headers=named) as reply:
         return reply.status, await reply.text()
 
 
