@@ -39,6 +39,7 @@ NUMBERS = (0, 1, 2, -1, 5.0, 10.0, 0.7, 2**40, 2**63, 1e20)
 TEXTS = ("", "1", "5", "5.0", " 5 ", "5_0", "0.7", "1e1", "true", "off", "null", "x", "inf")
 OTHERS = (None, True, False, [], [1], ["1"], [5.0], ["a"], {}, {"5": 1}, {"a": 1})
 VALUES = (*OTHERS, *NUMBERS, *TEXTS)
+FEW = (None, True, 1, 0, "x", [], ["a"], {"a": 1})
 STEERING = ("priority", "session_id", "mm_payload", "return_mm_kwargs", "watermarking", "unknown")
 READ_BY_OTHERS = {"messages", "prompt", "model", "stream_options", "chat_template", "tools"}
 """They have forms of their own, below."""
@@ -74,9 +75,11 @@ class Form:
 def forms() -> Iterator[Form]:
     """All of them."""
     for path, fields in ((COMPLETIONS, CompletionFields), (CHAT, ChatFields)):
-        names = types_of(fields).keys() - READ_BY_OTHERS
-        for name in sorted(names | DROPPED_FIELDS | set(REFUSED) | {"cache_salt", *STEERING}):
+        for name in sorted(types_of(fields).keys() - READ_BY_OTHERS):
             for value in VALUES:
+                yield Form(path, name, value, plain(path) | {name: value})
+        for name in sorted({*DROPPED_FIELDS, *REFUSED, *STEERING, "cache_salt"}):
+            for value in FEW:
                 yield Form(path, name, value, plain(path) | {name: value})
         for num_chars, limit in LENGTHS:
             body = plain(path, "x" * (num_chars - 19 * (path == CHAT))) | {"max_tokens": limit}

@@ -5,11 +5,20 @@ from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prfaas.core.sharing.engine_queue import EngineQueue
 from prfaas.proxy.connections import Connection
-from prfaas.proxy.intake import BODY_BYTES_MAX, HELD_BYTES_MAX
+from prfaas.proxy.intake import (
+    BODY_BYTES_MAX,
+    HELD_BYTES_MAX,
+    REFUSED_BYTES_PER_S,
+    SMALL_BYTES,
+    Intake,
+)
+from prfaas.proxy.turns import TurnRefusedError
 from tests.pool.sites import until
 from tests.ports import free_port
 
@@ -132,4 +141,55 @@ async def test_a_compressed_body_is_not_read(tmp_path: Path, checkpoint: Path) -
         headers = {"Content-Encoding": "gzip", "Content-Length": "20"}
         async with world.sessions["a"].post(url, data=bytes(20), headers=headers) as reply:
             assert reply.status == 415
+        assert await world.post("a") == 200
+
+
+async def test_bodies_that_are_refused_are_charged(tmp_path: Path, checkpoint: Path) -> None:
+    """A site that has them read in vain has no more long ones read for a while; others have."""
+    async with running(tmp_path, checkpoint) as world:
+        url, data = f"{world.url}/v1/completions", b'{"model": 5' + LONG
+        async with world.sessions["a"].post(url, data=BytesIO(data)) as reply:
+            assert reply.status == 400
+        refused = (429, "1", '{"error": {"message": "refused: refusals"}}')
+        assert await flood(world, 2) == [refused] * 2
+        assert world.metric("refused_total", reason="refusals") == 2
+        # What is short costs no more than its refusal.
+        assert await world.post("a") == 200
+        async with world.sessions["b"].post(url, data=BytesIO(data)) as reply:
+            assert reply.status == 400
+
+
+def test_a_charge_ends() -> None:
+    now_s = 0.0
+    intake = Intake(EngineQueue({"engine": 1}), lambda: now_s)
+    intake.refused("a", REFUSED_BYTES_PER_S * 2)
+    with pytest.raises(TurnRefusedError), intake.hold("a", SMALL_BYTES + 1):
+        pass
+    with intake.hold("a", SMALL_BYTES):
+        pass
+    now_s = 2.0
+    with intake.hold("a", SMALL_BYTES + 1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"prompt": [1, 2**32]}, 400),
+        ({"prompt": [0] * 100_000 + [-1]}, 400),
+        ({"prompt": [1, "2"]}, 400),
+        ({"prompt": [[1]]}, 400),
+        ({"prompt": []}, 400),
+        ({"prompt": "text"}, 400),
+        ({"prompt": [1.5]}, 400),
+        ({"kv_transfer_params": {"prfaas": {"a": [[]] * 100}}}, 400),
+        ({"kv_transfer_params": 5}, 400),
+        ({"prompt": list(range(200)), "kv_transfer_params": None}, 200),
+    ],
+)
+async def test_token_ids_and_orders_are_checked(
+    tmp_path: Path, checkpoint: Path, changes: dict[str, Any], status: int
+) -> None:
+    async with running(tmp_path, checkpoint) as world:
+        assert await world.post("a", **changes) == status
         assert await world.post("a") == 200
