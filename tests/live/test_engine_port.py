@@ -37,7 +37,7 @@ pytestmark = [
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NUMBERS = (0, 1, 2, -1, 5.0, 10.0, 0.7, 2**40, 2**63, 1e20)
 TEXTS = ("", "1", "5", "5.0", " 5 ", "5_0", "0.7", "1e1", "true", "off", "null", "x", "inf")
-OTHERS = (None, True, False, [], [1], ["1"], [5.0], ["a"], {}, {"5": 1}, {"a": 1})
+OTHERS: tuple[Any, ...] = (None, True, False, [], [1], ["1"], [5.0], ["a"], {}, {"5": 1}, {"a": 1})
 VALUES = (*OTHERS, *NUMBERS, *TEXTS)
 FEW = (None, True, 1, 0, "x", [], ["a"], {"a": 1})
 STEERING = ("priority", "session_id", "mm_payload", "return_mm_kwargs", "watermarking", "unknown")
@@ -54,6 +54,7 @@ LENGTHS: tuple[tuple[int, Any], ...] = (
     *((ROOM - 14, 100), (ROOM - 14, "100"), (ROOM - 14, None), (ROOM - 14, ROOM + 1)),
     *((ROOM - 1, 16), (ROOM - 1, 1), (ROOM, 1), (100, 0)),
 )
+OPTIONS: tuple[Any, ...] = ({}, {"include_usage": 1}, {"include_usage": True}, 5, None, [])
 HEADERS: tuple[dict[str, str], ...] = (
     *({"Authorization": "Bearer " + "x" * 9_000}, {"Authorization": "Bearer " + "x" * 60_000}),
     *({"Content-Type": "text/plain"}, {"Content-Type": "application/xml"}),
@@ -92,7 +93,7 @@ def forms() -> Iterator[Form]:
             yield Form(path, "headers", said, plain(path), tuple(headers.items()))
         for name in ("?" + "a" * 9_000, "?" + "a" * 60_000, "/"):
             yield Form(path + name, "path", name[:9], plain(path))
-        for options in ({}, {"include_usage": 1}, {"include_usage": True}, 5, None, []):
+        for options in OPTIONS:
             body = plain(path) | {"stream": True, "stream_options": options}
             yield Form(path, "stream_options", options, body)
     for prompt in PROMPTS:

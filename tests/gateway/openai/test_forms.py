@@ -19,7 +19,7 @@ chats = needing_vllm("vllm.entrypoints.openai.chat_completion.protocol")
 completions = needing_vllm("vllm.entrypoints.openai.completion.protocol")
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, -1, 5.0, 0.7, 1e20, 2**70, "", "1", "5.0", " 5 ", "5_0", "1e1"),
     *("0.7", "off", "null", [], [1], ["1"], [5.0], [True], {}, {"5": 1}),
 )
