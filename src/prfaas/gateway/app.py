@@ -274,7 +274,8 @@ class Gateway:
             suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
             verifier=self._verifier(limits, prefill_leg, fetcher),
             metrics=self.metrics,
-            times=times,
+            stream_head_s=times.stream_head_s,
+            stream_comment_s=times.stream_comment_s,
         )
         self.charging = Charging(self.engines.probes)
         self._pages = (

@@ -44,7 +44,6 @@ from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.times import TIMES, Times
 from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
@@ -63,6 +62,8 @@ class Parts:
         ending: Ends and continues streams that engines left.
         suspects: Keep prompts that break engines from further ones.
         verifier: Verifies some transfers after their request.
+        stream_head_s: A stream without a token by then gets its head, seconds.
+        stream_comment_s: Time between two comments of such a stream, seconds.
     """
 
     holding: Holding
@@ -77,7 +78,8 @@ class Parts:
     suspects: Suspects
     verifier: Verifier
     metrics: Metrics
-    times: Times = TIMES
+    stream_head_s: float
+    stream_comment_s: float
 
 
 class Legs:

@@ -109,11 +109,11 @@ class RequestRun(Executor):
 
     def _waiting_stream(self) -> WaitingStream | None:
         """Keep the connection of a client that waits for a stream in use."""
-        exchange, times = self._exchange, self._parts.times
+        exchange, parts = self._exchange, self._parts
         if not exchange.client.stream:
             return None
         headers = partial(reply_headers, exchange.record)
-        return WaitingStream(exchange.stream, headers, times.stream_head_s, times.stream_comment_s)
+        return WaitingStream(exchange.stream, headers, parts.stream_head_s, parts.stream_comment_s)
 
     def _close(self) -> None:
         """Close open legs, and drop references to this object, which has the prompt."""
