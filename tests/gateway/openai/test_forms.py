@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ completions = needing_vllm("vllm.entrypoints.openai.completion.protocol")
 MESSAGES = [{"role": "user", "content": "hi"}]
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, -1, 5.0, 0.7, 1e20, 2**70, "", "1", "5.0", " 5 ", "5_0", "1e1"),
-    *("0.7", "off", "null", [], [1], ["1"], [5.0], [True], {}, {"5": 1}),
+    *("0.7", "inf", "nan", "off", "null", [], [1], ["1"], [5.0], [True], {}, {"5": 1}),
 )
 CHANGED = ("temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "stream")
-MORE = (*CHANGED, "ignore_eos", "skip_special_tokens", "allowed_token_ids", "length_penalty")
+MORE = (*CHANGED, "ignore_eos", "skip_special_tokens", "allowed_token_ids", "frequency_penalty")
 ASSISTANT_ONLY = (*MORE, "parallel_tool_calls", "include_reasoning", "logprobs")
 
 
@@ -41,6 +42,11 @@ def test_a_value_is_what_vllm_makes_of_it(name: str, value: object) -> None:
     try:
         theirs = getattr(kind.model_validate({"messages": MESSAGES, name: value}), name)
     except Exception:
+        return
+    if isinstance(theirs, float) and not math.isfinite(theirs):
+        # vLLM refuses it later; JSON has no word for it.
+        with pytest.raises(RequestError, match=name):
+            parsed(Api.CHAT, **{name: value})
         return
     ours = parsed(Api.CHAT, **{name: value}).body.get(name)
     # Absent is vLLM's default.

@@ -6,6 +6,7 @@ which vLLM reads a body as well.
 
 from __future__ import annotations
 
+import math
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -59,6 +60,8 @@ def token_lists(value: object) -> list[list[int]] | None:
 
 def _read(reader: TypeAdapter[Any], value: object) -> Any:
     try:
-        return reader.validate_python(value)
+        read = reader.validate_python(value)
     except ValidationError:
         return value
+    # JSON has no infinity: it would become null on its way to the engine.
+    return value if isinstance(read, float) and not math.isfinite(read) else read

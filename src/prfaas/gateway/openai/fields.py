@@ -74,7 +74,7 @@ class Fields(msgspec.Struct):
     presence_penalty: float | None = None
     repetition_penalty: Annotated[float | None, _T.EACH] = None
     repetition_detection: Any = None
-    length_penalty: float | None = None
+    length_penalty: Any = None
     logit_bias: Annotated[dict[str, Any] | None, _T.EACH] = None
     allowed_token_ids: Annotated[list[int] | None, _T.EACH] = None
     bad_words: Any = None
@@ -96,7 +96,7 @@ class Fields(msgspec.Struct):
     return_token_ids: Annotated[bool | None, _T.ENDPOINT] = None
     return_token_offsets: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    return_token_strs: bool | None = None
+    return_token_strs: Any = None
     skip_special_tokens: Annotated[bool | None, _T.EACH] = None
     spaces_between_special_tokens: bool | None = None
 
