@@ -39,7 +39,7 @@ NUMBERS = (0, 1, 2, -1, 5.0, 10.0, 0.7, 2**40, 2**63, 1e20)
 TEXTS = ("", "1", "5", "5.0", " 5 ", "5_0", "0.7", "1e1", "true", "off", "null", "x", "inf")
 OTHERS: tuple[Any, ...] = (None, True, False, [], [1], ["1"], [5.0], ["a"], {}, {"5": 1}, {"a": 1})
 VALUES = (*OTHERS, *NUMBERS, *TEXTS)
-FEW = (None, True, 1, 0, "x", [], ["a"], {"a": 1})
+FEW: tuple[Any, ...] = (None, True, 1, 0, "x", [], ["a"], {"a": 1})
 STEERING = ("priority", "session_id", "mm_payload", "return_mm_kwargs", "watermarking", "unknown")
 READ_BY_OTHERS = {"messages", "prompt", "model", "stream_options", "chat_template", "tools"}
 """They have forms of their own, below."""
