@@ -70,6 +70,13 @@ class EngineError(PrfaasError):
     """An engine could not be reached or answered with an error."""
 
 
+def words_of(error: BaseException) -> str:
+    """Return what an error says; in words of ours where it has none, as a time-out."""
+    if isinstance(error, TimeoutError) and not error.strerror:
+        return str(error) or "no answer in time"
+    return str(error) or type(error).__name__
+
+
 def without_frames(error: ErrorT) -> ErrorT:
     """Return an error that can be kept, without its traceback and causes.
 

@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
+from prfaas.config.engine_args import values_of
 from prfaas.config.engines.block_tokens import BLOCK_TOKENS_MAX, check_block_tokens
 from prfaas.config.governance.residency import check_regions, residency_of
 from prfaas.config.market.classes import CLASSES_MAX, ClassTable, check_classes
@@ -358,6 +359,24 @@ class Deployment(Table):
         ]
         parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
         return self.model.chat_endpoint or parses
+
+    @property
+    def response_role(self) -> str:
+        """Role of answers to chats: `--response-role` of the PD engines."""
+        return next(iter(self._of_pd_engines("--response-role")), "assistant")
+
+    @property
+    def forces_usage(self) -> bool:
+        """True if each stream ends with its usage: `--enable-force-include-usage`."""
+        return bool(self._of_pd_engines("--enable-force-include-usage"))
+
+    def _of_pd_engines(self, option: str) -> list[str]:
+        """Values that an argument of PD engines has; vLLM takes the last one of an engine."""
+        engines = [
+            each for table in self.with_role(ClusterRole.PD) for each in table.engines.values()
+        ]
+        found = [list(values_of(engine.args, (option,))) for engine in engines]
+        return [values[-1] for values in found if values]
 
     def pool_socket(self, pool: str) -> Path:
         """Unix socket of a pool node, for the engines of its host."""

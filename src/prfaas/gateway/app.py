@@ -288,6 +288,8 @@ class Gateway:
                 self.charging,
                 self._request_ended,
                 times.error_s,
+                deployment.response_role,
+                deployment.forces_usage,
             ),
             TokenApi(live, self._prompts, self._door),
             Views(live, self._door),

@@ -36,11 +36,6 @@ class DeviceCache:
     def _empty(self) -> PrefixCache:
         return PrefixCache(self._capacity, self._checkpoint_blocks, self._evicted.append)
 
-    @property
-    def usage_ratio(self) -> float:
-        """Share of the capacity in use."""
-        return self._cache.used_blocks / self._capacity
-
     def held_tokens(self, hashes: Sequence[bytes], last_boundary: int) -> int:
         """Leading tokens with cached attention blocks."""
         return self._cache.leading_run(self._ids(hashes, last_boundary)) * self._span

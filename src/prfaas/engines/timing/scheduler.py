@@ -78,6 +78,13 @@ class Scheduler:
         self.kv_used_bytes = 0
 
     @property
+    def kv_usage_ratio(self) -> float:
+        """Share of the KV capacity that running sequences use; 0 without a limit. What is cached
+        and unused counts as free, as in vLLM."""
+        capacity = self._profile.kv_capacity_bytes
+        return min(1.0, self.kv_used_bytes / capacity) if capacity else 0.0
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait for their first step."""
         return len(self._waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import responses
 
@@ -44,6 +44,7 @@ class Generation:
     Attributes:
         on_end: Observer of every request that has ended.
         error_s: Time limit for a client to read the error that ends its stream, seconds.
+        response_role, forces_usage: As of `Deployment`.
     """
 
     live: LiveParts
@@ -54,6 +55,8 @@ class Generation:
     charging: Charging
     on_end: Callable[[Record], None]
     error_s: float
+    response_role: str
+    forces_usage: bool
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -124,6 +127,10 @@ class Generation:
             adapters=self.live.engines.adapters(),
         )
         client = await read(request, parse)
+        if self.response_role != client.answer_role:
+            client = replace(client, answer_role=self.response_role)
+        if client.stream and self.forces_usage:
+            client = replace(client, include_usage=True)
         service = "" if client.service is None else client.service.name
         quality = request[TENANT].quality_of(client.service)
         record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)

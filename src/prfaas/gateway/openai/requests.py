@@ -80,6 +80,7 @@ class ClientRequest:
         cache_salt: The client's own salt, within its tenant's; empty for none.
         ignored: Fields that have no effect.
         service: Its class of service; None is that of the deployment.
+        answer_role: Role of the answers to a chat, where a turn is begun.
     """
 
     api: Api
@@ -102,6 +103,7 @@ class ClientRequest:
     cache_salt: str = ""
     ignored: tuple[str, ...] = ()
     service: ServiceClass | None = None
+    answer_role: str = "assistant"
 
     @property
     def num_sequences(self) -> int:

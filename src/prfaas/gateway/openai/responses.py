@@ -46,7 +46,7 @@ class ChatFromCompletions:
         self._id = f"chatcmpl-{request_id}"
         self._num_choices = client.num_choices
         renders_turn = client.body.get("add_generation_prompt") is not False
-        self._role = "assistant" if renders_turn else client.messages[-1]["role"]
+        self._role = client.answer_role if renders_turn else client.messages[-1]["role"]
         self._opened = False
 
     def whole(self, answer: JsonObject) -> JsonObject:

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from prfaas.config.addresses import Endpoints
+from prfaas.config.addresses import Endpoints, join_address
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, words_of
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
@@ -104,7 +104,7 @@ class PoolClient:
         self._channel: Channel | None = None
         self._closed = asyncio.Event()
         self._was_live = self._has_left = False
-        self._said = ""
+        self._said = self._unreached = ""
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._jobs = itertools.count(1)
         self.subscription, self.answered_ns = subscription, 0
@@ -211,7 +211,11 @@ class PoolClient:
                     happy_eyeballs_delay=HAPPY_EYEBALLS_S,
                 )
         except (OSError, TimeoutError) as error:
-            _log.debug("pool %s at %s:%s: %s", self._pool, host, port, error)
+            reason = f"{join_address(self._address)}: {words_of(error)}"
+            if reason != self._unreached:
+                fields = {"pool": self._pool, "why": reason}
+                log_event(_log, logging.WARNING, "pool_disconnected", **fields)
+            self._unreached = reason
             return None
         return channel
 
@@ -229,8 +233,9 @@ class PoolClient:
         self.subscription.begin()
         hello = Subscribe(gateway=self._gateway, shares=self._shares, ages=self._ages)
         channel.send(hello)
-        if not self._said or self._was_live:
+        if self._unreached or not self._said or self._was_live:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
+        self._unreached = ""
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         if self._has_left:

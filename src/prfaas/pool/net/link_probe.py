@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from prfaas.config.addresses import join_address
 from prfaas.core.transfer.link_advice import Probe
-from prfaas.errors import ConfigError, PeerError, TransferError
+from prfaas.errors import ConfigError, PeerError, TransferError, words_of
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.listener import Listener
 from prfaas.pool.net.tls_sockets import connect, shake_hands
@@ -254,7 +254,7 @@ async def probe(
         ) from None
     except (OSError, TimeoutError) as error:
         # A TLS stream that ends is an OSError with the place in OpenSSL's source for a reason.
-        reason = str(error) or repr(error)
+        reason = words_of(error)
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError)):
             reason = "it closed the connection"
         elif isinstance(error, ssl.SSLCertVerificationError):

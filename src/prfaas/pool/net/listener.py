@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, words_of
 from prfaas.log_throttle import SaidOnce
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable
 from prfaas.tasks import cancel_all
@@ -138,7 +138,7 @@ class Listener:
         except ConnectionResetError:
             log.debug("a peer disconnected before its identification")
         except (OSError, PeerError) as error:
-            reason = str(error) or repr(error)
+            reason = words_of(error)
             if self._said.is_new(reason):
                 log.warning("connection refused: %s", reason)
             self._on_refused()

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from prfaas.errors import PeerError, without_frames
+from prfaas.errors import PeerError, without_frames, words_of
 from prfaas.pool.net.io_thread import IoThread, Lane
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
 from prfaas.pool.receive.block_assembly import Assembly
@@ -168,7 +168,7 @@ class DataReceiver:
         except OSError as error:
             log.info("data connection of %s: %r", self.peer or "a stranger", error)
             if not self.peer and not self.is_killed:
-                reason = PeerError(str(error) or repr(error))
+                reason = PeerError(words_of(error))
                 self._tell(self._handlers.on_broken, "", reason)
 
     async def _receive(self, secured: ssl.SSLSocket) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 from prfaas.core.transfer.connection_count import PathLoss, num_connections
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.pacing import Pacer
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, words_of
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.busy import BusyMeter
@@ -250,7 +250,7 @@ class Dialer:
                 await self._connect(closed)
                 await self._serve(closed)
             except (OSError, ssl.SSLError, TimeoutError) as error:
-                reason = str(error) or repr(error)
+                reason = words_of(error)
             finally:
                 was_welcome = self.is_welcome
                 self._disconnect()

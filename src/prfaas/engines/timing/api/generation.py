@@ -17,6 +17,10 @@ from prfaas.engines.timing.instance import Instance, Work
 from prfaas.errors import RequestError
 from prfaas.tasks import cancel_all
 
+OWN_TOKENS = 512
+"""Length of an answer that may be as long as the context leaves room for: as those of models, it
+ends by itself."""
+
 
 class Generation:
     """The answers to one body.
@@ -169,7 +173,7 @@ async def prompts_in(
 def lengths_of(
     body: Body, prompts: list[list[int]], max_model_len: int, *, chat: bool
 ) -> list[int]:
-    """Longest answer of every prompt, tokens.
+    """Longest answer of every prompt, tokens: one that nobody limits has `OWN_TOKENS` at most.
 
     Raises:
         RequestError: A prompt or the requested output is too long.
@@ -190,5 +194,6 @@ def lengths_of(
                 param="max_tokens",
             )
         # An answer has one token at least; echo alone is not worth an exception.
-        lengths.append(max(room if asked is None else min(asked, room), 1))
+        most = min(room, OWN_TOKENS) if asked is None or asked >= room else asked
+        lengths.append(max(most, 1))
     return lengths

@@ -44,7 +44,7 @@ def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
     gauges = {
         running: instance.scheduler.num_answers,
         waiting: instance.num_waiting,
-        use: instance.cache.usage_ratio,
+        use: instance.scheduler.kv_usage_ratio,
         "timing:behind_profile_seconds": counts.late_ns / 1e9,
     }
     counters = {
