@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ async def dead_first(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     loop = asyncio.get_running_loop()
     real = loop.getaddrinfo
 
-    async def both(host: str, *args: object, **more: object) -> list[object]:
+    async def both(host: str, *args: object, **more: object) -> Sequence[object]:
         if host != NAME:
             return await real(host, *args, **more)  # type: ignore[arg-type]
         kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def called(path: Path) -> socket.socket:
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     caller.connect(str(path))
     return caller
+
+
+def has_lost(errors: Path, number: int) -> bool:
+    return errors.read_text().count("engine_gone") >= number
 
 
 async def layouts(port: int, identities: Path) -> set[str]:
@@ -118,7 +123,7 @@ async def test_an_engine_is_known_after_each_stall_of_its_pool_node(
                 await asyncio.to_thread(lambda: say(called(path), "engine"))
             node.send_signal(signal.SIGCONT)
             gone = number * (HELLOS + 1)
-            await until(lambda gone=gone: errors.read_text().count("engine_gone") >= gone)
+            await until(partial(has_lost, errors, gone))
             await engine.connected()
             assert await layouts(port, identities) == {"engine"}
     finally:

@@ -7,12 +7,12 @@ import pytest
 
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.pool.receive.receive_limits import ReceiveLimits
-from prfaas.wire.identity import make_authority, make_identity
+from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.link import Connections, Join, PoolHello, Resumed
 
 from .conftest import World
-from .sites import LOOPBACK, PROMPT, Site, dial, identity_in, until
+from .sites import LOOPBACK, PROMPT, Site, dial, until
 
 NUM_HOSTS, WANTED, LIMIT = 12, 16, 64
 NAMES = [f"prfaas-{number}" for number in range(NUM_HOSTS)]
