@@ -368,3 +368,13 @@ def test_a_gateway_has_one_pd_cluster(tmp_path: Path) -> None:
     load(tmp_path).check_one_home()
     with pytest.raises(ConfigError, match=r"far.* have the role pd, and a gateway has one"):
         load(tmp_path, two).check_one_home()
+
+
+def test_settings_of_engines_that_shape_answers(tmp_path: Path) -> None:
+    def with_args(*args: str) -> Deployment:
+        return load(tmp_path, lambda t: home_engine(t).update(args=list(args)))
+
+    assert with_args().response_role == "assistant"
+    assert not with_args().forces_usage
+    made = with_args("--response-role", "model", "--enable-force-include-usage")
+    assert (made.response_role, made.forces_usage) == ("model", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, words_of
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.transfer_tracker import VIEWS_MAX, Transfers
 from prfaas.wire.messages.base import Ping
@@ -219,3 +220,31 @@ async def test_a_transfer_whose_source_lacked_blocks_is_no_success_of_its_link(
     event = msgspec.structs.replace(ended_event(b"t" * 16), num_missing=num_missing)
     transfers.ended("b", event)
     assert found == [(("a", "b"), told)]
+
+
+async def test_a_pool_node_that_cannot_be_reached_is_logged_once_with_its_address(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"127.0.0.1:{world.pd_pool.port}"
+
+    def told(event: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.getMessage().startswith(event)]
+
+    def unreachable() -> list[str]:
+        return [text for text in told("pool_disconnected") if address in text]
+
+    with caplog.at_level(logging.INFO):
+        await world.pd_pool.stop()
+        await until(lambda: bool(unreachable()))
+        client = world.gateway.pools.client("pd-pool")
+        for _ in range(3):
+            assert await client._connect() is None
+        assert len(unreachable()) == 1
+        await world.pd_pool.start()
+        await until(lambda: bool(told("pool_connected")))
+
+
+def test_errors_without_words_get_some() -> None:
+    assert words_of(TimeoutError()) == "no answer in time"
+    assert words_of(TimeoutError(110, "Connection timed out")) == "[Errno 110] Connection timed out"
+    assert words_of(ConnectionResetError()) == "ConnectionResetError"

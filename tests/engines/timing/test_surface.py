@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from prfaas.engines.checkpoint import make_checkpoint
+from prfaas.engines.timing.api.generation import OWN_TOKENS
 from prfaas.engines.timing.host import Host
 from prfaas.errors import ConfigError
 from prfaas.gateway.engines.engine_load import load_in
@@ -203,6 +204,15 @@ async def test_errors_have_vllms_shape(engine: Engine, body: Any, status: int, k
 
 async def test_an_unknown_path_is_not_found(engine: Engine) -> None:
     assert (await engine.post("/v1/nothing"))[0] == 404
+
+
+async def test_an_answer_that_nobody_limits_ends_by_itself(engine: Engine) -> None:
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    _, short = await engine.post("/v1/chat/completions", **asked, max_tokens=1)
+    room = 2048 - short["usage"]["prompt_tokens"]
+    for limit, expected in ((None, OWN_TOKENS), (room, OWN_TOKENS), (room - 1, room - 1)):
+        status, reply = await engine.post("/v1/chat/completions", **asked, max_tokens=limit)
+        assert (status, reply["usage"]["completion_tokens"]) == (200, expected)
 
 
 async def test_what_is_there_and_how_it_is(engine: Engine) -> None:
