@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import ModelSize, Roofline, prefill_profile
+from prfaas.planner.hardware.roofline import Roofline, prefill_profile
 from prfaas.planner.model.catalogue import find_accelerator, find_model, paper_tables
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes

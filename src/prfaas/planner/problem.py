@@ -8,7 +8,7 @@ from prfaas.core.codec.planned import RAW_LINK, CodedLink, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import ConfigError
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
-from prfaas.planner.model.kv_geometry import KvGeometry
+from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry
 from prfaas.planner.workload.prompt_lengths import LengthDistribution, mean_length
 
 SEARCH_POINTS_MAX = 1_000_000  # about 250 MB of arrays
@@ -30,6 +30,15 @@ class Workload:
     output_tokens: float
     arrival_cv: float = 1.0
 
+    def prefill_s(self, profile: PrefillProfile, num_new_tokens: FloatArray) -> FloatArray:
+        """Mean prefill time by incremental length, after the cached prefixes of such requests, s.
+
+        Args:
+            profile: Of the instance.
+            num_new_tokens: Incremental lengths, any shape.
+        """
+        return profile.after(self.lengths.prefix(num_new_tokens), num_new_tokens)
+
     @property
     def mean_context(self) -> float:
         """Mean context of a running decode: the prompt and half of the output, tokens."""
@@ -45,7 +54,7 @@ class Workload:
 
     def with_more_hits(self, ratio: float) -> Workload:
         """A share `ratio` of the tokens that now miss the prefix cache hits it."""
-        return replace(self, lengths=self.lengths.scaled(1 - ratio))
+        return replace(self, lengths=self.lengths.with_more_hits(ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,7 @@ class Problem:
         self._check_links()
         lengths = self.workload.lengths
         for profile in self.prefill_profiles:
-            profile.require(lengths.low, lengths.high)
+            profile.require(lengths.low, lengths.whole_high)
 
     def _check_counts(self) -> None:
         if self.pd.num_instances < 1:

@@ -16,8 +16,8 @@ from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import Plan, make_plan
 from prfaas.planner.answer.plan_loader import load_question, read_config_json
 from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import ModelSize
 from prfaas.planner.model.active_parameters import active_parameters
 from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config

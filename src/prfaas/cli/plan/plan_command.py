@@ -40,6 +40,13 @@ def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[in
     return found
 
 
+def _prefixes(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...] | None:
+    """Rising positive integers; none with "none", None without any."""
+    if not text:
+        return None
+    return () if text == "none" else _counts(ctx, param, text)
+
+
 def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) -> float | None:
     """A positive number, neither infinite nor NaN."""
     if number is not None and not 0 < number < float("inf"):
@@ -250,6 +257,21 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
     help="Prompt lengths, tokens.",
 )
 @click.option(
+    "--prefixes",
+    callback=_prefixes,
+    default="",
+    metavar="TOKENS,...",
+    help="Cached prefixes after which prefill is measured, tokens; a quarter and three quarters of "
+    "the longest prompt if absent; none for engines without a prefix cache.",
+)
+@click.option(
+    "--new-tokens",
+    callback=_counts,
+    default="",
+    metavar="TOKENS,...",
+    help="Tokens after each prefix; an eighth and a 32nd of the longest prompt if absent.",
+)
+@click.option(
     "--repeats",
     type=click.IntRange(min=1),
     default=3,
@@ -294,6 +316,8 @@ def profile(
     urls: tuple[str, ...],
     layers: tuple[int, ...],
     lengths: tuple[int, ...],
+    prefixes: tuple[int, ...] | None,
+    new_tokens: tuple[int, ...],
     seed: int | None,
     out: Path,
     **settings: Any,
@@ -301,8 +325,9 @@ def profile(
     """Measure prefill (and decode) times of a running OpenAI-compatible engine.
 
     URL is the engine, such as http://localhost:8000. It should serve no other requests meanwhile.
-    Prompts are random token ids, so its prefix cache has no effect. Do not reuse a seed: its
-    prompts are in the cache.
+    Prompts are random token ids, so its prefix cache has no effect but where one is measured: for
+    new tokens after a prefix that was sent before, as in the turns of a conversation. Do not reuse
+    a seed: its prompts are in the cache.
 
     A model that is too large for an accelerator is measured with --layers, by two engines with
     part of its layers (vLLM: --load-format dummy --hf-overrides '{"num_hidden_layers": 8}').
@@ -325,5 +350,15 @@ def profile(
     from prfaas.cli.plan.profile_actions import Sweep, measure_engine
     from prfaas.planner.hardware.layer_stack import LayerStack
 
-    stack = LayerStack(*layers) if layers else None
-    measure_engine(Sweep(urls=urls, stack=stack, lengths=lengths, seed=seed, **settings), out)
+    longest = lengths[-1]
+    sweep = Sweep(
+        urls=urls,
+        stack=LayerStack(*layers) if layers else None,
+        lengths=lengths,
+        prefixes=(longest // 4, longest * 3 // 4) if prefixes is None else prefixes,
+        needs_prefixes=prefixes is not None,
+        new_tokens=new_tokens or (max(longest // 32, 1), max(longest // 8, 1)),
+        seed=seed,
+        **settings,
+    )
+    measure_engine(sweep, out)

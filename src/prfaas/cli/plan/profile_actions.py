@@ -13,9 +13,16 @@ import click
 
 from prfaas.errors import ConfigError, EngineError
 from prfaas.planner.hardware.engine_http import HttpEngine
-from prfaas.planner.hardware.fit import fit_prefill, profile_toml
+from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, fit_resumed, profile_toml
 from prfaas.planner.hardware.layer_stack import LayerStack
-from prfaas.planner.hardware.measure import Prompts, Sample, measure_decode, measure_prefill
+from prfaas.planner.hardware.measure import (
+    NoPrefixCacheError,
+    Prompts,
+    Sample,
+    measure_decode,
+    measure_prefill,
+    measure_resumed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,9 @@ class Sweep:
         model: Name of the served model.
         hardware: Hardware of the engine, for the provenance.
         lengths: Prompt lengths, tokens, rising.
+        prefixes: Cached prefixes, tokens, rising; empty measures none.
+        needs_prefixes: An engine that does not keep them is an error, else a line of the output.
+        new_tokens: Tokens after each of them.
         repeats: Measurements of each length.
         batches: Batches for decode; empty measures none.
         contexts: Prompt lengths for decode, tokens.
@@ -42,6 +52,9 @@ class Sweep:
     model: str
     hardware: str
     lengths: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    needs_prefixes: bool
+    new_tokens: tuple[int, ...]
     repeats: int
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -75,11 +88,13 @@ class _Times:
     Args:
         version: Of the engine.
         prefill: A sample for each length.
+        resumed: A row for each prefix, a sample for each new length.
         decode: A row for each batch; empty if decode was not measured.
     """
 
     version: str
     prefill: list[Sample]
+    resumed: list[list[Sample]]
     decode: list[list[Sample]]
 
 
@@ -96,6 +111,12 @@ async def _measure(sweep: Sweep) -> tuple[str, str]:
             found.append(await _times(engine, prompts, sweep))
     times = found[0] if sweep.stack is None else _stacked(sweep.stack, *found)
     fit = fit_prefill(times.prefill)
+    lengths = [sample.x for sample in times.prefill]
+    try:
+        resumed = fit_resumed(fit, lengths, times.resumed, sweep.prefixes, sweep.new_tokens)
+    except NoPrefixCacheError as error:
+        resumed = ResumedFit()
+        _without_prefixes(sweep, error)
     source = (
         f"prfaas profile, {datetime.now(UTC):%Y-%m-%d}, {sweep.model} on {sweep.hardware}, engine "
         f"{times.version}, median of {sweep.repeats} after a warm-up, seed {sweep.seed}"
@@ -104,7 +125,8 @@ async def _measure(sweep: Sweep) -> tuple[str, str]:
         stack = sweep.stack
         source += f"; extrapolated to {stack.whole} layers from {stack.few} and {stack.more}"
     decode = times.decode or None
-    return profile_toml(source, times.prefill, fit, decode, list(sweep.contexts)), fit.words()
+    text = profile_toml(source, times.prefill, fit, resumed, decode, list(sweep.contexts))
+    return text, fit.words() + resumed.words()
 
 
 async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
@@ -112,6 +134,18 @@ async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
     prefill = await measure_prefill(
         engine, prompts, sweep.lengths, sweep.repeats, report=click.echo
     )
+    resumed: list[list[Sample]] = []
+    try:
+        resumed = await measure_resumed(
+            engine,
+            prompts,
+            prefixes=sweep.prefixes,
+            new_tokens=sweep.new_tokens,
+            repeats=sweep.repeats,
+            report=click.echo,
+        )
+    except NoPrefixCacheError as error:
+        _without_prefixes(sweep, error)
     decode: list[list[Sample]] = []
     if sweep.batches:
         decode = await measure_decode(
@@ -122,7 +156,14 @@ async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
             num_tokens=sweep.output_tokens,
             report=click.echo,
         )
-    return _Times(version, prefill, decode)
+    return _Times(version, prefill, resumed, decode)
+
+
+def _without_prefixes(sweep: Sweep, error: NoPrefixCacheError) -> None:
+    """Go on without resumed prefills, unless they were asked for."""
+    if sweep.needs_prefixes:
+        raise error
+    click.echo(f"times after a cached prefix follow from the cold ones: {error}")
 
 
 def _stacked(stack: LayerStack, few: _Times, more: _Times) -> _Times:
@@ -136,4 +177,8 @@ def _stacked(stack: LayerStack, few: _Times, more: _Times) -> _Times:
             f"the engines are {few.version} and {more.version}; they may differ in layers only"
         )
     decode = [stack.whole_samples(*rows) for rows in zip(few.decode, more.decode, strict=True)]
-    return _Times(few.version, stack.whole_samples(few.prefill, more.prefill), decode)
+    # Empty if one of them keeps no prefixes.
+    pairs = zip(few.resumed, more.resumed, strict=False)
+    resumed = [stack.whole_samples(*rows) for rows in pairs]
+    prefill = stack.whole_samples(few.prefill, more.prefill)
+    return _Times(few.version, prefill, resumed, decode)

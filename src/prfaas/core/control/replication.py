@@ -243,14 +243,16 @@ class Replication(Generic[BlockId]):
         present = present_tokens // span
         lengths = list(marks(prompt.block_ids, present, held_tokens // span))
         hot = self._hot.setdefault(link, HotPrefixes(self._settings))
+        held = present * span
+        whole_ns = prefill_ns(prompt.num_tokens - held, held)
         for length in lengths[-1:] if prompt.has_state else lengths:
-            rest_ns = prefill_ns(prompt.num_tokens - length * span)
+            rest_ns = prefill_ns(prompt.num_tokens - length * span, length * span)
             hot.miss(
                 prompt.block_ids[:length],
                 length,
                 present,
-                num_bytes=prompt.bytes_between(length * span, present * span),
-                saved_ns=prefill_ns(prompt.num_tokens - present * span) - rest_ns,
+                num_bytes=prompt.bytes_between(length * span, held),
+                saved_ns=whole_ns - rest_ns,
                 now_ns=now_ns,
             )
 

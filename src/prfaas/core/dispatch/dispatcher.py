@@ -236,7 +236,7 @@ class Dispatcher:
         option = self._routes.apart(option, arrival, path, now_ns)
         routed = self.requests.enter(arrival, decision, option, now_ns, again=again)
         if decision.reason is Reason.FASTER_REMOTE:
-            self.spared_ns += self._times.local_ns(decision.num_new_tokens)
+            self.spared_ns += self._local_ns(decision, option)
         if self._is_counted:
             self._spend(arrival, routed, option, now_ns)
         return routed
@@ -271,12 +271,12 @@ class Dispatcher:
 
     def _spend(self, arrival: Arrival, routed: Routed, option: RouteOption, now_ns: int) -> None:
         """Count a prefill, its cost, and that of the blocks that cross a link for it."""
-        cluster, num_tokens, times = routed.cluster, routed.num_tokens_to_prefill, self._times
+        cluster, hit, times = routed.cluster, routed.hit_tokens, self._times
         is_remote = routed.decision.path is Path.REMOTE
         prefill_ns = partial(times.remote_ns, cluster) if is_remote else times.local_ns
-        work_ns = prefill_ns(num_tokens)
+        work_ns = prefill_ns(routed.num_tokens_to_prefill, hit)
         if self._meter is not None and times.has_plan:
-            saved_ns = prefill_ns(routed.facts.num_prompt_tokens) - work_ns
+            saved_ns = prefill_ns(routed.facts.num_prompt_tokens, 0) - work_ns
             self._meter(arrival, routed, work_ns, max(0, saved_ns))
         elif self._meter is not None:
             self._meter(arrival, routed, 0, 0)
@@ -294,7 +294,7 @@ class Dispatcher:
         """Ask admission; None if the request is admitted."""
         calibration = self._times.calibration(decision.path, option.cluster.name)
         proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
-        work_ns = self._times.local_ns(decision.num_new_tokens)
+        work_ns = self._local_ns(decision, option)
         found = self._admission.decide(
             arrival.tenant, decision.path, proven_ns, work_ns, now_ns, arrival.service
         )
@@ -310,9 +310,9 @@ class Dispatcher:
             return decision
         if decision.path is Path.LOCAL:
             return decision
-        own_ns = self._times.local_ns(decision.num_new_tokens)
+        own_ns, there = self._local_ns(decision, option), option.facts.prfaas_hit_tokens
         away_ns = self._times.remote_ns(
-            option.cluster.name, option.facts.num_prompt_tokens - option.facts.prfaas_hit_tokens
+            option.cluster.name, option.facts.num_prompt_tokens - there, there
         )
         compared = first_tokens.sooner_at_home(
             option.cluster.name,
@@ -330,6 +330,11 @@ class Dispatcher:
             predicted_remote_ns=compared.remote_ns,
             unpredicted=None,
         )
+
+    def _local_ns(self, decision: Decision, option: RouteOption) -> int:
+        """Work of a request in the PD cluster."""
+        new = decision.num_new_tokens
+        return self._times.local_ns(new, option.facts.num_prompt_tokens - new)
 
     # What is known
 

@@ -45,7 +45,13 @@ class ExpectedTimes:
         return max(1, left - min(ahead.spent_ns, first))
 
     def local_prefill_ns(
-        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+        self,
+        name: str,
+        num_new_tokens: int,
+        prefix_tokens: int,
+        now_ns: int,
+        *,
+        apart: bool = False,
     ) -> int | None:
         """Expected time of a prefill in the PD cluster from now on, by the instance that is to
         decode or by another one; None is unknown. `apart`: not beside decode steps, where instances
@@ -53,12 +59,14 @@ class ExpectedTimes:
         if apart and self._requests.decode_book is not None:
             wait_ns = self._routes.home.least_wait_ns(now_ns)
         else:
-            wait_ns = self._wait_ns(name, num_new_tokens, now_ns)
+            wait_ns = self._wait_ns(name, num_new_tokens, prefix_tokens, now_ns)
         if wait_ns is None:
             return None
-        return self._times.with_queue_ns(wait_ns, num_new_tokens, now_ns)
+        return self._times.with_queue_ns(wait_ns, num_new_tokens, prefix_tokens, now_ns)
 
-    def decoder_prefills(self, name: str, num_new_tokens: int, now_ns: int) -> bool:
+    def decoder_prefills(
+        self, name: str, num_new_tokens: int, prefix_tokens: int, now_ns: int
+    ) -> bool:
         """Return True if the instance that is to decode a prompt should prefill it, too, rather
         than another one of the PD cluster.
 
@@ -71,7 +79,8 @@ class ExpectedTimes:
         others_ns = self._routes.home.least_wait_ns(now_ns)
         if others_ns is None:
             return self._routes.home.book.num_ready == 0
-        own_ns, work_ns = requests.wait_ns(name, now_ns), self._times.local_ns(num_new_tokens)
+        own_ns = requests.wait_ns(name, now_ns)
+        work_ns = self._times.local_ns(num_new_tokens, prefix_tokens)
         if own_ns is None or not requests.spare.has(name, now_ns):
             return False
         return own_ns + self._delay_ns(name, work_ns) < others_ns
@@ -81,9 +90,11 @@ class ExpectedTimes:
         book = self._requests.decode_book
         return 0 if book is None else work_ns * max(0, book.num_on(name) - 1)
 
-    def _wait_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+    def _wait_ns(
+        self, name: str, num_new_tokens: int, prefix_tokens: int, now_ns: int
+    ) -> int | None:
         """Wait for a prefill in the PD cluster, by an instance that decodes or by another one."""
-        if self.decoder_prefills(name, num_new_tokens, now_ns):
+        if self.decoder_prefills(name, num_new_tokens, prefix_tokens, now_ns):
             return self._requests.wait_ns(name, now_ns)
         return self._routes.home.least_wait_ns(now_ns)
 
@@ -104,14 +115,16 @@ class ExpectedTimes:
         if routed is None or not self._times.has_plan:
             return None
         num_new_tokens = max(1, routed.facts.num_prompt_tokens - held_tokens)
+        prefix_tokens = routed.facts.num_prompt_tokens - num_new_tokens
         if routed.pulls or beside:
             has_time = routed.pulls or self._requests.spare.has(name, now_ns)
             wait_ns = self._requests.wait_ns(name, now_ns) if has_time else None
         else:
-            wait_ns = self._wait_ns(name, num_new_tokens, now_ns)
+            wait_ns = self._wait_ns(name, num_new_tokens, prefix_tokens, now_ns)
         if wait_ns is None:
             return None
         if routed.pulls:
             # Its prefill is in that queue already.
-            wait_ns = max(0, wait_ns - self._times.local_ns(routed.num_tokens_to_prefill))
-        return wait_ns + self._times.local_ns(num_new_tokens)
+            booked_ns = self._times.local_ns(routed.num_tokens_to_prefill, routed.hit_tokens)
+            wait_ns = max(0, wait_ns - booked_ns)
+        return wait_ns + self._times.local_ns(num_new_tokens, prefix_tokens)

@@ -61,8 +61,8 @@ class Hosts:
         pools: One a host.
         links: State of the links.
         rooms: Free memory of PD pools.
-        prefill_ns: Expected time of a prefill in the cluster without queue, by its new tokens and
-            the time; None is unknown.
+        prefill_ns: Expected time of a prefill in the cluster without queue, by its new tokens, its
+            cached prefix and the time; None is unknown.
         costs: Of the cluster; None without profiles.
     """
 
@@ -71,7 +71,7 @@ class Hosts:
         pools: Sequence[str],
         links: Links,
         rooms: Rooms,
-        prefill_ns: Callable[[int, int], int | None],
+        prefill_ns: Callable[[int, int, int], int | None],
         costs: CostModel | None,
     ) -> None:
         self.pools = Sources(pools)
@@ -188,7 +188,7 @@ class Hosts:
         pool, here_tokens = here
         state = self.links.between(source, pool).book.latest(now_ns)
         num_bytes = self.num_bytes(arrival, arrival.hits.get(pool, 0), there_tokens)
-        if self.local_ns(there_tokens, now_ns) is None and state is not None:
+        if self.local_ns(there_tokens, 0, now_ns) is None and state is not None:
             # Nothing is known of prefill: any transfer inside a cluster is taken to be faster.
             return Fetch(source, there_tokens, round(state.drain_ns(num_bytes)) + state.rtt_ns)
         pull = choose_pull(
@@ -196,7 +196,7 @@ class Hosts:
             here_tokens,
             there_tokens,
             wait_ns=wait_ns,
-            prefill_ns=lambda num_tokens: self.local_ns(num_tokens, now_ns) or 0,
+            prefill_ns=lambda new, prefix: self.local_ns(new, prefix, now_ns) or 0,
             num_bytes=num_bytes,
             link=state,
             settings=PULLS,
@@ -245,7 +245,7 @@ class FetchTo:
         """
         arrival, hosts = self._arrival, self._hosts
         longest = self._holders[0][0]
-        if hosts.local_ns(longest, self._now_ns) is None:
+        if hosts.local_ns(longest, 0, self._now_ns) is None:
             # All fetch what they can, also those whose wait is unknown, which is the worst one.
             return Fetched(longest, 0, needs_wait=False)
         longer = [there for there, _ in self._holders if there > here]
@@ -281,8 +281,8 @@ class FetchTo:
         """Time that a longer prefix saves at most, None if it is not known, and its bytes."""
         arrival, hosts, now_ns = self._arrival, self._hosts, self._now_ns
         num_tokens, num_bytes = arrival.num_prompt_tokens, hosts.num_bytes(arrival, here, there)
-        if hosts.local_ns(there, now_ns) is None:
+        if hosts.local_ns(there, 0, now_ns) is None:
             return None, num_bytes
-        whole_ns = hosts.local_ns(num_tokens - here, now_ns) or 0
-        rest_ns = hosts.local_ns(num_tokens - there, now_ns) or 0
+        whole_ns = hosts.local_ns(num_tokens - here, here, now_ns) or 0
+        rest_ns = hosts.local_ns(num_tokens - there, there, now_ns) or 0
         return gain_ns_max(whole_ns, rest_ns, PULLS), num_bytes

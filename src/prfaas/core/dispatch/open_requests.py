@@ -290,7 +290,9 @@ class OpenRequests:
             hit = max(hit, routed.hit_tokens)
         new, times = routed.facts.num_prompt_tokens - hit, self._times
         is_local = stage is self._routes.home
-        work_ns = times.local_ns(new) if is_local else times.remote_ns(routed.cluster, new)
+        work_ns = (
+            times.local_ns(new, hit) if is_local else times.remote_ns(routed.cluster, new, hit)
+        )
         if stage.book.rework(routed.prefill, request_id, now_ns, work_ns):
             entry.expected = None
 
@@ -409,7 +411,8 @@ class OpenRequests:
         name, routed = self.choose_decode(request_id), entry.routed
         if name is None:
             return
-        work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - routed.present_tokens)
+        present = routed.present_tokens
+        work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - present, present)
         self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
         if routed.prefill != name:
             # A prompt that waited for its turn was charged before.
@@ -491,16 +494,19 @@ class OpenRequests:
     def _work_ns(self, routed: Routed) -> int:
         """Work of a prefill that is booked as routed, ns."""
         if routed.decision.path is Path.LOCAL:
-            return self._times.local_ns(routed.num_tokens_to_prefill)
-        return self._times.remote_ns(routed.cluster, routed.num_tokens_to_prefill)
+            return self._times.local_ns(routed.num_tokens_to_prefill, routed.hit_tokens)
+        return self._times.remote_ns(
+            routed.cluster, routed.num_tokens_to_prefill, routed.hit_tokens
+        )
 
     def _observe(self, request_id: int, routed: Routed, now_ns: int) -> None:
         """Time a prefill: what was before it at its instance, and its own work."""
         name, book = routed.prefill, self._stage_of[routed.prefill].book
         wait_ns = book.wait_ns(name, now_ns) or 0
-        self._times.sent(request_id, routed.cluster, wait_ns, routed.num_tokens_to_prefill, now_ns)
+        own_ns = self._work_ns(routed)
+        self._times.sent(request_id, routed.cluster, wait_ns, own_ns, now_ns)
         if self._times.first_tokens is not None and not routed.pulled_from:
-            work = Work(self._work_ns(routed), book.pending_ns(name))
+            work = Work(own_ns, book.pending_ns(name))
             is_trial = routed.decision.reason is Reason.TRIED_LOCAL
             times = self._times.first_tokens
             times.sent(request_id, routed.cluster, work, now_ns, is_trial=is_trial)

@@ -1,7 +1,7 @@
 """Expected times of prefills: by the costs of a plan, corrected, or by observation alone.
 
 with a plan       costs of the cluster x the factor of its calibration
-without one       a nominal time per token, corrected by what is learnt of the cluster
+without one       nominal work of its tokens, corrected by what is learnt of the cluster
 policy observed   as without a plan; first tokens of both paths are observed as well
 """
 
@@ -13,7 +13,7 @@ from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, RemoteClus
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Path
 from prfaas.core.routing.first_tokens import FirstTokens
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
+from prfaas.core.routing.observed_rates import Paces, nominal_ns
 from prfaas.core.routing.policies import PolicyName
 
 _LOCAL = Path.LOCAL
@@ -39,6 +39,7 @@ class PrefillTimes:
             remote.name: Calibration(settings.calibration) for remote in remotes
         }
         self._rates = Paces() if home.costs is None else None
+        self._attention_tokens = settings.attention_tokens
         self.has_plan = self._rates is None
         """True if predictions come from the costs of a plan."""
         self.first_tokens: FirstTokens | None = None
@@ -58,19 +59,19 @@ class PrefillTimes:
         """The correction of a path; `remote` is the PrfaaS cluster that was considered."""
         return self.local_calibration if path is _LOCAL else self.remote_calibrations[remote]
 
-    def local_ns(self, num_new_tokens: int) -> int:
-        """Work of a prefill in the PD cluster, without queue."""
+    def local_ns(self, num_new_tokens: int, prefix_tokens: int) -> int:
+        """Work of a prefill after a cached prefix in the PD cluster, without queue."""
         if self._costs is None:
-            return num_new_tokens * NOMINAL_NS_PER_TOKEN
-        work_ns = self._costs.local_prefill_ns(num_new_tokens)
+            return nominal_ns(num_new_tokens, prefix_tokens, self._attention_tokens)
+        work_ns = self._costs.local_prefill_ns(num_new_tokens, prefix_tokens)
         return round(work_ns * self.local_calibration.factor)
 
-    def remote_ns(self, cluster: str, num_new_tokens: int) -> int:
-        """Work of a prefill in a PrfaaS cluster, without queue and link."""
+    def remote_ns(self, cluster: str, num_new_tokens: int, prefix_tokens: int) -> int:
+        """Work of a prefill after a cached prefix in a PrfaaS cluster, without queue and link."""
         costs = self._remote_costs[cluster]
         if costs is None:
-            return num_new_tokens * NOMINAL_NS_PER_TOKEN
-        work_ns = costs.remote_prefill_ns(num_new_tokens)
+            return nominal_ns(num_new_tokens, prefix_tokens, self._attention_tokens)
+        work_ns = costs.remote_prefill_ns(num_new_tokens, prefix_tokens)
         return round(work_ns * self.remote_calibrations[cluster].factor)
 
     def queue_ns(self, cluster: str, own_ns: int, work_ns: int, now_ns: int) -> int | None:
@@ -91,12 +92,9 @@ class PrefillTimes:
 
     # Observation of prefills that were sent
 
-    def sent(
-        self, request_id: int, cluster: str, wait_ns: int, num_new_tokens: int, now_ns: int
-    ) -> None:
+    def sent(self, request_id: int, cluster: str, wait_ns: int, own_ns: int, now_ns: int) -> None:
         """A prefill is sent to a cluster, behind `wait_ns` of work that counts its own."""
         if self._rates is not None:
-            own_ns = num_new_tokens * NOMINAL_NS_PER_TOKEN
             self._rates.sent(request_id, cluster, own_ns, wait_ns, now_ns)
 
     def answered(self, request_id: int, now_ns: int) -> None:
@@ -121,15 +119,21 @@ class PrefillTimes:
         """Expected duration of a prefill by the rate of its cluster; None while it is unknown."""
         return None if self._rates is None else self._rates.expected_ns(request_id)
 
-    def alone_ns(self, cluster: str, num_new_tokens: int, now_ns: int) -> int | None:
+    def alone_ns(
+        self, cluster: str, num_new_tokens: int, prefix_tokens: int, now_ns: int
+    ) -> int | None:
         """Expected duration of a prefill in a cluster without queue; None is unknown."""
         is_home = cluster not in self._remote_costs
         own_ns = (
-            self.local_ns(num_new_tokens) if is_home else self.remote_ns(cluster, num_new_tokens)
+            self.local_ns(num_new_tokens, prefix_tokens)
+            if is_home
+            else self.remote_ns(cluster, num_new_tokens, prefix_tokens)
         )
         return self.queue_ns(cluster, own_ns, own_ns, now_ns)
 
-    def with_queue_ns(self, wait_ns: int, num_new_tokens: int, now_ns: int) -> int | None:
+    def with_queue_ns(
+        self, wait_ns: int, num_new_tokens: int, prefix_tokens: int, now_ns: int
+    ) -> int | None:
         """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
-        own_ns = self.local_ns(num_new_tokens)
+        own_ns = self.local_ns(num_new_tokens, prefix_tokens)
         return self.queue_ns(self._home, own_ns, wait_ns + own_ns, now_ns)

@@ -96,6 +96,8 @@ class DispatchSettings:
         residency: Regions of clusters and tenants.
         market: Prices of all clusters; None without. `cost` needs it; under other policies it
             only counts what is spent.
+        attention_tokens: Context at which attention costs a token as much as all else, of the
+            model; weighs prompts without a plan. 0 is unknown: tokens alone count.
     """
 
     policy: PolicyName
@@ -111,6 +113,7 @@ class DispatchSettings:
     calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
     residency: Residency = EVERYWHERE
     market: Market | None = None
+    attention_tokens: int = 0
 
     def ns_per_byte(self, price_per_tb: float) -> float:
         """Worth of a byte as time of a request, ns."""

@@ -116,10 +116,10 @@ class DispatcherBooks(ABC):
         ):
             return False
         expected, decode = self.dispatcher.expected, self.choose_decode(number) or ""
-        num_new_tokens = found.facts.num_prompt_tokens - found.present_tokens
-        if not self.has_roles or not expected.decoder_prefills(
-            self.lane(decode), num_new_tokens, now_ns
-        ):
+        present = found.present_tokens
+        new = found.facts.num_prompt_tokens - present
+        lane = self.lane(decode)
+        if not self.has_roles or not expected.decoder_prefills(lane, new, present, now_ns):
             return True
         there_ns = found.decision.predicted_ns
         here_ns = self.local_path_ns(number, decode, now_ns)
@@ -180,11 +180,17 @@ class DispatcherBooks(ABC):
         return self.dispatcher.expected.prefill_ns(number)
 
     def expected_local_ns(
-        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+        self,
+        name: str,
+        num_new_tokens: int,
+        prefix_tokens: int,
+        now_ns: int,
+        *,
+        apart: bool = False,
     ) -> int | None:
         """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
         expected, lane = self.dispatcher.expected, self.lane(name)
-        return expected.local_prefill_ns(lane, num_new_tokens, now_ns, apart=apart)
+        return expected.local_prefill_ns(lane, num_new_tokens, prefix_tokens, now_ns, apart=apart)
 
     def local_path_ns(
         self, number: int, name: str, now_ns: int, *, beside: bool = False

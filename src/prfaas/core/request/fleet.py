@@ -74,7 +74,13 @@ class Books(Protocol):
         """Expected time of its prefill leg, ns; None is unknown."""
 
     def expected_local_ns(
-        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+        self,
+        name: str,
+        num_new_tokens: int,
+        prefix_tokens: int,
+        now_ns: int,
+        *,
+        apart: bool = False,
     ) -> int | None:
         """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown.
         `apart`: to one that only prefills, where instances have roles."""

@@ -225,7 +225,8 @@ class RequestLife:
         self.blocks.begin(_HAND_OFF, hand_off, now_ns)
         if hand_off.crosses_link:
             self._watch_route(hand_off, route.decode, now_ns)
-        local = route.decode, routed.facts.num_prompt_tokens - routed.facts.present_tokens
+        present = routed.facts.present_tokens
+        local = route.decode, routed.facts.num_prompt_tokens - present, present
         self.watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = _PREFILLING
         self._prefills_left -= 1

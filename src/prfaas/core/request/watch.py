@@ -18,6 +18,9 @@ ANSWER_NS = NS_PER_S
 LOOK_NS_MIN = NS_PER_S // 10
 """Minimum time between two checks of a route."""
 
+LocalPrefill = tuple[str, int, int]
+"""A PD engine that would prefill, "" if it is not chosen yet, and new and cached tokens."""
+
 
 class Alarm(StrEnum):
     """Reason to abandon a prefill or a pull; labels a metric."""
@@ -36,8 +39,7 @@ class PrefillWatch:
     Args:
         fleet: What all requests share.
         number: The request.
-        local: Engine that would prefill instead, "" if it is not chosen yet, and the tokens that it
-            would compute.
+        local: The prefill in the PD cluster that would replace it.
         now_ns: When the leg starts.
     """
 
@@ -52,7 +54,7 @@ class PrefillWatch:
     )
     blocks: Movement | None = None
 
-    def __init__(self, fleet: Fleet, number: int, local: tuple[str, int], now_ns: int) -> None:
+    def __init__(self, fleet: Fleet, number: int, local: LocalPrefill, now_ns: int) -> None:
         self._fleet, self._number, self._local = fleet, number, local
         self._began_at_ns = now_ns
         self._ends_at_ns = now_ns + fleet.limits.prefill_timeout_ns
@@ -77,11 +79,11 @@ class PrefillWatch:
 
     def _local_ns(self, now_ns: int, *, apart: bool) -> int | None:
         """Expected time of a prefill in the PD cluster; None is unknown."""
-        name, num_new_tokens = self._local
+        name, num_new_tokens, prefix_tokens = self._local
         books = self._fleet.books
         if not name and not apart:
             name = books.choose_decode(self._number) or ""
-        return books.expected_local_ns(name, num_new_tokens, now_ns, apart=apart)
+        return books.expected_local_ns(name, num_new_tokens, prefix_tokens, now_ns, apart=apart)
 
     def _time_is_over(self, now_ns: int) -> Alarm | None:
         """Leave a prefill that has timed out, unless it is known to be in a queue that moves, and

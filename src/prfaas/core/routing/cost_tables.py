@@ -1,13 +1,24 @@
-"""Costs of compute and bytes, as tables by tokens."""
+"""Costs of compute and bytes, as tables by tokens.
+
+    T(prefix, new) = max(T(new), T(prefix + new) - T(prefix) + R(prefix))
+
+T is the time of a cold prompt: its slope at a length has the attention of a token over all before
+it, so the difference is what the new tokens cost after the prefix. R is what a prefill takes
+beside its tokens: the fixed time of a cold one, and more where a prefix was measured to cost more.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from prfaas.core.kv.blocks import LAYOUT_ID_BYTES, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.checkpoints import num_checkpoints
 from prfaas.core.routing.predictions import CostModel
+
+RESUME_SHIFT = 10
+"""Bits of a prefix that tables of resumed prefills leave out: an entry each 1,024 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +28,7 @@ class Costs:
     Beyond its end a table continues as it ends.
 
     Attributes:
-        local_ns: Prefill time of a PD-P instance by new tokens.
+        local_ns: Prefill time of a PD-P instance by the tokens of a cold prompt; at least 3.
         remote_ns: The same of a PrfaaS instance.
         bytes_of: KV bytes by prompt tokens.
         state_bytes: Part of them that does not depend on the length.
@@ -25,6 +36,9 @@ class Costs:
         overlap: Ship chunk by chunk while computing; else everything after prefill.
         checkpoint_tokens: Distance of the states that are shipped beside the last; 0 is none.
             Others than 0 are for `CheckpointCosts`.
+        local_resume_ns: R of a PD-P instance by prefix, an entry each 2**`RESUME_SHIFT` tokens; the
+            last holds beyond. Empty: the fixed time of a cold prompt.
+        remote_resume_ns: The same of a PrfaaS instance.
     """
 
     local_ns: list[int]
@@ -34,16 +48,24 @@ class Costs:
     chunk_tokens: int
     overlap: bool = True
     checkpoint_tokens: int = 0
+    local_resume_ns: Sequence[int] = ()
+    remote_resume_ns: Sequence[int] = ()
 
-    def local_prefill_ns(self, num_new_tokens: int) -> int:
-        """Prefill time of a PD-P instance, ns."""
+    def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """Prefill time of a PD-P instance for new tokens after a cached prefix, ns."""
         table, index = self.local_ns, num_new_tokens if num_new_tokens > 0 else 1
-        return table[index] if index < len(table) else _beyond(table, index)
+        cold = table[index] if index < len(table) else _beyond(table, index)
+        if not prefix_tokens:
+            return cold
+        return _warm(table, self.local_resume_ns, cold, index, prefix_tokens)
 
-    def remote_prefill_ns(self, num_new_tokens: int) -> int:
-        """Prefill time of a PrfaaS instance, ns."""
+    def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """Prefill time of a PrfaaS instance for new tokens after a cached prefix, ns."""
         table, index = self.remote_ns, num_new_tokens if num_new_tokens > 0 else 1
-        return table[index] if index < len(table) else _beyond(table, index)
+        cold = table[index] if index < len(table) else _beyond(table, index)
+        if not prefix_tokens:
+            return cold
+        return _warm(table, self.remote_resume_ns, cold, index, prefix_tokens)
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already; the state is shipped whole."""
@@ -81,17 +103,15 @@ class Costs:
         last = (num_prompt_tokens - present_tokens - 1) % self.chunk_tokens + 1
         return self.shipped_bytes(num_prompt_tokens, num_prompt_tokens - last)
 
-    def chunks(self, num_new_tokens: int, *, is_local: bool = False) -> list[tuple[int, int]]:
-        """End of every chunk of a prefill, remote unless it is local: tokens computed, and ns since
-        its start."""
+    def chunks(
+        self, num_new_tokens: int, prefix_tokens: int = 0, *, is_local: bool = False
+    ) -> list[tuple[int, int]]:
+        """End of every chunk of a prefill after a cached prefix, remote unless it is local: tokens
+        computed, and ns since its start."""
         step = self.chunk_tokens if self.overlap else num_new_tokens
-        table = self.local_ns if is_local else self.remote_ns
-        found = [
-            (end, table[end] if end < len(table) else _beyond(table, end))
-            for end in range(step, num_new_tokens, step)
-        ]
-        whole = self.local_prefill_ns if is_local else self.remote_prefill_ns
-        found.append((num_new_tokens, whole(num_new_tokens)))
+        prefill_ns = self.local_prefill_ns if is_local else self.remote_prefill_ns
+        found = [(end, prefill_ns(end, prefix_tokens)) for end in range(step, num_new_tokens, step)]
+        found.append((num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens)))
         return found
 
 
@@ -173,6 +193,19 @@ def layout_of(costs: Costs, num_tokens: int, *, has_state: bool = True) -> Layou
     attention = CacheGroup(0, GroupKind.FULL_ATTENTION, 1, token_bytes)
     state = CacheGroup(1, GroupKind.LINEAR_STATE, 1, costs.state_bytes)
     return Layout(bytes(LAYOUT_ID_BYTES), 1, "", (attention, state)[: 1 + has_state])
+
+
+def _warm(table: list[int], resume: Sequence[int], cold: int, new: int, prefix: int) -> int:
+    """T(prefix, new), given T(new)."""
+    end, size, place = prefix + new, len(table), prefix >> RESUME_SHIFT
+    whole = table[end] if end < size else _beyond(table, end)
+    before = table[prefix] if prefix < size else _beyond(table, prefix)
+    if resume:
+        fixed = resume[place] if place < len(resume) else resume[-1]
+    else:
+        fixed = max(2 * table[1] - table[2], 0)
+    found = whole - before + fixed
+    return found if found > cold else cold
 
 
 def _beyond(table: list[int], index: int) -> int:

@@ -1,8 +1,8 @@
 """Observed prefill times, for deployments without a plan to predict from.
 
-Work is counted in a nominal time per token; the fixed cost and the cost of each token are learnt by
-cluster (`length_times`). The estimate detects a prefill that has stalled; `first_tokens` routes by
-it.
+Work is counted in a nominal time per token, and more where a token attends to a long context; the
+fixed cost and the cost of each token are learnt by cluster (`length_times`). The estimate detects a
+prefill that has stalled; `first_tokens` routes by it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,24 @@ from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.length_times import Estimate, LengthTimes
 
 NOMINAL_NS_PER_TOKEN = 100_000
-"""Orders instances by their load without profiles."""
+"""Orders instances by their load without profiles: a token without attention."""
 PACE = CalibrationSettings()
 """Minimum number of observations, their age, and the error that refutes them."""
+
+
+def nominal_ns(num_new_tokens: int, prefix_tokens: int, attention_tokens: int) -> int:
+    """Nominal work of a prefill after a cached prefix.
+
+    Args:
+        num_new_tokens: Tokens to compute.
+        prefix_tokens: Tokens that they attend to beside each other.
+        attention_tokens: Context at which attention costs a token as much as all else; 0 is
+            unknown, and counts tokens alone.
+    """
+    work = num_new_tokens * NOMINAL_NS_PER_TOKEN
+    if attention_tokens:
+        work += work * (2 * prefix_tokens + num_new_tokens) // (2 * attention_tokens)
+    return work
 
 
 class _Sent(NamedTuple):

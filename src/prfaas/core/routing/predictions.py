@@ -16,11 +16,11 @@ DecodeWait = Callable[[int], int]
 class CostModel(Protocol):
     """Costs of compute and bytes, from profiles and the model's geometry. Pure."""
 
-    def local_prefill_ns(self, num_new_tokens: int) -> int:
-        """Prefill time of one PD-P instance, ns."""
+    def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """Prefill time of one PD-P instance for new tokens after a cached prefix, ns."""
 
-    def remote_prefill_ns(self, num_new_tokens: int) -> int:
-        """Prefill time of one PrfaaS instance, ns."""
+    def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
+        """Prefill time of one PrfaaS instance for new tokens after a cached prefix, ns."""
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes of a prompt beyond a prefix that is there already."""
@@ -156,8 +156,9 @@ def predict(
     if costs is None:
         return NO_PROFILE
     prompt, new, local_ns, computed_ns = facts.num_prompt_tokens, facts.num_new_tokens, None, None
-    work_ns = costs.local_prefill_ns(new)
-    away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
+    work_ns = costs.local_prefill_ns(new, facts.pd_hit_tokens)
+    there = facts.prfaas_hit_tokens
+    away_ns = costs.remote_prefill_ns(prompt - there, there)
     shipped = costs.shipped_bytes(prompt, facts.present_tokens)
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:

@@ -55,7 +55,7 @@ def choose_pull(
     there_tokens: int,
     *,
     wait_ns: int | None,
-    prefill_ns: Callable[[int], int],
+    prefill_ns: Callable[[int, int], int],
     num_bytes: int,
     link: LinkState | None,
     ns_per_byte: float = 0.0,
@@ -70,7 +70,7 @@ def choose_pull(
         here_tokens: Usable cached prefix where it is prefilled.
         there_tokens: Usable cached prefix in the other cluster.
         wait_ns: Predicted wait for an instance; None is unknown.
-        prefill_ns: Time of a prefill by new tokens.
+        prefill_ns: Time of a prefill by new tokens and cached prefix.
         num_bytes: KV bytes of the tokens between both.
         link: From there to here; None is unknown.
         ns_per_byte: Worth of a byte on it, as time.
@@ -83,8 +83,9 @@ def choose_pull(
         return None
     # One round trip asks for the bytes and brings the last one.
     arrival_ns = round(link.drain_ns(num_bytes)) + link.rtt_ns
-    recomputed = wait_ns + prefill_ns(num_prompt_tokens - here_tokens)
-    pulled = max(wait_ns, arrival_ns) + prefill_ns(num_prompt_tokens - there_tokens)
+    recomputed = wait_ns + prefill_ns(num_prompt_tokens - here_tokens, here_tokens)
+    resumed_ns = prefill_ns(num_prompt_tokens - there_tokens, there_tokens)
+    pulled = max(wait_ns, arrival_ns) + resumed_ns
     margin = max(settings.margin_ns, settings.margin_ratio * recomputed)
     if pulled + num_bytes * ns_per_byte + margin >= recomputed:
         return None
@@ -140,7 +141,7 @@ def with_pull(
     if pull is None:
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
-    local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there, there)
     decode_ns = decode_wait(local_ns)
     return found._replace(
         local_ns=local_ns + decode_ns, local_decode_ns=decode_ns, pull_tokens=pull.num_tokens

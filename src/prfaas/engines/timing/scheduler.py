@@ -202,4 +202,4 @@ class Scheduler:
         """Time of the next chunk; all chunks together take as long as the new tokens at once."""
         prefill_ns, hit = self._profile.costs.local_prefill_ns, sequence.hit_tokens
         before = sequence.num_computed - hit
-        return prefill_ns(end_token - hit) - (prefill_ns(before) if before else 0)
+        return prefill_ns(end_token - hit, hit) - (prefill_ns(before, hit) if before else 0)

@@ -63,6 +63,7 @@ def make_dispatcher(
             calibration=calibration or CalibrationSettings(),
             residency=deployment.residency,
             market=deployment_market(deployment, profiles.sites),
+            attention_tokens=profiles.attention_tokens,
         ),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
@@ -11,6 +13,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import Plans
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.predictions import CostModel
+from prfaas.errors import ConfigError
 from prfaas.market.make import PlannedSite, planned_site
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ class Profiles:
         num_home: PD instances of the plan.
         plans: The best threshold for every split of the PD instances.
         sites: GPUs, prices and round trips of all clusters by name.
+        attention_tokens: Without a plan: context at which attention costs a token of the model as
+            much as all else; 0 is unknown.
     """
 
     home: CostModel | None = None
@@ -42,6 +47,7 @@ class Profiles:
     num_home: int = 0
     plans: Plans | None = None
     sites: Mapping[str, PlannedSite] = field(default_factory=dict)
+    attention_tokens: int = 0
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
@@ -52,7 +58,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
     """
     plan = deployment.routing.plan
     if plan is None:
-        return Profiles()
+        return Profiles(attention_tokens=_attention_tokens(Path(deployment.model.path)))
     # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
     from prfaas.planner.answer.plan_loader import load_question
     from prfaas.planner.solve.split_plans import split_plans
@@ -80,6 +86,17 @@ def load_profiles(deployment: Deployment) -> Profiles:
     )
 
 
+def _attention_tokens(model: Path) -> int:
+    """`attention_tokens` of a checkpoint directory; 0 if its config cannot be read."""
+    from prfaas.planner.hardware.operations import attention_tokens
+
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        return attention_tokens(config, str(model)) if isinstance(config, dict) else 0
+    except (OSError, ValueError, RecursionError, ConfigError):
+        return 0
+
+
 def _as_run(costs: Costs, home: ClusterTable, away: ClusterTable) -> Costs:
     """Costs of timing engines that run faster than the plan, or with smaller blocks."""
     (here, sizes), (there, _) = _scales(home), _scales(away)
@@ -87,6 +104,8 @@ def _as_run(costs: Costs, home: ClusterTable, away: ClusterTable) -> Costs:
         costs,
         local_ns=_scaled(costs.local_ns, here),
         remote_ns=_scaled(costs.remote_ns, there),
+        local_resume_ns=_scaled(costs.local_resume_ns, here),
+        remote_resume_ns=_scaled(costs.remote_resume_ns, there),
         bytes_of=_scaled(costs.bytes_of, sizes),
         state_bytes=round(costs.state_bytes * sizes),
     )
@@ -100,8 +119,8 @@ def _scales(cluster: ClusterTable) -> tuple[float, float]:
     return timing.time_scale, timing.bytes_scale
 
 
-def _scaled(table: list[int], factor: float) -> list[int]:
-    return table if factor == 1.0 else [round(value * factor) for value in table]
+def _scaled(table: Sequence[int], factor: float) -> list[int]:
+    return list(table) if factor == 1.0 else [round(value * factor) for value in table]
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:

@@ -138,6 +138,10 @@ class PrefillTable(_Table):
     """Prefill time at each length, s."""
     extrapolate: bool = False
     """Extend the end segments outside the lengths; the output reports it."""
+    prefixes: list[Positive] = []
+    """Cached prefixes at which prefills were measured, tokens, rising."""
+    resume_seconds: list[Annotated[float, Field(ge=0)]] = []
+    """Time of a prefill after each of them beside its new tokens, s."""
     fit: str = ""
     """Quality of the measurement, for people."""
 

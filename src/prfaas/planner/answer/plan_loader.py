@@ -26,8 +26,9 @@ from prfaas.planner.answer.plan_file import (
     WorkloadTable,
 )
 from prfaas.planner.hardware import roofline as rl
+from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
-from prfaas.planner.hardware.roofline import ModelSize, Roofline
+from prfaas.planner.hardware.roofline import Roofline
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.hf_quantization import read_quantization_beside
@@ -160,12 +161,17 @@ class _Loader:
     def _workload(self, table: WorkloadTable) -> Workload:
         if table.distribution == "trace":
             trace = read_trace(self._directory / str(table.trace), table.cache_blocks)
-            lengths: LengthDistribution = EmpiricalLengths(tuple(map(float, trace.new_tokens)))
+            new, cached = (
+                tuple(map(float, trace.new_tokens)),
+                tuple(map(float, trace.cached_tokens)),
+            )
+            lengths: LengthDistribution = EmpiricalLengths(new, cached)
             mean_prompt = trace.mean_prompt_tokens
         else:
             whole = _whole_prompts(table)
             mean_prompt = mean_length(whole)
-            lengths = whole.scaled(1 - table.prefix_hit_ratio) if table.prefix_hit_ratio else whole
+            hits = table.prefix_hit_ratio
+            lengths = whole.with_more_hits(hits) if hits else whole
         return Workload(lengths, mean_prompt, table.output_tokens, table.arrival_cv)
 
     def _prfaas(self, table: PrfaasTable, num_tokens: float) -> PrfaasCluster:
@@ -264,7 +270,13 @@ def _link(table: LinkTable, geometry: KvGeometry, num_tokens: float) -> Link:
 def prefill_from(table: PrefillTable, name: str) -> PrefillProfile:
     """The profile that a `[prefill]` table describes."""
     return PrefillProfile(
-        name, table.source, tuple(table.lengths), tuple(table.seconds), table.extrapolate
+        name,
+        table.source,
+        tuple(table.lengths),
+        tuple(table.seconds),
+        table.extrapolate,
+        tuple(table.prefixes),
+        tuple(table.resume_seconds),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.cost_tables import RESUME_SHIFT, Costs
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at
 from prfaas.units import NS_PER_S
@@ -15,6 +15,13 @@ def prefill_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
     seconds = profile.at(np.arange(num_tokens_max + 1, dtype=np.float64))
     table: list[int] = np.rint(seconds * NS_PER_S).astype(np.int64).tolist()
     table[0] = 0
+    return table
+
+
+def resume_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
+    """Time of a resumed prefill beside its tokens, ns, every 2**`RESUME_SHIFT` tokens of prefix."""
+    prefixes = np.arange(0, num_tokens_max + 1, 1 << RESUME_SHIFT, dtype=np.float64)
+    table: list[int] = np.rint(profile.resume_at(prefixes) * NS_PER_S).astype(np.int64).tolist()
     return table
 
 
@@ -37,4 +44,6 @@ def make_costs(
         geometry.state_bytes,
         chunk_tokens,
         overlap,
+        local_resume_ns=resume_table(local, num_tokens_max),
+        remote_resume_ns=resume_table(remote, num_tokens_max),
     )

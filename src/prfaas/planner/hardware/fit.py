@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
 
-from prfaas.planner.hardware.measure import Sample
+from prfaas.planner.hardware.measure import NoPrefixCacheError, Sample
+from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray
+
+_COLD_MIN = 0.9  # of a cold prompt's time: a prompt that takes as long was not resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,75 @@ def _left_out(x: FloatArray, y: FloatArray) -> float:
     return max(errors)
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedFit:
+    """Times of resumed prefills beside their new tokens, R of `PrefillProfile`.
+
+    Args:
+        prefixes: Cached tokens, rising; empty if none were measured.
+        seconds: R at each, at least 0, s.
+        error_max: Largest relative error of T(prefix, new) at a measured point.
+    """
+
+    prefixes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    error_max: float = 0.0
+
+    def words(self) -> str:
+        """A clause for people; "" if none were measured."""
+        if not self.prefixes:
+            return ""
+        return f"; resumed prefills within {self.error_max:.1%}"
+
+
+def fit_resumed(
+    cold: PrefillFit,
+    lengths: Sequence[float],
+    rows: Sequence[Sequence[Sample]],
+    prefixes: Sequence[int],
+    new_tokens: Sequence[int],
+) -> ResumedFit:
+    """R at each prefix: the median over the new lengths of what the cold curve leaves.
+
+    Args:
+        cold: Times of cold prompts.
+        lengths: Of these, tokens.
+        rows: Samples of resumed prefills as `measure_resumed` returns them.
+        prefixes: Prefix of each row, tokens.
+        new_tokens: New length of each column, tokens.
+
+    Raises:
+        NoPrefixCacheError: A resumed prefill takes as long as a cold one of the whole prompt.
+    """
+    if not rows:
+        return ResumedFit()
+    curve = PrefillProfile("measured", "", tuple(map(float, lengths)), cold.seconds)
+    found, error_max = [], 0.0
+    for row, prefix in zip(rows, prefixes, strict=True):
+        whole = [prefix + new for new in new_tokens]
+        for sample, total in zip(row, whole, strict=True):
+            if sample.median >= _COLD_MIN * curve.seconds_at(total):
+                raise NoPrefixCacheError(
+                    f"{total - prefix} tokens after {prefix} that were sent before take "
+                    f"{sample.median:.3g} s, a prompt of {total} takes "
+                    f"{curve.seconds_at(total):.3g} s: the engine does not keep prefixes; enable "
+                    "its prefix cache, or give --prefixes none"
+                )
+        pairs = list(zip(row, whole, strict=True))
+        after = [curve.seconds_at(total) - curve.seconds_at(s.x) for s, total in pairs]
+        rest = [s.median - more for (s, _), more in zip(pairs, after, strict=True)]
+        found.append(max(float(np.median(rest)), 0.0))
+        for (sample, total), more in zip(pairs, after, strict=True):
+            fitted = max(found[-1] + more, curve.seconds_at(total - sample.x))
+            error_max = max(error_max, abs(fitted / sample.median - 1))
+    return ResumedFit(tuple(prefixes), tuple(found), error_max)
+
+
 def profile_toml(
     source: str,
     samples: list[Sample],
     fit: PrefillFit,
+    resumed: ResumedFit,
     decode: list[list[Sample]] | None,
     contexts: list[int],
 ) -> str:
@@ -105,6 +174,7 @@ def profile_toml(
         source: Provenance in one line.
         samples: Prefill samples.
         fit: Their quality.
+        resumed: Times after cached prefixes.
         decode: Decode samples, one row for each batch, or None.
         contexts: Context of each column of `decode`, tokens.
     """
@@ -113,8 +183,13 @@ def profile_toml(
         f"source = {_quoted(source)}",
         f"lengths = [{', '.join(f'{s.x:.0f}' for s in samples)}]",
         f"seconds = [{', '.join(f'{y:.6g}' for y in fit.seconds)}]",
-        f"fit = {_quoted(fit.words())}",
+        f"fit = {_quoted(fit.words() + resumed.words())}",
     ]
+    if resumed.prefixes:
+        lines[-1:-1] = [
+            f"prefixes = [{', '.join(map(str, resumed.prefixes))}]",
+            f"resume_seconds = [{', '.join(f'{s:.6g}' for s in resumed.seconds)}]",
+        ]
     if decode:
         spread = max(sample.spread for row in decode for sample in row)
         steps = [", ".join(f'"{s.median * 1e9:.0f}ns"' for s in row) for row in decode]

@@ -1,8 +1,10 @@
-"""Measuring a running engine: prefill times by length, decode step times by batch and context.
+"""Measuring a running engine: prefill times by length and by cached prefix, decode step times by
+batch and context.
 
-Every prompt is drawn at random, so no prefix cache serves it; the engine's own count of cached
-tokens is checked where it reports one. Each figure is a median over repeats after one discarded
-warm-up. The time of a prefill includes the request's way to the engine and back.
+Every prompt is drawn at random, so no prefix cache serves it, but for the prefix that a resumed
+prefill is to have; the engine's own count of cached tokens is checked where it reports one. Each
+figure is a median over repeats after one discarded warm-up. The time of a prefill includes the
+request's way to the engine and back.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Protocol
 
 from prfaas.errors import EngineError
 
+_CACHED_MIN = 0.9  # of a prefix: an engine keeps whole blocks
 _MANY = 10  # samples from which single outliers do not count as spread
 
 Report = Callable[[str], None]
@@ -34,6 +37,10 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int | None
     token_times_s: tuple[float, ...]
+
+
+class NoPrefixCacheError(EngineError):
+    """An engine computed a prefix that it had computed before."""
 
 
 class Engine(Protocol):
@@ -127,6 +134,50 @@ async def measure_prefill(
     return samples
 
 
+async def measure_resumed(
+    engine: Engine,
+    prompts: Prompts,
+    *,
+    prefixes: Sequence[int],
+    new_tokens: Sequence[int],
+    repeats: int,
+    report: Report,
+) -> list[list[Sample]]:
+    """Prefill times after a cached prefix: a row for each prefix, a sample for each new length.
+
+    The `x` of a sample is the prefix that the engine had cached: as it reports, else as it was sent
+    before.
+
+    Args:
+        engine: Engine to measure, with a prefix cache; should have no other load.
+        prompts: Source of prompts.
+        prefixes: Tokens that the engine has computed before.
+        new_tokens: Tokens after them, which it computes.
+        repeats: Measurements of each point, at least 1.
+        report: Called with a line for each point.
+
+    Raises:
+        NoPrefixCacheError: The engine reports that it had not cached a prefix.
+        EngineError: The engine fails.
+    """
+    table = []
+    for prefix in prefixes:
+        base, row = prompts.draw(prefix), []
+        await engine.complete(base, 1)
+        for length in new_tokens:
+            times, cached = [], prefix
+            for attempt in range(repeats + 1):
+                answer = await engine.complete([*base, *prompts.draw(length)], 1)
+                cached = _cached(answer, prefix)
+                if attempt:
+                    times.append(answer.token_times_s[0])
+            sample = Sample(cached, tuple(times))
+            report(f"prefill {length:>8,} tokens after {prefix:,} cached  {_shown(sample)}")
+            row.append(sample)
+        table.append(row)
+    return table
+
+
 async def measure_decode(
     engine: Engine,
     prompts: Prompts,
@@ -185,6 +236,17 @@ def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
             f"first ended at {end:.2f} s; ask for more output tokens or a smaller batch"
         )
     return tuple(gaps)
+
+
+def _cached(answer: Completion, prefix: int) -> int:
+    if answer.cached_tokens is None:
+        return prefix
+    if answer.cached_tokens < _CACHED_MIN * prefix:
+        raise NoPrefixCacheError(
+            f"{answer.cached_tokens} of {prefix} tokens that were sent before came from the "
+            "engine's cache; enable its prefix cache, make it larger, or give --prefixes none"
+        )
+    return answer.cached_tokens
 
 
 def _check(answer: Completion, length: int) -> None:

@@ -14,7 +14,16 @@ from prfaas.planner.model.kv_geometry import FloatArray
 
 @dataclass(frozen=True)
 class PrefillProfile:
-    """T_prefill(l) of one instance: measured knots, joined by monotone cubics (PCHIP).
+    """T_prefill(prefix, new) of one instance.
+
+    Cold prompts are measured knots, joined by monotone cubics (PCHIP). What new tokens cost after a
+    cached prefix follows from the same curve, whose slope at a length has the attention of a token
+    over all before it:
+
+        T(prefix, new) = max(T(new), T(prefix + new) - T(prefix) + R(prefix))
+
+    R is the time of a resumed prefill beside its tokens: the fixed time of a cold one, and what was
+    measured beyond (loading the prefix, expanding its latents).
 
     Args:
         name: For people.
@@ -23,6 +32,8 @@ class PrefillProfile:
         seconds: Prefill time at each knot, s, never falling.
         extrapolate: Extend the end segments outside the knots. Without it, a workload outside the
             range is an error.
+        prefixes: Cached prefixes at which R was measured, tokens, rising; may be empty.
+        resume_seconds: R at each of them, s.
 
     Raises:
         ConfigError: The knots do not rise.
@@ -33,8 +44,11 @@ class PrefillProfile:
     lengths: tuple[float, ...]
     seconds: tuple[float, ...]
     extrapolate: bool = False
+    prefixes: tuple[float, ...] = ()
+    resume_seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_prefixes()
         if len(self.lengths) != len(self.seconds) or len(self.lengths) < 2:
             raise ConfigError(
                 f"profile {self.name!r} has {len(self.lengths)} lengths and {len(self.seconds)} "
@@ -53,12 +67,57 @@ class PrefillProfile:
                 "knot again or leave it out"
             )
 
+    def _check_prefixes(self) -> None:
+        if len(self.prefixes) != len(self.resume_seconds):
+            raise ConfigError(
+                f"profile {self.name!r} has {len(self.prefixes)} prefixes and "
+                f"{len(self.resume_seconds)} resume_seconds; it needs as many of one as of the "
+                "other"
+            )
+        if any(np.diff((0, *self.prefixes)) <= 0):
+            raise ConfigError(
+                f"profile {self.name!r}: prefixes {self.prefixes} have to be above 0 and rise"
+            )
+        if any(s < 0 for s in self.resume_seconds):
+            raise ConfigError(
+                f"profile {self.name!r}: resume_seconds {self.resume_seconds} have to be 0 or more"
+            )
+
     @cached_property
     def _curve(self) -> PchipInterpolator:
         return PchipInterpolator(np.array(self.lengths), np.array(self.seconds))
 
+    @property
+    def fixed_s(self) -> float:
+        """Time of a cold prefill that does not depend on its length, s: the head of the curve."""
+        (x0, x1, *_), (y0, y1, *_) = self.lengths, self.seconds
+        return max(y0 - x0 * (y1 - y0) / (x1 - x0), 0.0)
+
+    def resume_at(self, prefix: FloatArray) -> FloatArray:
+        """R at each prefix, s: linear between measured ones, and on as they end."""
+        if not self.prefixes:
+            return np.full_like(prefix, self.fixed_s, dtype=np.float64)
+        x, y = np.array((0.0, *self.prefixes)), np.array((self.fixed_s, *self.resume_seconds))
+        slope = max((y[-1] - y[-2]) / (x[-1] - x[-2]), 0.0)
+        beyond = np.maximum(prefix - x[-1], 0.0) * slope
+        return np.asarray(np.interp(prefix, x, y) + beyond, dtype=np.float64)
+
+    def after(self, prefix: FloatArray, num_new_tokens: FloatArray) -> FloatArray:
+        """Prefill time of new tokens after a cached prefix, s: T(prefix, new).
+
+        Args:
+            prefix: Cached tokens, 0 or more, of the shape of the other.
+            num_new_tokens: Tokens to compute, any shape.
+        """
+        cold = self.at(num_new_tokens)
+        if not np.any(prefix):
+            return cold
+        end = np.asarray(prefix + num_new_tokens, dtype=np.float64)
+        warm = self.at(end) - self.at(prefix) + self.resume_at(prefix)
+        return np.asarray(np.where(prefix > 0, np.maximum(cold, warm), cold), dtype=np.float64)
+
     def at(self, num_tokens: FloatArray) -> FloatArray:
-        """Prefill time at each length, s.
+        """Time of a cold prefill at each length, s.
 
         Args:
             num_tokens: Tokens, any shape; the end segments are extended outside the knots.
@@ -72,7 +131,7 @@ class PrefillProfile:
         return np.asarray(np.maximum(inside + before + after, y[0] / 100), dtype=np.float64)
 
     def seconds_at(self, num_tokens: float) -> float:
-        """Prefill time of one length, s."""
+        """Time of a cold prefill of one length, s."""
         return float(self.at(np.array([float(num_tokens)]))[0])
 
     def covers(self, low: float, high: float) -> bool:
@@ -93,8 +152,12 @@ class PrefillProfile:
             )
 
     def scaled(self, factor: float) -> PrefillProfile:
-        """The same curve, `factor` times as slow."""
-        return replace(self, seconds=tuple(s * factor for s in self.seconds))
+        """The same times, `factor` times as slow."""
+        return replace(
+            self,
+            seconds=tuple(s * factor for s in self.seconds),
+            resume_seconds=tuple(s * factor for s in self.resume_seconds),
+        )
 
 
 @dataclass(frozen=True)

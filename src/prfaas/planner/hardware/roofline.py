@@ -5,7 +5,9 @@ Assumptions, all of them:
 - Prefill does `2 * active parameters` operations per token in the linear layers of the network;
   attention adds its own: `(d_qk + d_v) * heads * l^2` per causal full-attention layer,
   `2 * (d_qk + d_v) * heads` per token and visible key in a window, `4 * state elements` per token
-  in a recurrent layer. Its time is operations / (GPUs * peak * efficiency), not less than one read
+  in a recurrent layer. Sparse attention sees the latents of `index_topk` keys at most, and its
+  indexer all keys with heads of its own. After a cached prefix the new tokens alone count, with
+  what they see of it. Its time is operations / (GPUs * peak * efficiency), not less than one read
   of all weights, plus a fixed overhead.
 - A decode step reads the weights that the batch touches, and every sequence's KV cache once. Each
   token picks its active share of the weights at random, so a batch of b touches
@@ -16,16 +18,15 @@ Assumptions, all of them:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from prfaas.errors import ConfigError
+from prfaas.planner.hardware.operations import ModelSize, prefill_flops
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.catalogue import Accelerator
-from prfaas.planner.model.hf_reader import ConfigReader
-from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry, LayerKind, kv_bytes
+from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes
 
 USABLE_RATIO = 0.9
 """Share of an instance's memory that weights and KV cache may take."""
@@ -34,21 +35,6 @@ _WEIGHT_BYTES = {"int4": 0.5 + 2 / 128, "fp8": 1.0, "bf16": 2.0}
 _LENGTHS = tuple(float(x) for x in np.unique(np.geomspace(1, 2**20, 81).round()))
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _CONTEXTS = tuple(float(2**k) for k in range(8, 21))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Size of a model, for the roofline.
-
-    Args:
-        parameters: All weights.
-        active_parameters: Weights that one token uses.
-        config: `config.json`, for the attention shapes.
-    """
-
-    parameters: float
-    active_parameters: float
-    config: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,39 +88,6 @@ class Roofline:
         return model.parameters * _WEIGHT_BYTES[self.weights]
 
 
-def prefill_flops(geometry: KvGeometry, model: ModelSize, num_tokens: FloatArray) -> FloatArray:
-    """Operations of one prefill.
-
-    Args:
-        geometry: Layer groups.
-        model: Sizes and attention shapes.
-        num_tokens: Prompt lengths, tokens, any shape.
-    """
-    flops = 2 * model.active_parameters * num_tokens
-    query_key_value = _query_key_value(ConfigReader(model.config, geometry.name))
-    for group in geometry.groups:
-        if group.kind in (LayerKind.FULL, LayerKind.MLA, LayerKind.SLIDING):
-            window = np.inf if group.window is None else float(group.window)
-            short = np.minimum(num_tokens, window)
-            visible = short**2 / 2 + np.maximum(num_tokens - window, 0) * short
-            flops = flops + group.num_layers * 2 * query_key_value * visible
-        elif group.kind is LayerKind.LINEAR:
-            elements = group.state_bytes / 4
-            flops = flops + group.num_layers * 4 * elements * num_tokens
-    return flops
-
-
-def _query_key_value(config: ConfigReader) -> float:
-    """Query heads times (key dimension + value dimension) of one attention layer."""
-    heads = config.positive("num_attention_heads", "n_head")
-    if config.integer("kv_lora_rank", default=0):
-        key = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
-        return heads * (key + config.integer("v_head_dim"))
-    derived = config.integer("hidden_size", "n_embd") // heads
-    key = config.integer("head_dim", default=derived)
-    return heads * (key + config.integer("v_head_dim", default=key))
-
-
 def prefill_profile(
     name: str, roofline: Roofline, geometry: KvGeometry, model: ModelSize
 ) -> PrefillProfile:
@@ -145,7 +98,17 @@ def prefill_profile(
         roofline.num_gpus * roofline.accelerator.memory_bytes_per_s
     )
     seconds = roofline.overhead_s + np.maximum(compute, read)
-    return PrefillProfile(name, _source(roofline), _LENGTHS, tuple(seconds.tolist()))
+    # A prefix whose computation is shorter than the weights' read does not shorten that read.
+    resume = roofline.overhead_s + np.maximum(read - compute, 0.0)
+    times = tuple(seconds.tolist())
+    return PrefillProfile(
+        name,
+        _source(roofline),
+        _LENGTHS,
+        times,
+        prefixes=_LENGTHS,
+        resume_seconds=tuple(resume.tolist()),
+    )
 
 
 def decode_profile(

@@ -51,7 +51,7 @@ def load_variation(problem: Problem, found: Operation) -> float:
     work, in time of the PD cluster.
     """
     tokens, weight = problem.workload.lengths.sample()
-    work = problem.pd.prefill.at(tokens) * weight
+    work = problem.workload.prefill_s(problem.pd.prefill, tokens) * weight
     return max(
         (
             2 * _relative_error(load, weight) * float(np.sum(work[load > 0]) / np.sum(work))

@@ -168,12 +168,12 @@ def _classes(
     local, remote = tokens <= threshold, tokens > threshold
     classes = []
     if local.any():
-        seconds = problem.pd.prefill.at(tokens[local])
+        seconds = problem.workload.prefill_s(problem.pd.prefill, tokens[local])
         classes.append(_Class(seconds, seconds, weight[local], found.num_prefill))
     for cluster, share in zip(problem.prfaas, found.cluster_shares, strict=True):
         if not remote.any() or not share:
             continue
-        prefill = cluster.prefill.at(tokens[remote])
+        prefill = problem.workload.prefill_s(cluster.prefill, tokens[remote])
         bits_per_s = cluster.link.wire_bits_per_s * (1 - link_load)
         arrival = _arrival(
             problem,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from prfaas.planner.problem import Problem
@@ -69,6 +71,7 @@ def _links_bind(problem: Problem, terms: tp.StageTerms) -> bool:
 def _local_long_s(problem: Problem, found: Operation) -> float:
     """Mean prefill time of a request above the threshold on a PD-P instance, s."""
     ends = np.array([_threshold(problem, found), problem.workload.lengths.high])
-    below, all_ = problem.workload.lengths.expectation_up_to(problem.pd.prefill.at, ends)
+    prefill_s = partial(problem.workload.prefill_s, problem.pd.prefill)
+    below, all_ = problem.workload.lengths.expectation_up_to(prefill_s, ends)
     share = found.offload_fraction
     return float(all_ - below) / share if share > 0 else 0.0

@@ -73,9 +73,11 @@ def _workload(planned: Workload, mix: Mix | None) -> Workload:
     lengths = tuple(min(max(float(new), low), high) for new in mix.new_tokens)
     if len(set(lengths)) < 2:
         return planned
+    prefix = max(mix.mean_prompt_tokens - sum(lengths) / len(lengths), 0.0)
+    prefixes = tuple(min(prefix, planned.lengths.whole_high - new) for new in lengths)
     return replace(
         planned,
-        lengths=EmpiricalLengths(lengths),
+        lengths=EmpiricalLengths(lengths, prefixes),
         mean_prompt_tokens=mix.mean_prompt_tokens,
         output_tokens=max(mix.mean_output_tokens, 1.0),
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
@@ -90,14 +91,16 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
     def wire(link: CodedLink) -> Callable[[FloatArray], FloatArray]:
         return lambda tokens: wire_bytes_at(problem.geometry, tokens, link)
 
+    work = problem.workload
     if mode is Mode.PAPER:
-        long_s = [c.prefill.at(mean_long) for c in problem.prfaas]
+        short_prefix, long_prefix = split.expectations(lengths.prefix)
+        long_s = [c.prefill.after(long_prefix, mean_long) for c in problem.prfaas]
         wire_long = [wire(link)(mean_long) for link in links]
-        short_s = problem.pd.prefill.at(mean_short)
+        short_s = problem.pd.prefill.after(short_prefix, mean_short)
     else:
-        long_s = [split.expectations(c.prefill.at)[1] for c in problem.prfaas]
+        long_s = [split.expectations(partial(work.prefill_s, c.prefill))[1] for c in problem.prfaas]
         wire_long = [split.expectations(wire(link))[1] for link in links]
-        short_s = split.expectations(problem.pd.prefill.at)[0]
+        short_s = split.expectations(partial(work.prefill_s, problem.pd.prefill))[0]
     shape = len(problem.prfaas), len(threshold)
     rows, sizes = (np.array(x, dtype=np.float64).reshape(shape) for x in (long_s, wire_long))
     return StageTerms(threshold, fraction, mean_long, mean_short, rows, sizes, short_s)

@@ -8,7 +8,7 @@ search asks for every threshold at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -38,6 +38,13 @@ class LengthDistribution(Protocol):
     def high(self) -> float:
         """Longest length, tokens."""
 
+    @property
+    def whole_high(self) -> float:
+        """Longest whole prompt, cached prefix included, tokens."""
+
+    def prefix(self, num_new_tokens: FloatArray) -> FloatArray:
+        """Mean cached prefix of the requests of each incremental length, tokens."""
+
     def prob_above(self, threshold: FloatArray) -> FloatArray:
         """P(L > t) for each t."""
 
@@ -54,7 +61,10 @@ class LengthDistribution(Protocol):
         """Representative lengths in rising order and their weights, which sum to 1."""
 
     def scaled(self, factor: float) -> LengthDistribution:
-        """The distribution of `factor * L`."""
+        """The distribution of `factor * L`, with prefixes as much longer."""
+
+    def with_more_hits(self, ratio: float) -> LengthDistribution:
+        """A share `ratio` of the tokens that now miss the prefix cache hits it."""
 
 
 def mean_length(lengths: LengthDistribution) -> float:
@@ -71,6 +81,7 @@ class LogNormalLengths:
         sigma: Standard deviation of ln L before truncation, above 0.
         low: Shortest length, tokens, above 0.
         high: Longest length, tokens, above `low`.
+        prefix_ratio: Cached tokens for each of L, 0 or more.
 
     Raises:
         ConfigError: A parameter is outside its range.
@@ -83,6 +94,7 @@ class LogNormalLengths:
     sigma: float
     low: float
     high: float
+    prefix_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sigma >= _SIGMA_MIN:
@@ -99,6 +111,15 @@ class LogNormalLengths:
     def _range(self) -> tuple[float, float, float]:
         a, b = (float(self._z(np.array([x]))[0]) for x in (self.low, self.high))
         return a, b, float(ndtr(b) - ndtr(a))
+
+    @property
+    def whole_high(self) -> float:
+        """Longest whole prompt, cached prefix included, tokens."""
+        return self.high * (1 + self.prefix_ratio)
+
+    def prefix(self, num_new_tokens: FloatArray) -> FloatArray:
+        """Cached prefix of the requests of each incremental length, tokens."""
+        return np.asarray(num_new_tokens * self.prefix_ratio, dtype=np.float64)
 
     def _z(self, length: FloatArray) -> FloatArray:
         return (np.log(np.clip(length, self.low, self.high)) - self.mu) / self.sigma
@@ -150,9 +171,15 @@ class LogNormalLengths:
         return self._quantiles(ratios), np.full(_NUM_QUANTILES, 1 / _NUM_QUANTILES)
 
     def scaled(self, factor: float) -> LogNormalLengths:
-        """The log-normal of `factor * L`."""
+        """The log-normal of `factor * L`, with prefixes as much longer."""
         mu = self.mu + float(np.log(factor))
-        return LogNormalLengths(mu, self.sigma, self.low * factor, self.high * factor)
+        low, high = self.low * factor, self.high * factor
+        return LogNormalLengths(mu, self.sigma, low, high, self.prefix_ratio)
+
+    def with_more_hits(self, ratio: float) -> LogNormalLengths:
+        """A share `ratio` of the tokens that now miss the prefix cache hits it."""
+        prefix_ratio = (self.prefix_ratio + ratio) / (1 - ratio)
+        return replace(self.scaled(1 - ratio), prefix_ratio=prefix_ratio)
 
 
 @dataclass(frozen=True)
@@ -161,14 +188,21 @@ class EmpiricalLengths:
 
     Args:
         lengths: Tokens, any order, at least one, all above 0.
+        prefixes: Cached tokens of each, 0 or more; empty without any.
 
     Raises:
-        ConfigError: No lengths, or a length that is not above 0.
+        ConfigError: No lengths, or a length that is not above 0, or other prefixes than lengths.
     """
 
     lengths: tuple[float, ...]
+    prefixes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.prefixes and len(self.prefixes) != len(self.lengths):
+            raise ConfigError(
+                f"{len(self.prefixes)} cached prefixes for {len(self.lengths)} prompt lengths; "
+                "each length has one"
+            )
         if not self.lengths:
             raise ConfigError("workload.lengths is empty; give at least one prompt length")
         if min(self.lengths) <= 0:
@@ -187,6 +221,28 @@ class EmpiricalLengths:
     def high(self) -> float:
         """Longest observed length, tokens."""
         return float(self._sorted[-1])
+
+    @property
+    def whole_high(self) -> float:
+        """Longest whole prompt, cached prefix included, tokens."""
+        if not self.prefixes:
+            return self.high
+        return max(n + p for n, p in zip(self.lengths, self.prefixes, strict=True))
+
+    @cached_property
+    def _means(self) -> tuple[FloatArray, FloatArray]:
+        """Distinct lengths, and the mean prefix of each."""
+        lengths, places, counts = np.unique(
+            np.asarray(self.lengths, dtype=np.float64), return_inverse=True, return_counts=True
+        )
+        sums = np.bincount(places, weights=np.asarray(self.prefixes, dtype=np.float64))
+        return lengths, sums / counts
+
+    def prefix(self, num_new_tokens: FloatArray) -> FloatArray:
+        """Mean cached prefix of the requests of each incremental length, tokens."""
+        if not self.prefixes:
+            return np.zeros_like(num_new_tokens, dtype=np.float64)
+        return np.asarray(np.interp(num_new_tokens, *self._means), dtype=np.float64)
 
     def prob_above(self, threshold: FloatArray) -> FloatArray:
         """Share of observations above t."""
@@ -213,5 +269,13 @@ class EmpiricalLengths:
         return self._sorted, np.full(len(self._sorted), 1 / len(self._sorted))
 
     def scaled(self, factor: float) -> EmpiricalLengths:
-        """The same observations times `factor`."""
-        return EmpiricalLengths(tuple((self._sorted * factor).tolist()))
+        """The same observations times `factor`, with prefixes as much longer."""
+        lengths = tuple(length * factor for length in self.lengths)
+        return EmpiricalLengths(lengths, tuple(prefix * factor for prefix in self.prefixes))
+
+    def with_more_hits(self, ratio: float) -> EmpiricalLengths:
+        """A share `ratio` of the tokens that now miss the prefix cache hits it."""
+        before = self.prefixes or (0.0,) * len(self.lengths)
+        pairs = zip(self.lengths, before, strict=True)
+        prefixes = tuple(prefix + ratio * length for length, prefix in pairs)
+        return EmpiricalLengths(tuple(x * (1 - ratio) for x in self.lengths), prefixes)

@@ -20,11 +20,13 @@ class TraceLengths:
 
     Args:
         new_tokens: Incremental length of each request, at least 1 token.
+        cached_tokens: Cached prefix of each.
         mean_prompt_tokens: Mean whole prompt.
         mean_output_tokens: Mean output; one that is missing or 0 counts as 1.
     """
 
     new_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
     mean_prompt_tokens: float
     mean_output_tokens: float
 
@@ -54,8 +56,10 @@ def read_trace(path: Path, cache_blocks: int | None = None) -> TraceLengths:
         rows = read_requests(path, form, complete=False).rows
     prompts = [(row.num_prompt_tokens, row.block_ids) for row in rows]
     cached = None if cache_blocks is None else cache_blocks * BLOCK_TOKENS // block_tokens
+    new = tuple(new_tokens(prompts, block_tokens, cached))
     return TraceLengths(
-        tuple(new_tokens(prompts, block_tokens, cached)),
+        new,
+        tuple(max(row.num_prompt_tokens - n, 0) for row, n in zip(rows, new, strict=True)),
         sum(row.num_prompt_tokens for row in rows) / len(rows),
         sum(row.num_output_tokens for row in rows) / len(rows),
     )

@@ -103,9 +103,10 @@ class RunParts(ABC):
         """An instance that prefills."""
         return self.locals.get(name) or self.remotes[name]
 
-    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
-        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
-        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
+    def chunks(self, num_new_tokens: int, prefix_tokens: int) -> list[tuple[int, int]]:
+        """Chunks of a prefill in the PD cluster after a cached prefix: tokens and end, ns."""
+        prefill_ns = self.setup.costs.local_prefill_ns
+        return [(num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens))]
 
 
 class RequestRun(Executor):
@@ -281,15 +282,15 @@ class RequestRun(Executor):
         if not instance.up:
             self.prefill_failed(may_have_died=False)
             return
-        num_new_tokens, transport = request.num_new_tokens, None
+        num_new_tokens, held, transport = request.num_new_tokens, request.num_hit_tokens, None
         if routed.ships:
             transport = self._transport(Blocks.HAND_OFF)
             num_bytes = self._num_bytes(Blocks.HAND_OFF, transport)
             transport.promise(request, num_bytes, routed.present_tokens)
         if transport is None:
-            chunks = parts.chunks(num_new_tokens)
+            chunks = parts.chunks(num_new_tokens, held)
         else:
-            chunks = transport.costs.chunks(num_new_tokens, is_local=not self.is_remote)
+            chunks = transport.costs.chunks(num_new_tokens, held, is_local=not self.is_remote)
         request.offloaded = request.offloaded or self.is_remote
         instance.submit(Job(request, request.attempt, chunks, transport))
 
@@ -399,7 +400,8 @@ class RequestRun(Executor):
         self._found_tokens = front.caches.hits(request).get(front.pool_of[self.decoder], 0)
         self._resume_after(self._found_tokens)
         parts.reactions.num_recomputed += self.decoder != self.routed.prefill
-        chunks = parts.chunks(request.num_new_tokens + request.had_tokens)
+        num_new_tokens = request.num_new_tokens + request.had_tokens
+        chunks = parts.chunks(num_new_tokens, request.num_hit_tokens)
         parts.lane(self.decoder).submit(Job(request, request.attempt, chunks))
 
     def computed(self) -> None:

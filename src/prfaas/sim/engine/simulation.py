@@ -44,8 +44,8 @@ from prfaas.sim.system.setup import ClusterSetup, Setup
 _LOOKS = 1 / 1.26
 """Number of checks of a route within its predicted time: the first one is when the route can be
 late by its prediction (`core/resilience/late_routes.py`). The gateway checks more often."""
-Chunks = Callable[[int], list[tuple[int, int]]]
-"""Chunks of a prefill by its new tokens, as in `Job`."""
+Chunks = Callable[[int, int], list[tuple[int, int]]]
+"""Chunks of a prefill by its new tokens and its cached prefix, as in `Job`."""
 
 
 class Simulation(RunParts):
@@ -223,7 +223,8 @@ class Simulation(RunParts):
             request.num_hit_tokens = held
             request.num_new_tokens = request.num_prompt_tokens - held
             job.chunks = [
-                (tokens, end_ns + read_ns) for tokens, end_ns in chunks(request.num_new_tokens)
+                (tokens, end_ns + read_ns)
+                for tokens, end_ns in chunks(request.num_new_tokens, held)
             ]
 
     def _prefilled(self, pool: str, job: Job) -> None:
@@ -283,7 +284,7 @@ class Simulation(RunParts):
     def _lane_started(self, name: str, job: Job) -> None:
         had = job.request.had_tokens
         memory, pool = instance_of(name), self.front.pool_of[name]
-        self._started(job, pool, memory, lambda new: self.chunks(new + had))
+        self._started(job, pool, memory, lambda new, held: self.chunks(new + had, held))
         num_tokens, work_ns = job.chunks[-1]
         num_steps = -(-num_tokens // self.setup.costs.chunk_tokens)
         step_ns = self.decoders[name].compute(work_ns / num_steps if num_steps else 0.0)

@@ -33,6 +33,11 @@ class Span:
     parts: list[tuple[str, int]] = field(default_factory=list)
 
 
+def _chunks(costs: Costs, attempt: Attempt) -> list[tuple[int, int]]:
+    new = attempt.num_new_tokens
+    return costs.chunks(new, attempt.request.num_prompt_tokens - new)
+
+
 def spans_of(attempt: Attempt, costs: Costs, until_ns: int) -> list[Span]:
     """Prefill, transfer and decode of an attempt, as far as it came.
 
@@ -49,7 +54,7 @@ def spans_of(attempt: Attempt, costs: Costs, until_ns: int) -> list[Span]:
     computed = end if attempt.prefilled_at_ns == UNSET else attempt.prefilled_at_ns
     chunks = [
         (f"to {tokens:,}", start + at_ns)
-        for tokens, at_ns in (costs.chunks(attempt.num_new_tokens) if remote else [])
+        for tokens, at_ns in (_chunks(costs, attempt) if remote else [])
         if start + at_ns <= computed
     ]
     name = f"request {attempt.request.index}" + (" (lost)" if attempt.lost else "")

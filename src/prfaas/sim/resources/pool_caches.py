@@ -63,8 +63,9 @@ class Pool:
             return host
         both = Hit(min(found.num_blocks * span, limit), self._read_ns(found))
         prompt = request.num_prompt_tokens
-        recomputed_ns = self._prefill_ns(prompt - host.num_tokens)
-        read_ns = both.read_ns + self._prefill_ns(prompt - both.num_tokens)
+        in_host, in_both = host.num_tokens, both.num_tokens
+        recomputed_ns = self._prefill_ns(prompt - in_host, in_host)
+        read_ns = both.read_ns + self._prefill_ns(prompt - in_both, in_both)
         return both if read_ns < recomputed_ns else host
 
     def use(self, request: Request, hit_tokens: int) -> None:

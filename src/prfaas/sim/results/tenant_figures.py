@@ -34,7 +34,7 @@ def _row(sim: Simulation, arrived: list[Request], num_good: int) -> dict[str, fl
         "arrived": len(arrived),
         "let_in": len(let_in),
         "good": num_good,
-        "prefill_s": sum(prefill_ns(r.num_new_tokens) / NS_PER_S for r in let_in),
+        "prefill_s": sum(prefill_ns(r.num_new_tokens, r.num_hit_tokens) / NS_PER_S for r in let_in),
     }
 
 

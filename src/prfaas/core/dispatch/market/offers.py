@@ -24,7 +24,7 @@ def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) ->
     first = options[0]
     at_home = Offer(
         home,
-        times.local_ns(first.facts.num_new_tokens),
+        times.local_ns(first.facts.num_new_tokens, first.facts.pd_hit_tokens),
         0,
         first.prediction.local_ns,
         excluded="" if first.home is not None else Reason.NO_PREFILL_INSTANCE,
@@ -34,10 +34,10 @@ def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) ->
 
 def _away(option: RouteOption, times: PrefillTimes) -> Offer:
     facts, found, name = option.facts, option.prediction, option.cluster.name
-    ttft_ns, obstacle = found.remote_ns, facts.obstacle
+    ttft_ns, obstacle, there = found.remote_ns, facts.obstacle, facts.prfaas_hit_tokens
     return Offer(
         name,
-        times.remote_ns(name, facts.num_prompt_tokens - facts.prfaas_hit_tokens),
+        times.remote_ns(name, facts.num_prompt_tokens - there, there),
         0 if found.work is None else found.work.shipped_bytes,
         ttft_ns,
         0 if ttft_ns is None else ttft_ns - found.remote_decode_ns,
