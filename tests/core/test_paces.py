@@ -77,5 +77,5 @@ def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
     made.arrive(Arrival(101, 1000, 0, {}), now_ns)
     assert made.expected.prefill_ns(100) == pytest.approx(3 * NS_PER_S, rel=0.01)
     assert made.expected.prefill_ns(101) == pytest.approx(6 * NS_PER_S, rel=0.01)
-    assert made.expected.local_prefill_ns("p0", 1000, now_ns) is None
+    assert made.expected.local_prefill_ns("p0", 1000, 0, now_ns) is None
     assert made.load("r0").wait_ns("r0", now_ns) == 2000 * NOMINAL_NS_PER_TOKEN

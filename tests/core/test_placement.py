@@ -23,7 +23,7 @@ WORTHS = st.sampled_from([0.0, 0.5, 100.0])
 """Of a byte, as time, ns."""
 
 
-def linear_ns(num_tokens: int) -> int:
+def linear_ns(num_tokens: int, prefix_tokens: int = 0) -> int:
     return num_tokens * MS // 10
 
 

@@ -56,10 +56,10 @@ SIGNALS = st.builds(
 class Costs:
     """100 µs a token remotely, 300 locally; 1,000 bytes a token."""
 
-    def local_prefill_ns(self, num_new_tokens: int) -> int:
+    def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         return 300_000 * num_new_tokens
 
-    def remote_prefill_ns(self, num_new_tokens: int) -> int:
+    def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         return 100_000 * num_new_tokens
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:

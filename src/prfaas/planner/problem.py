@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from prfaas.core.codec.planned import RAW_LINK, CodedLink, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
+from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry
 from prfaas.planner.workload.prompt_lengths import LengthDistribution, mean_length
 
+HOST_GPUS = 8
+"""GPUs of a host; each host of a PrfaaS cluster runs a pool node, unless the number is given."""
 SEARCH_POINTS_MAX = 1_000_000  # about 250 MB of arrays
 
 
@@ -62,26 +66,31 @@ class Link:
     """The path between a PrfaaS cluster and the PD cluster.
 
     Args:
-        bits_per_s: Bandwidth that transfers can use, above 0.
+        bits_per_s: Bandwidth that transfers can use without loss, above 0.
         rtt_s: Round-trip time, s.
         price_per_tb: Price of moving 10**12 bytes.
         coding: Coding of blocks by the pool nodes at both ends.
+        loss: Share of segments that the path loses at random, in [0, 1).
+        transport: Both ends, which decide with round trip and loss what TCP carries of the
+            bandwidth; its `num_nodes` 0 is one pool node for each host of the cluster. None: the
+            bandwidth is what the link was measured to carry.
     """
 
     bits_per_s: float
     rtt_s: float = 0.0
     price_per_tb: float = 0.0
     coding: PlannedCoding = RAW_LINK
+    loss: float = 0.0
+    transport: Transport | None = None
 
     @property
-    def coded(self) -> CodedLink:
-        """The link while it is busy."""
-        return self.coding.of(self.bits_per_s / BITS_PER_BYTE)
+    def path(self) -> Path:
+        """Bandwidth, round trip and loss."""
+        return Path(self.bits_per_s, self.rtt_s, self.loss)
 
-    @property
-    def wire_bits_per_s(self) -> float:
-        """Rate of the network; less than `bits_per_s` where the codec is the limit."""
-        return self.coded.wire_bytes_per_s * BITS_PER_BYTE
+    def measured(self, bits_per_s: float) -> Link:
+        """The link if transfers were measured to have this rate, bit/s."""
+        return replace(self, bits_per_s=max(bits_per_s, 1.0), transport=None)
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,42 @@ class PrfaasCluster:
     prefill: PrefillProfile
     link: Link
     price_per_gpu_h: float = 1.0
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts, at least 1."""
+        return max(1, -(-self.num_instances * self.gpus_per_instance // HOST_GPUS))
+
+    @cached_property
+    def transport(self) -> Transport | None:
+        """Both ends of the link, with the number of pool nodes; None if its rate was measured."""
+        ends = self.link.transport
+        return None if ends is None else replace(ends, num_nodes=ends.num_nodes or self.num_hosts)
+
+    @cached_property
+    def goodput_bits_per_s(self) -> float:
+        """Rate of all transfers on the link together, before coding."""
+        if self.transport is None:
+            return self.link.bits_per_s
+        return max(goodput_bits_per_s(self.link.path, self.transport), 1.0)
+
+    @cached_property
+    def transfer_bits_per_s(self) -> float:
+        """Rate of one transfer alone on the network: it is sent by one pool node."""
+        if self.transport is None:
+            return self.wire_bits_per_s
+        alone = goodput_bits_per_s(self.link.path, self.transport.alone)
+        return min(max(alone, 1.0), self.wire_bits_per_s)
+
+    @cached_property
+    def coded(self) -> CodedLink:
+        """The link while it is busy."""
+        return self.link.coding.of(self.goodput_bits_per_s / BITS_PER_BYTE)
+
+    @property
+    def wire_bits_per_s(self) -> float:
+        """Rate of the network; less than the goodput where the codec is the limit."""
+        return self.coded.wire_bytes_per_s * BITS_PER_BYTE
 
     @property
     def price_per_h(self) -> float:

@@ -97,7 +97,13 @@ class ScriptedBooks:
         return self.prefill_ns
 
     def expected_local_ns(
-        self, name: str, num_new_tokens: int, now_ns: int, *, apart: bool = False
+        self,
+        name: str,
+        num_new_tokens: int,
+        prefix_tokens: int,
+        now_ns: int,
+        *,
+        apart: bool = False,
     ) -> int | None:
         return self.local_ns
 

@@ -74,7 +74,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
     return Profiles(
         home=next(iter(remote.values()), None) or _as_run(_costs(question, None), home, home),
         remote=remote,
-        link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
+        link_bits_per_s={name: cluster.goodput_bits_per_s for name, cluster in found.items()},
         price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
         decode_slots=question.problem.decode_slots,
         num_home=question.problem.pd.num_instances,

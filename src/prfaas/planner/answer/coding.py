@@ -153,7 +153,7 @@ def coding_effect(
 
 
 def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float) -> LinkEffect:
-    link = cluster.link.coded
+    link = cluster.coded
     return LinkEffect(
         cluster=cluster.name,
         codec=cluster.link.coding.mode,

@@ -10,6 +10,8 @@ from prfaas.core.codec.class_gain import BLOCK_TOKENS
 from prfaas.core.codec.codecs import RATIOS, LinkCodec
 from prfaas.core.codec.gain import CODEC_BYTES_PER_S
 from prfaas.core.codec.quality import Quality
+from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
+from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.toml_tables import quantity
 from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size
 
@@ -193,9 +195,19 @@ class LinkTable(_Table):
     """`[prfaas.link]`: the path to the PD cluster."""
 
     bandwidth: Annotated[BitsPerSecond, Field(le=10**18)]
-    """Bandwidth that transfers can use."""
+    """Bandwidth that transfers can use without loss; what TCP carries of it follows from `rtt`,
+    `loss` and both ends (`core/transfer/tcp_goodput.py`)."""
     rtt: Delay = 0.0
     """Round-trip time."""
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of segments that the path loses at random."""
+    congestion_control: CongestionControl = CongestionControl.BBR
+    """bbr, or cubic on hosts that do not allow it."""
+    connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
+    """Data connections of a pool node; its own choice if absent."""
+    pool_nodes: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Pool nodes of the cluster that send over the link in parallel; a transfer uses one. One per 8
+    GPUs if absent."""
     price_per_tb: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Price of moving 10**12 bytes."""
     codec: LinkCodec = LinkCodec.RAW

@@ -11,6 +11,7 @@ from typing import Any
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.codec.planned import PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
+from prfaas.core.transfer.tcp_goodput import Transport
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_json
 from prfaas.planner.answer.overrides import override
@@ -264,7 +265,8 @@ def _link(table: LinkTable, geometry: KvGeometry, num_tokens: float) -> Link:
         if table.quality_rate is None
         else table.quality_rate / BITS_PER_BYTE,
     )
-    return Link(table.bandwidth, table.rtt, table.price_per_tb, coding)
+    ends = Transport(table.pool_nodes or 0, table.connections or 0, table.congestion_control)
+    return Link(table.bandwidth, table.rtt, table.price_per_tb, coding, table.loss, ends)
 
 
 def prefill_from(table: PrefillTable, name: str) -> PrefillProfile:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from prfaas.core.transfer.tcp_goodput import CongestionControl, Path
 from prfaas.planner.fit_map.crossover import Crossover, crossover
-from prfaas.planner.fit_map.point import PathPlans, num_hosts
+from prfaas.planner.fit_map.point import PathPlans
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import sensitivity
 
@@ -57,7 +57,9 @@ def _ratio(moved: float, base: float) -> float:
 
 def _transports(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
     transport = plans.transport
-    nodes = transport.num_nodes or sum(num_hosts(c) for c in plans.problem.prfaas)
+    nodes = transport.num_nodes or sum(
+        c.num_hosts if c.transport is None else c.transport.num_nodes for c in plans.problem.prfaas
+    )
     others = [c for c in CongestionControl if c is not transport.control]
     changed = [
         (f"{c} in place of {transport.control}", replace(transport, control=c)) for c in others

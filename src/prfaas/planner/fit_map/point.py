@@ -17,7 +17,6 @@ from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
     Path,
     Transport,
-    goodput_bits_per_s,
     most_bits_per_s,
 )
 from prfaas.planner.hardware.profiles import PrefillProfile
@@ -33,8 +32,6 @@ PLANNER_ERROR = 0.07
 docs/results/fit.md."""
 EXTRAPOLATED_MAX = 0.05
 """Share of the prefill time that prompts longer than any measured one may have."""
-HOST_GPUS = 8
-"""GPUs of a host; each host of a PrfaaS cluster runs a pool node, unless the number is given."""
 
 
 class Fit(StrEnum):
@@ -84,7 +81,8 @@ class PathPlans:
 
     Args:
         problem: The question; its links count only as shares of the bandwidth.
-        transport: Both ends; `num_nodes` 0 is one pool node for each host of a PrfaaS cluster.
+        transport: Both ends; `num_nodes` 0 is what the plan has for each link, `connections` 0 what
+            a node opens.
         demand_per_s: Demand, req/s, or None.
     """
 
@@ -99,31 +97,34 @@ class PathPlans:
 
     @cached_property
     def _known(self) -> dict[tuple[tuple[float, ...], float], tuple[Design, Design, float]]:
+        """Designs by what the links carry, and the round trip."""
         return {}
 
     def gain(self, path: Path) -> float:
         """Gain at equal cost on a path."""
-        return self._designs(self._goodputs(path), path.rtt_s)[2]
+        return self._designs(self.on(path), path.rtt_s)[2]
 
     def best_gain(self, path: Path) -> float:
         """Gain if the path, or all send buffers, were full."""
-        shares = zip(self.problem.prfaas, self._bandwidths(path), strict=True)
-        most = tuple(
-            most_bits_per_s(replace(path, bits_per_s=share), self._transport(cluster))
-            for cluster, share in shares
+        full = tuple(
+            replace(
+                c, link=c.link.measured(most_bits_per_s(c.link.path, c.transport or Transport()))
+            )
+            for c in self.on(path).prfaas
         )
-        return self._designs(most, path.rtt_s)[2]
+        return self._designs(replace(self.problem, prfaas=full), path.rtt_s)[2]
 
     def point(self, path: Path) -> Point:
         """Plan on a path, and judge the gain."""
-        goodputs = self._goodputs(path)
-        ours, other, gain = self._designs(goodputs, path.rtt_s)
+        problem = self.on(path)
+        ours, other, gain = self._designs(problem, path.rtt_s)
         carried = self.demand_per_s is None or self.demand_per_s <= ours.operation.rate_per_s
         fit = Fit.PAYS if gain > 0 and carried else Fit.DOES_NOT_PAY
         doubted, reason = self._doubt(path, ours, other, gain) if carried else (None, "")
         if doubted is not None:
             fit = Fit.NOT_PROVEN
-        return Point(path, sum(goodputs), gain, fit, doubted, reason)
+        carried_bits_per_s = sum(cluster.goodput_bits_per_s for cluster in problem.prfaas)
+        return Point(path, carried_bits_per_s, gain, fit, doubted, reason)
 
     def _doubt(
         self, path: Path, ours: Design, other: Design, gain: float
@@ -139,48 +140,48 @@ class PathPlans:
             return Doubt.TRANSPORT, "; ".join(gaps)
         if gain < 0:
             return None, ""
-        late = doubt(self._on(self._goodputs(path), path.rtt_s), ours, other)
+        late = doubt(self.on(path), ours, other)
         return (Doubt.LATENCY, late) if late else (None, "")
 
-    def _designs(self, goodputs: tuple[float, ...], rtt_s: float) -> tuple[Design, Design, float]:
-        key = (goodputs, rtt_s)
+    def _designs(self, problem: Problem, rtt_s: float) -> tuple[Design, Design, float]:
+        key = tuple(cluster.goodput_bits_per_s for cluster in problem.prfaas), rtt_s
         if key not in self._known:
-            problem = self._on(goodputs, rtt_s)
             ours = designs.prfaas_pd(problem, Mode.EXACT)
             other = designs.equal_cost(problem, Mode.EXACT, ours.price_per_h)
             self._known[key] = ours, other, gain_at_equal_cost(ours, other)
         return self._known[key]
 
-    def _on(self, goodputs: tuple[float, ...], rtt_s: float) -> Problem:
+    def on(self, path: Path) -> Problem:
+        """The question on a path."""
+        total = sum(c.link.bits_per_s for c in self.problem.prfaas)
         clusters = tuple(
-            replace(c, link=replace(c.link, bits_per_s=max(goodput, 1.0), rtt_s=rtt_s))
-            for c, goodput in zip(self.problem.prfaas, goodputs, strict=True)
+            replace(
+                c,
+                link=replace(
+                    c.link,
+                    bits_per_s=path.bits_per_s * c.link.bits_per_s / total,
+                    rtt_s=path.rtt_s,
+                    loss=path.loss,
+                    transport=self._transport(c),
+                ),
+            )
+            for c in self.problem.prfaas
         )
         return replace(self.problem, prfaas=clusters)
 
-    def _bandwidths(self, path: Path) -> tuple[float, ...]:
-        total = sum(c.link.bits_per_s for c in self.problem.prfaas)
-        return tuple(path.bits_per_s * c.link.bits_per_s / total for c in self.problem.prfaas)
-
-    def _goodputs(self, path: Path) -> tuple[float, ...]:
-        shares = zip(self.problem.prfaas, self._bandwidths(path), strict=True)
-        return tuple(
-            goodput_bits_per_s(replace(path, bits_per_s=share), self._transport(cluster))
-            for cluster, share in shares
-        )
-
     def _transport(self, cluster: PrfaasCluster) -> Transport:
-        nodes = self.transport.num_nodes or num_hosts(cluster)
-        return replace(self.transport, num_nodes=nodes)
+        planned = cluster.transport
+        nodes = cluster.num_hosts if planned is None else planned.num_nodes
+        connections = 0 if planned is None else planned.connections
+        return replace(
+            self.transport,
+            num_nodes=self.transport.num_nodes or nodes,
+            connections=self.transport.connections or connections,
+        )
 
     def _gaps(self, path: Path, egress_bits_per_s: float) -> list[str]:
         nodes = sum(self._transport(cluster).num_nodes for cluster in self.problem.prfaas)
         return MEASURED.gaps(path, replace(self.transport, num_nodes=nodes), egress_bits_per_s)
-
-
-def num_hosts(cluster: PrfaasCluster) -> int:
-    """Hosts of a cluster, at least 1."""
-    return max(1, -(-cluster.num_instances * cluster.gpus_per_instance // HOST_GPUS))
 
 
 def _beyond_knots(profile: PrefillProfile, problem: Problem) -> float:

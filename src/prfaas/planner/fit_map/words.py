@@ -8,7 +8,8 @@ from itertools import groupby
 
 from prfaas.core.transfer.tcp_goodput import Transport
 from prfaas.planner.fit_map.make import FitMap, Mix, Moved
-from prfaas.planner.fit_map.point import HOST_GPUS, PLANNER_ERROR, Fit, Point
+from prfaas.planner.fit_map.point import PLANNER_ERROR, Fit, Point
+from prfaas.planner.problem import HOST_GPUS
 
 TITLE = "Where prefill-as-a-service fits"
 MARK = {Fit.PAYS: "+", Fit.DOES_NOT_PAY: "-", Fit.NOT_PROVEN: "?"}

@@ -114,7 +114,7 @@ def egress_figure(plan: Plan) -> Any:
     problem, found = plan.question.problem, plan.exact.prfaas.operation
     bars = {
         "egress at Λ_max": found.egress_bits_per_s,
-        "links": sum(c.link.bits_per_s for c in problem.prfaas),
+        "links": sum(c.goodput_bits_per_s for c in problem.prfaas),
     }
     if plan.break_even_bits_per_s:
         bars["break-even bandwidth"] = plan.break_even_bits_per_s

@@ -155,7 +155,7 @@ def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time
 
 
 def _link_load(problem: Problem, found: Operation, arrival_per_s: float) -> float:
-    capacity = sum(c.link.wire_bits_per_s for c in problem.prfaas) or np.inf
+    capacity = sum(c.wire_bits_per_s for c in problem.prfaas) or np.inf
     scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
     return found.egress_bits_per_s * scale / capacity if found.egress_bits_per_s else 0.0
 
@@ -174,12 +174,13 @@ def _classes(
         if not remote.any() or not share:
             continue
         prefill = problem.workload.prefill_s(cluster.prefill, tokens[remote])
-        bits_per_s = cluster.link.wire_bits_per_s * (1 - link_load)
+        free = cluster.wire_bits_per_s * (1 - link_load)
+        bits_per_s = min(free, cluster.transfer_bits_per_s)
         arrival = _arrival(
             problem,
             tokens[remote],
             prefill,
-            link=cluster.link.coded,
+            link=cluster.coded,
             bits_per_s=bits_per_s,
             transfer=transfer,
             chunk_tokens=chunk_tokens,

@@ -59,7 +59,7 @@ def _threshold(problem: Problem, found: Operation) -> float:
 def _links_bind(problem: Problem, terms: tp.StageTerms) -> bool:
     """Return True if every cluster's link carries less than its instances prefill."""
     return all(
-        cluster.link.wire_bits_per_s / (float(size[0]) * tp.BITS)
+        cluster.wire_bits_per_s / (float(size[0]) * tp.BITS)
         < cluster.num_instances / float(seconds[0])
         for cluster, seconds, size in zip(
             problem.prfaas, terms.prefill_long_s, terms.wire_long_bytes, strict=True

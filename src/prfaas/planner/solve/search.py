@@ -237,7 +237,7 @@ def _capacities(
         compute = sum(per_cluster) / p
         first = sizes[0] if sizes else 1.0
         links = zip(problem.prfaas, sizes, strict=True)
-        bits_per_s = sum(c.link.wire_bits_per_s * (first / size) for c, size in links)
+        bits_per_s = sum(c.wire_bits_per_s * (first / size) for c, size in links)
         network = bits_per_s / (first * tp.BITS) / p
         # Clusters that bind on different sides carry less than either sum alone.
         together = grid.prfaas[column] / p

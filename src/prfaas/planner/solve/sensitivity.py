@@ -168,6 +168,8 @@ def _cluster_inputs(
     yield f"{cluster.name}: bandwidth", lambda f: linked(f, "bits_per_s")
     if cluster.link.rtt_s:
         yield f"{cluster.name}: round trip", lambda f: linked(f, "rtt_s")
+    if cluster.link.loss:
+        yield f"{cluster.name}: loss", lambda f: linked(f, "loss")
     if cluster.link.price_per_tb:
         yield f"{cluster.name}: price per TB", lambda f: linked(f, "price_per_tb")
 

@@ -13,7 +13,7 @@ from prfaas.core.control.split import Plans
 from prfaas.core.control.traffic_mix import Mix
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import kv_bytes_at, wire_bytes_at
-from prfaas.planner.problem import Link, Problem, Workload
+from prfaas.planner.problem import PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import best_thresholds, search_grid
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
@@ -26,12 +26,12 @@ _PLANS_MAX = 16
 
 def split_plans(problem: Problem) -> Plans:
     """Plans of a deployment's splits, for links of any total capacity; each is made once."""
-    planned = sum(_block_bits_per_s(c.link, problem) for c in problem.prfaas)
+    planned = sum(_block_bits_per_s(c, problem) for c in problem.prfaas)
 
     @lru_cache(_PLANS_MAX)
     def of(step: int, mix: Mix | None) -> dict[int, SplitPlan]:
         prfaas = tuple(
-            replace(c, link=replace(c.link, bits_per_s=c.link.bits_per_s * _STEP**step))
+            replace(c, link=c.link.measured(c.goodput_bits_per_s * _STEP**step))
             for c in problem.prfaas
         )
         workload = _workload(problem.workload, mix)
@@ -56,13 +56,13 @@ def split_plans(problem: Problem) -> Plans:
     return plans
 
 
-def _block_bits_per_s(link: Link, problem: Problem) -> float:
+def _block_bits_per_s(cluster: PrfaasCluster, problem: Problem) -> float:
     """Rate that gateways measure: bytes of blocks, of a hand-off of mean length."""
-    if not link.coded.is_coding:
-        return link.wire_bits_per_s
+    if not cluster.coded.is_coding:
+        return cluster.wire_bits_per_s
     tokens, geometry = np.array([problem.mean_new_tokens]), problem.geometry
-    wire = wire_bytes_at(geometry, tokens, link.coded)
-    return link.wire_bits_per_s * float(kv_bytes_at(geometry, tokens)[0] / wire[0])
+    wire = wire_bytes_at(geometry, tokens, cluster.coded)
+    return cluster.wire_bits_per_s * float(kv_bytes_at(geometry, tokens)[0] / wire[0])
 
 
 def _workload(planned: Workload, mix: Mix | None) -> Workload:

@@ -86,7 +86,7 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
     split = _Split(lengths, threshold, fraction)
     mean_short, mean_long = split.sides(lengths.mean_up_to)
 
-    links = [cluster.link.coded for cluster in problem.prfaas]
+    links = [cluster.coded for cluster in problem.prfaas]
 
     def wire(link: CodedLink) -> Callable[[FloatArray], FloatArray]:
         return lambda tokens: wire_bytes_at(problem.geometry, tokens, link)
@@ -139,7 +139,7 @@ def cluster_throughputs(problem: Problem, terms: StageTerms) -> FloatArray:
     carried = np.zeros_like(terms.prefill_long_s)
     for row, cluster in enumerate(problem.prfaas):
         compute = _rate(cluster.num_instances, terms.prefill_long_s[row])
-        network = _rate(cluster.link.wire_bits_per_s, terms.wire_long_bytes[row] * BITS)
+        network = _rate(cluster.wire_bits_per_s, terms.wire_long_bytes[row] * BITS)
         carried[row] = np.minimum(compute, network)
     return carried
 

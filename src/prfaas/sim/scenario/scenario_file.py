@@ -102,23 +102,22 @@ class LinkTable(CodingTable):
     """`[link]`: changes to the plan's links, to all of them."""
 
     bandwidth: Bandwidth | None = None
-    """Capacity; the plan's if absent."""
+    """Bandwidth without loss; the plan's if absent."""
     planned_bytes_ratio: Annotated[float, Field(gt=0, le=10_000)] = 1.0
     """Bytes of a prompt that the gateway's plan has, by those that it ships: 100 is a plan that is
     wrong by that."""
     rtt: Delay | None = None
     """Round-trip time; the plan's if absent."""
-    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of segments that are lost at random; limits what TCP carries over the link
-    (`core/transfer/tcp_goodput.py`)."""
-    congestion_control: CongestionControl = CongestionControl.BBR
-    """bbr, or cubic on hosts that do not allow it; counts with loss."""
+    loss: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of segments that are lost at random; the plan's if absent. Limits with the round trip
+    what TCP carries over the link (`core/transfer/tcp_goodput.py`)."""
+    congestion_control: CongestionControl | None = None
+    """bbr, or cubic on hosts that do not allow it; the plan's if absent."""
     connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
-    """Data connections of a pool node; its own choice if absent. Counts with
-    loss."""
-    pool_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Data connections of a pool node; the plan's if absent."""
+    pool_nodes: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Pool nodes that send over a link in parallel, at least `hosts.prfaas`; a transfer uses one.
-    Counts with loss."""
+    The plan's if absent."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
     dead_after: Span = 5.0

@@ -14,7 +14,7 @@ from prfaas.planner.hardware.cost_tables import make_costs
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.step_time import step_time
 from prfaas.planner.model.kv_geometry import KvGeometry
-from prfaas.planner.problem import Link, Problem
+from prfaas.planner.problem import PrfaasCluster, Problem
 from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import Mode
@@ -114,7 +114,7 @@ def _clusters(
             cluster.name,
             cluster.num_instances,
             _costs(file, question, cluster.prefill, num_prompt_tokens_max),
-            _link(file, cluster.link, problem.geometry),
+            _link(file, cluster, problem.geometry),
             _cache(file.cache, "prfaas"),
             _num_hosts("prfaas", file.hosts.prfaas, cluster.num_instances),
         )
@@ -217,24 +217,31 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
     return RolesSetup(settings, split_plans(problem))
 
 
-def _link(file: ScenarioFile, planned: Link, geometry: KvGeometry) -> LinkSetup:
-    table = file.link
+def _link(file: ScenarioFile, cluster: PrfaasCluster, geometry: KvGeometry) -> LinkSetup:
+    table, planned = file.link, cluster.link
     rtt_s = planned.rtt_s if table.rtt is None else table.rtt
-    bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
-    flow_bits_per_s = float("inf")
-    if table.loss:
-        path = Path(bits_per_s, rtt_s, table.loss)
-        num_nodes = max(table.pool_nodes, file.hosts.prfaas)
-        transport = Transport(num_nodes, table.connections or 0, table.congestion_control)
-        bits_per_s = goodput_bits_per_s(path, transport)
-        flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
+    path = Path(
+        planned.bits_per_s if table.bandwidth is None else table.bandwidth,
+        rtt_s,
+        planned.loss if table.loss is None else table.loss,
+    )
+    ends = cluster.transport or Transport(cluster.num_hosts)
+    transport = Transport(
+        max(table.pool_nodes or ends.num_nodes, file.hosts.prfaas),
+        table.connections or ends.connections,
+        table.congestion_control or ends.control,
+    )
+    bits_per_s = goodput_bits_per_s(path, transport)
+    flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
+    if flow_bits_per_s >= bits_per_s:
+        flow_bits_per_s = float("inf")
     return LinkSetup(
         bits_per_s=bits_per_s,
         rtt_ns=ns(rtt_s),
         flow_bits_per_s=flow_bits_per_s,
         dead_after_ns=ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
-        planned_bits_per_s=planned.bits_per_s,
+        planned_bits_per_s=cluster.goodput_bits_per_s,
         planned_bytes_ratio=table.planned_bytes_ratio,
         coding=table.coding(planned.coding, geometry),
     )
