@@ -77,7 +77,7 @@ def test_both_paths_are_predicted_after_their_own_prefix() -> None:
 
 
 def test_a_pull_of_a_long_prefix_does_not_make_the_rest_a_short_prompt() -> None:
-    """Both sides of the choice attend to the same context: what a pull saves is the prefix alone."""
+    """The rest attends to the pulled prefix, too: a pull saves the prefix alone."""
     pull = choose_pull(
         4000,
         0,

@@ -217,7 +217,7 @@ def _fleet(candidate: Candidate) -> str:
     parts.append(f"{problem.pd.num_instances} in {problem.pd.name}")
     threshold = "nothing offloaded"
     if found.offload_fraction > 0:
-        threshold = f"t = {w.tokens(found.offload_threshold)}"
+        threshold = f"t = {w.tokens(found.whole_threshold)}"
     split = f"N_p : N_d = {found.num_prefill} : {found.num_decode}"
     return f"{' and '.join(parts)} ({split}, {threshold})"
 
@@ -289,7 +289,7 @@ def _fleet_as_dict(each: Judged) -> dict[str, Any]:
         "prfaas": [cluster.num_instances for cluster in problem.prfaas],
         "pd": problem.pd.num_instances,
         "num_prefill": settings.num_prefill,
-        "offload_threshold": settings.offload_threshold if settings.offload_fraction > 0 else None,
+        "offload_threshold": settings.whole_threshold if settings.offload_fraction > 0 else None,
         "price_per_h": each.candidate.price_per_h,
         "planner_holds": each.candidate.carries,
         **asdict(each.report),

@@ -224,6 +224,7 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
+        option, decision = self._served(option, decision, considered)
         path = decision.path
         if option.home is None and self._is_unserved(path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
@@ -250,6 +251,7 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
+        option, decision = self._served(option, decision, considered)
         if option.home is None and self._is_unserved(decision.path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
@@ -283,6 +285,33 @@ class Dispatcher:
         if self.market is not None:
             link = option.cluster.name
             self.market.spend(cluster, work_ns, routed.shipped_bytes, link, now_ns)
+
+    def _served(
+        self, option: RouteOption, decision: Decision, considered: Considered
+    ) -> tuple[RouteOption, Decision]:
+        """The decision, or the remote path where no PD instance that prefills is ready.
+
+        Not under the policy `local`, past an obstacle, or where those that prefill also decode.
+        """
+        if (
+            option.home is not None
+            or decision.path is Path.REMOTE
+            or decision.reason is Reason.ALWAYS_LOCAL
+            or self.requests.decode_book is None
+        ):
+            return option, decision
+        option = considered.best
+        if option.away is None or option.facts.obstacle is not None:
+            return option, decision
+        found = option.prediction
+        return option, decision._replace(
+            path=Path.REMOTE,
+            reason=Reason.NO_LOCAL_INSTANCE,
+            num_new_tokens=option.facts.num_new_tokens,
+            predicted_local_ns=found.local_ns,
+            predicted_remote_ns=found.remote_ns,
+            pull_tokens=0,
+        )
 
     def _is_unserved(self, path: Path) -> bool:
         """Return True if a path needs a PD instance that prefills."""

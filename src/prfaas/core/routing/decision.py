@@ -61,6 +61,8 @@ class Reason(StrEnum):
     """Above the threshold, but tried locally to observe the time of such a length (`observed`)."""
     FASTER_REMOTE = "faster_remote"
     """Below the threshold, but the remote path is predicted to be clearly faster."""
+    NO_LOCAL_INSTANCE = "no_local_instance"
+    """No PD engine that prefills is ready: the PrfaaS cluster alone can."""
     CHEAPEST_REMOTE = "cheapest_remote"
     """A PrfaaS cluster costs least of those that are in time (`cost`)."""
     CHEAPEST_LOCAL = "cheapest_local"
@@ -104,6 +106,7 @@ _WORDS = {
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster locally{predictions}",
     Reason.TRIED_LOCAL: "long ({compared}), but tried locally, to see how long that takes",
     Reason.FASTER_REMOTE: "short ({compared}), but predicted faster remotely{predictions}",
+    Reason.NO_LOCAL_INSTANCE: "{compared}: no PD engine that prefills is ready",
     Reason.CHEAPEST_REMOTE: "the least cost for {new}",
     Reason.CHEAPEST_LOCAL: "the least cost for {new}",
     Reason.LEAST_LATE: "late wherever it goes, here least, for {new}",

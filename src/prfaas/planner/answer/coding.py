@@ -127,7 +127,7 @@ def side_of(design: Design, answer: Answer, gain: float) -> CodingSide:
     return CodingSide(
         answer=answer,
         gain=gain,
-        offload_threshold=found.offload_threshold,
+        offload_threshold=found.whole_threshold,
         rate_per_s=found.rate_per_s,
         egress_bits_per_s=found.egress_bits_per_s,
         offloaded_bytes=size,

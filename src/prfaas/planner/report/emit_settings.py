@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from prfaas.planner.answer.plan import Plan, no_offload
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import neighbours
@@ -43,7 +45,9 @@ def deployment_settings(plan: Plan, fleet: Candidate) -> str:
         fleet: The fleet with its settings.
     """
     problem, found = fleet.problem, fleet.found
-    threshold = found.offload_threshold or problem.workload.lengths.high
+    threshold = found.whole_threshold
+    if threshold is None:
+        threshold = 0 if found.offload_fraction > 0 else ceil(problem.workload.lengths.high)
     lines = [
         f"# {problem.title}",
         f"# {plan.verdict.sentence}",
@@ -58,7 +62,7 @@ def deployment_settings(plan: Plan, fleet: Candidate) -> str:
     ]
     if no_offload(found):
         lines.append("# Nothing is offloaded: no prompt is longer than the threshold.")
-    lines += ["", "[routing]", f"offload_threshold = {round(threshold)}", ""]
+    lines += ["", "[routing]", f"offload_threshold = {threshold}", ""]
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ def threshold_figure(plan: Plan) -> Any:
     curve = against_threshold(problem, found)
     figure = _rates(curve, curve.x / 1e3)
     at = (found.offload_threshold or 0.0) / 1e3
-    _mark(figure, at, found.rate_per_s, f"t = {w.tokens(found.offload_threshold)}")
+    _mark(figure, at, found.rate_per_s, f"t = {w.tokens(found.whole_threshold)}")
     last = problem.workload.lengths.quantile(_VIEW) / 1e3
     figure.update_xaxes(
         title="offload threshold t, thousand tokens", range=[0, max(last, at * 1.2)]
@@ -63,7 +63,7 @@ def split_figure(plan: Plan) -> Any:
     every = -(-len(labels) // _TICKS_MAX)
     figure.update_xaxes(title="N_p : N_d", tickvals=labels[::every], tickangle=0)
     return _titled(
-        figure, f"Λ against the split at t = {w.tokens(found.offload_threshold)} tokens", curve
+        figure, f"Λ against the split at t = {w.tokens(found.whole_threshold)} tokens", curve
     )
 
 

@@ -132,7 +132,7 @@ def _design(design: Design) -> tuple[str, ...]:
     return (
         design.name,
         w.gpus(design.num_gpus),
-        w.tokens(found.offload_threshold),
+        w.tokens(found.whole_threshold),
         f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
         w.rate(found.prfaas_per_s),
         w.rate(found.pd_prefill_per_s),

@@ -90,7 +90,7 @@ def _design_row(design: Design) -> tuple[str, ...]:
     return (
         design.name,
         w.gpus(design.num_gpus),
-        w.tokens(found.offload_threshold),
+        w.tokens(found.whole_threshold),
         f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
         w.rate(found.rate_per_s),
         w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-",

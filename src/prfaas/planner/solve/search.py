@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil, floor
 
 import numpy as np
 
@@ -91,6 +92,18 @@ class Operation:
     cluster_shares: tuple[float, ...]
     traffic_shares: tuple[float, ...]
     capacity_per_s: dict[Bottleneck, float]
+
+    @property
+    def whole_threshold(self) -> int | None:
+        """The threshold of gateways and simulations, tokens; None when nothing is routed by length.
+
+        Prompts have whole numbers of tokens: those above t are above the whole number below it.
+        Where nothing is offloaded, no prompt is above the whole number above it.
+        """
+        t = self.offload_threshold
+        if t is None:
+            return None
+        return ceil(t) if self.offload_fraction <= 0 else floor(t)
 
     @property
     def binding(self) -> Bottleneck:

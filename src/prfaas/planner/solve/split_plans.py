@@ -41,7 +41,7 @@ def split_plans(problem: Problem) -> Plans:
             return {}  # such requests miss the plan's targets whatever is done
         return {
             round(num_prefill): SplitPlan(
-                max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
+                max(1, int(grid.terms.threshold[column])), float(grid.rate[row, column])
             )
             for row, (num_prefill, column) in enumerate(
                 zip(grid.num_prefill.tolist(), best_thresholds(grid), strict=True)

@@ -167,7 +167,7 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
 
 def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingSetup:
     table = file.routing
-    planned = round(found.offload_threshold or 0)
+    planned = found.whole_threshold or 0
     return RoutingSetup(
         policy=table.policy,
         offload_threshold=planned if table.threshold is None else table.threshold,

@@ -8,6 +8,7 @@ import numpy as np
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at
 from prfaas.planner.problem import Problem
@@ -49,7 +50,7 @@ class Trial:
 
     problem: Problem
     num_prefill: int
-    offload_threshold: float | None
+    offload_threshold: int | None
     rate_per_s: float
     num_requests: int
     seed: int
@@ -90,9 +91,9 @@ def trial_of(
     problem: Problem, found: Operation, rate_per_s: float, num_requests: int, seed: int
 ) -> Trial:
     """Return the trial of a plan's settings, run to the end."""
-    threshold = found.offload_threshold if found.offload_fraction > 0 else None
+    threshold = found.whole_threshold if found.offload_fraction > 0 else None
     if threshold is None and found.offload_fraction > 0:
-        threshold = 0.0  # everything is offloaded, whatever its length
+        threshold = 0  # everything is offloaded, whatever its length
     return Trial(problem, found.num_prefill, threshold, rate_per_s, num_requests, seed)
 
 
@@ -137,15 +138,13 @@ def _decode_s(trial: Trial) -> float:
 
 def _setup(trial: Trial, num_prompt_tokens_max: int) -> Setup:
     local = trial.offload_threshold is None
-    # Prompts are whole numbers: above t is above the whole number below it.
-    threshold = 0 if trial.offload_threshold is None else int(trial.offload_threshold)
     file = ScenarioFile(
         title=trial.problem.title,
         plan="",
         workload=WorkloadTable(rate=trial.rate_per_s),
         routing=RoutingTable(
             policy=PolicyName.LOCAL if local else PolicyName.PAPER,
-            threshold=threshold,
+            threshold=trial.offload_threshold or 0,
             prefill_instances=trial.num_prefill,
             admission=False,
         ),
@@ -172,8 +171,9 @@ def _signals(trial: Trial) -> SignalSetup:
 
 
 def _with_cached_prefixes(setup: Setup, problem: Problem) -> Setup:
-    """Charge decode for the cached part of prompts; simulated prompts are the part that is new."""
+    """Charge prefill and decode for the cached part of prompts; simulated ones are what is new."""
     work = problem.workload
+    setup = _with_resumed_prefills(setup, problem)
     cached = work.mean_prompt_tokens - problem.mean_new_tokens
     if cached < 1:
         return setup
@@ -182,6 +182,26 @@ def _with_cached_prefixes(setup: Setup, problem: Problem) -> Setup:
         new, whole = kv_bytes_at(problem.geometry, contexts).tolist()
         limits = replace(limits, kv_capacity_bytes=int(limits.kv_capacity_bytes * new / whole))
     return replace(setup, decode=limits, step_ns=_longer(setup.step_ns, cached))
+
+
+def _with_resumed_prefills(setup: Setup, problem: Problem) -> Setup:
+    """Costs of new tokens after the mean prefix of such prompts."""
+    lengths = np.arange(len(setup.costs.local_ns), dtype=np.float64)
+    if not problem.workload.lengths.prefix(lengths).any():
+        return setup
+
+    def table(profile: PrefillProfile) -> list[int]:
+        seconds = problem.workload.prefill_s(profile, lengths)
+        found: list[int] = np.rint(seconds * NS_PER_S).astype(np.int64).tolist()
+        return [0, *found[1:]]
+
+    local_ns = table(problem.pd.prefill)
+    clusters = tuple(
+        replace(c, costs=replace(c.costs, local_ns=local_ns, remote_ns=table(planned.prefill)))
+        for c, planned in zip(setup.prfaas, problem.prfaas, strict=True)
+    )
+    costs = clusters[0].costs if clusters else replace(setup.costs, local_ns=local_ns)
+    return replace(setup, prfaas=clusters, costs=costs)
 
 
 def _longer(step_ns: StepTime, cached: float) -> StepTime:
