@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import isinf, sqrt
 
+from prfaas.core.transfer.tcp_goodput import MEASURED
 from prfaas.planner.answer.coding import (
     CodingEffect,
     CodingSide,
@@ -14,6 +15,7 @@ from prfaas.planner.answer.coding import (
     side_of,
     without_coding,
 )
+from prfaas.planner.answer.left_out import LeftOut, better_without
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.answer.verdict import Verdict, judge
 from prfaas.planner.problem import Problem
@@ -96,6 +98,7 @@ class Plan:
         notes: Assumptions the reader has to know, such as extrapolated profiles.
         coding: What coding of links changes; None where all are raw.
         classes: The answer with all links in one class, by class; empty unless asked for.
+        left_out: The better plan without some PrfaaS clusters; None where all are worth it.
     """
 
     question: Question
@@ -112,6 +115,7 @@ class Plan:
     notes: list[str]
     coding: CodingEffect | None = None
     classes: dict[str, CodingSide] = field(default_factory=dict)
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ class _Judged:
     swings: list[Swing]
     sizing: Sizing | None
     verdict: Verdict
+    left_out: LeftOut | None
 
 
 def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
@@ -150,9 +155,10 @@ def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
         break_even_bits_per_s=sensitivity.break_even_bandwidth(problem, Mode.EXACT),
         recompute_bits_per_s=sensitivity.recompute_bandwidth(problem, long),
         break_even_price=sensitivity.break_even_price(problem, Mode.EXACT),
-        notes=[*_notes(problem), *few_long_prompts(problem, found)],
+        notes=[*_notes(problem, found), *few_long_prompts(problem, found)],
         coding=_coding(question, judged, long) if asks_for_coding(problem) else None,
         classes=_classes(question) if with_classes else {},
+        left_out=judged.left_out,
     )
 
 
@@ -161,8 +167,10 @@ def _judged(question: Question) -> _Judged:
     paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
     swings = sensitivity.tornado(problem, Mode.EXACT)
     sizing = None if demand is None else size(problem, demand)
-    verdict = verdict_of(question, paper, exact, swings, sizing)
-    return _Judged(paper, exact, swings, sizing, verdict)
+    is_barred = obstacle(problem, exact.prfaas, demand, sizing)
+    left_out = better_without(question, float("-inf") if is_barred else exact.gain)
+    verdict = verdict_of(question, paper, exact, swings, sizing, left_out)
+    return _Judged(paper, exact, swings, sizing, verdict, left_out)
 
 
 def _coding(question: Question, judged: _Judged, mean_long: float) -> CodingEffect:
@@ -187,6 +195,7 @@ def verdict_of(
     exact: Comparison,
     swings: list[Swing],
     sizing: Sizing | None,
+    left_out: LeftOut | None = None,
 ) -> Verdict:
     """Judge the computed designs of a question.
 
@@ -196,6 +205,7 @@ def verdict_of(
         exact: Designs with exact expectations.
         swings: Gain at equal cost under swings of every input, exact.
         sizing: The cheapest fleets for the demand, for the sentence; None without.
+        left_out: The better plan without some PrfaaS clusters.
     """
     problem = question.problem
     return judge(
@@ -206,6 +216,7 @@ def verdict_of(
         binding=exact.prfaas.operation.binding_in_words,
         obstacle=obstacle(problem, exact.prfaas, question.arrival_per_s, sizing),
         doubt=doubt(problem, exact.prfaas, exact.equal_cost),
+        without=left_out,
     )
 
 
@@ -260,16 +271,22 @@ def _rate(problem: Problem, found: Operation) -> str:
     return f"{found.rate_per_s:.3g}" + (f" ± {wander:.1g}" if wander else "")
 
 
-def _notes(problem: Problem) -> list[str]:
+def _notes(problem: Problem, found: Operation) -> list[str]:
     lengths = problem.workload.lengths
     notes = []
     for profile in problem.prefill_profiles:
-        if not profile.covers(lengths.low, lengths.high):
+        if not profile.covers(lengths.low, lengths.whole_high):
             notes.append(
                 f"{profile.name}: prefill times are extrapolated outside "
                 f"{profile.lengths[0]:,.0f}-{profile.lengths[-1]:,.0f} tokens; the workload has "
-                f"{lengths.low:,.0f}-{lengths.high:,.0f}"
+                f"{lengths.low:,.0f}-{lengths.whole_high:,.0f}"
             )
+    for cluster, share in zip(problem.prfaas, found.traffic_shares, strict=True):
+        ends, path = cluster.transport, cluster.link.path
+        if ends is None or not path.rtt_s:
+            continue
+        if gaps := MEASURED.gaps(path, ends, found.egress_bits_per_s * share):
+            notes.append(f"{cluster.name}: its link was never measured with {'; '.join(gaps)}")
     return notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prfaas.planner.answer.left_out import LeftOut
 from prfaas.planner.solve.sensitivity import Swing
 
 
@@ -22,8 +23,9 @@ class Verdict:
 
     Args:
         answer: Pays when the gain at equal cost is positive in both modes and no single input,
-            20 % lower or higher, turns it; does not pay when all of these are zero or negative;
-            depends otherwise. A target or demand that cannot be met does not pay.
+            20 % lower or higher, turns it; does not pay when all of these are zero or negative,
+            also without some of the PrfaaS clusters; depends otherwise. A target or demand that
+            cannot be met does not pay.
         sentence: The answer with its numbers.
         turning: Inputs that turn the sign within their swing.
         between: Least and largest gain with any one input 20 % lower or higher; None with an
@@ -45,6 +47,7 @@ def judge(
     binding: str = "",
     obstacle: str = "",
     doubt: str = "",
+    without: LeftOut | None = None,
 ) -> Verdict:
     """The verdict.
 
@@ -57,14 +60,21 @@ def judge(
         obstacle: A target or demand that the plan cannot meet, with its cure; it does not pay then.
             "" when all are met.
         doubt: Why a gain may not count, as a part of a sentence; it depends then.
+        without: The better plan without some PrfaaS clusters; it depends if that alone gains.
     """
+    if without is not None:
+        reason = ", ".join(clause for clause in (reason, binding) if clause)
+        reason, binding = f"{reason}; {without.clause}", ""
     if obstacle:
         clauses = "; ".join(clause for clause in (obstacle, reason) if clause)
+        if without is not None and without.gain > 0:
+            return Verdict(Answer.DEPENDS, f"It depends on the clusters: {clauses}.", ())
         return Verdict(Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {clauses}.", ())
     reason = ", ".join(clause for clause in (reason, binding) if clause)
     is_gain = gain_exact > 0
     turning = tuple(s.what for s in swings if (s.low > 0) != is_gain or (s.high > 0) != is_gain)
-    if (gain_paper > 0) != is_gain or turning or (doubt and is_gain):
+    is_rest = without is not None and without.gain > 0 and not is_gain
+    if (gain_paper > 0) != is_gain or turning or (doubt and is_gain) or is_rest:
         answer = Answer.DEPENDS
     else:
         answer = Answer.PAYS if is_gain else Answer.DOES_NOT_PAY
@@ -97,9 +107,13 @@ def _sentence(
             f"Prefill-as-a-Service does not pay: {gains}, and no single input 20 % off turns it; "
             f"{reason}."
         )
-    if doubt:
+    if doubt and gain_exact > 0:
         return f"It depends: {gains}, but {doubt}; {reason}."
-    on = f"20 % on {_listed(turning)} turns it" if turning else "the two modes disagree"
+    on = f"20 % on {_listed(turning)} turns it" if turning else ""
+    if not on and (gain_paper > 0) != (gain_exact > 0):
+        on = "the two modes disagree"
+    if not on:
+        return f"It depends on the clusters: {gains} with all of them; {reason}."
     return f"It depends: {gains}, but {on}; {reason}."
 
 

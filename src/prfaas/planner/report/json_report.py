@@ -35,6 +35,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "sizing": None if plan.sizing is None else asdict(plan.sizing),
         "coding": None if plan.coding is None else asdict(plan.coding),
         "classes": {name: asdict(side) for name, side in plan.classes.items()},
+        "left_out": None if plan.left_out is None else asdict(plan.left_out),
         "notes": plan.notes,
     }
     cleaned: dict[str, Any] = without_infinity(found)

@@ -63,7 +63,23 @@ def size(problem: Problem, demand_per_s: float, instances_max: int = INSTANCES_M
         demand_per_s: Demand, req/s, above 0.
         instances_max: Largest number of instances of a cluster that is tried.
     """
-    search = _Search(problem, demand_per_s)
+    found = _sized(problem, demand_per_s, instances_max, frozenset())
+    left_out: frozenset[int] = frozenset()
+    while len(left_out) + 1 < len(problem.prfaas):
+        others = [left_out | {i} for i in range(len(problem.prfaas)) if i not in left_out]
+        sizings = [_sized(problem, demand_per_s, instances_max, each) for each in others]
+        best = min(range(len(others)), key=lambda i: _price(sizings[i].cheapest))
+        if not _price(sizings[best].cheapest) < _price(found.cheapest):
+            break
+        left_out, found = others[best], sizings[best]
+    return found
+
+
+def _sized(
+    problem: Problem, demand_per_s: float, instances_max: int, left_out: frozenset[int]
+) -> Sizing:
+    """`size` without the PrfaaS clusters of these indices."""
+    search = _Search(problem, demand_per_s, left_out)
     alone = search.smallest(0, instances_max)
     if not problem.prfaas:
         return Sizing(demand_per_s, alone, alone)
@@ -97,11 +113,12 @@ def _spread(first: int, last: int) -> list[int]:
 
 
 class _Search:
-    def __init__(self, problem: Problem, demand_per_s: float) -> None:
-        self._problem = replace(problem, num_prefill=None)
+    def __init__(self, problem: Problem, demand_per_s: float, left_out: frozenset[int]) -> None:
+        self._problem, self._left_out = replace(problem, num_prefill=None), left_out
         self._demand_per_s = demand_per_s
         self._terms = self._stage_terms()
-        self._largest = max((c.num_instances for c in problem.prfaas), default=0) or 1
+        kept = (c for i, c in enumerate(problem.prfaas) if i not in left_out)
+        self._largest = max((c.num_instances for c in kept), default=0) or 1
 
     def _stage_terms(self) -> StageTerms:
         tried = thresholds(self._problem)
@@ -109,7 +126,10 @@ class _Search:
         return tp.stage_terms(self._problem, tried[spread], Mode.EXACT)
 
     def _fleet(self, prfaas: int, pd: int) -> Problem:
-        clusters = tuple(self._scaled(cluster, prfaas) for cluster in self._problem.prfaas)
+        clusters = tuple(
+            self._scaled(cluster, 0 if i in self._left_out else prfaas)
+            for i, cluster in enumerate(self._problem.prfaas)
+        )
         step = max(round(self._problem.workload.lengths.high), 1)
         return replace(
             self._problem,
