@@ -34,7 +34,7 @@ def test_a_prefill_takes_as_long_as_its_new_tokens(profile: InstanceProfile) -> 
         scheduler = Scheduler(profile)
         scheduler.add(Sequence(prompt, 1, hit_tokens=hit))
         steps = run(scheduler)
-        assert steps[-1][0] == profile.costs.local_prefill_ns(prompt - hit)
+        assert steps[-1][0] == profile.costs.local_prefill_ns(prompt - hit, hit)
         assert [len(got) for _, got in steps] == [0] * (len(steps) - 1) + [1]
 
 

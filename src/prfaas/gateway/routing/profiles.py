@@ -88,11 +88,11 @@ def load_profiles(deployment: Deployment) -> Profiles:
 
 def _attention_tokens(model: Path) -> int:
     """`attention_tokens` of a checkpoint directory; 0 if its config cannot be read."""
-    from prfaas.planner.hardware.operations import attention_tokens
+    from prfaas.planner.hardware.operations import attention_tokens_of
 
     try:
         config = json.loads((model / "config.json").read_bytes())
-        return attention_tokens(config, str(model)) if isinstance(config, dict) else 0
+        return attention_tokens_of(config, str(model)) if isinstance(config, dict) else 0
     except (OSError, ValueError, RecursionError, ConfigError):
         return 0
 

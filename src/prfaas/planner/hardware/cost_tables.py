@@ -19,8 +19,10 @@ def prefill_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
 
 
 def resume_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
-    """Time of a resumed prefill beside its tokens, ns, every 2**`RESUME_SHIFT` tokens of prefix."""
-    prefixes = np.arange(0, num_tokens_max + 1, 1 << RESUME_SHIFT, dtype=np.float64)
+    """Time of a resumed prefill beside its tokens, ns, for each 2**`RESUME_SHIFT` tokens of prefix:
+    that of the one in the middle."""
+    step = 1 << RESUME_SHIFT
+    prefixes = np.arange(0, num_tokens_max + 1, step, dtype=np.float64) + step / 2
     table: list[int] = np.rint(profile.resume_at(prefixes) * NS_PER_S).astype(np.int64).tolist()
     return table
 

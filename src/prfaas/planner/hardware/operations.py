@@ -55,13 +55,23 @@ def prefill_flops(geometry: KvGeometry, model: ModelSize, num_tokens: FloatArray
     return flops
 
 
-def attention_tokens(config: Mapping[str, object], name: str) -> int:
+def attention_tokens(geometry: KvGeometry, model: ModelSize) -> int:
     """Context at which attention costs a token as much as all else, tokens; 0 if it never does.
 
     Windows and sparse layers count with what they see, so only what grows with the context counts.
+    """
+    length = float(2**20)
+    half, whole = prefill_flops(geometry, model, np.array([length, 2 * length])).tolist()
+    square = (whole - 2 * half) / (2 * length**2)
+    linear = half / length - square * length
+    return round(linear / (2 * square)) if square > 0 and linear > 0 else 0
+
+
+def attention_tokens_of(config: Mapping[str, object], name: str) -> int:
+    """`attention_tokens` of a `config.json`; 0 if the weights of a token cannot be counted.
 
     Args:
-        config: `config.json` of the model; 0 is returned if its weights cannot be counted.
+        config: Parsed file.
         name: For errors.
 
     Raises:
@@ -70,12 +80,8 @@ def attention_tokens(config: Mapping[str, object], name: str) -> int:
     weights = active_parameters(config, name)
     if weights is None:
         return 0
-    geometry, model = geometry_from_config(config, name=name), ModelSize(weights, weights, config)
-    length = float(2**20)
-    half, whole = prefill_flops(geometry, model, np.array([length, 2 * length])).tolist()
-    square = (whole - 2 * half) / (2 * length**2)
-    linear = half / length - square * length
-    return round(linear / (2 * square)) if square > 0 and linear > 0 else 0
+    geometry = geometry_from_config(config, name=name)
+    return attention_tokens(geometry, ModelSize(weights, weights, config))
 
 
 def _visible(num_tokens: FloatArray, window: float | None) -> FloatArray:
