@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prfaas.cli.common.console import console_for
-from prfaas.core.transfer.tcp_goodput import Transport
+from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
 from prfaas.errors import ConfigError
-from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map.as_json import as_dict
 from prfaas.planner.fit_map.axes import Axes
 from prfaas.planner.fit_map.make import FitMap, make_map
@@ -36,7 +36,8 @@ class MapView:
         files: Plan files.
         settings: Changes to each of them.
         axes: The points of the map.
-        transport: Both ends of the links.
+        control: Congestion control; None is the plan's, of its first PrfaaS cluster.
+        num_nodes: Pool nodes of each PrfaaS cluster; 0 is what the plan has.
         as_json: JSON instead of tables.
         report: File of the picture, .svg or .html, or None.
     """
@@ -44,7 +45,8 @@ class MapView:
     files: Sequence[Path]
     settings: Sequence[str]
     axes: Axes
-    transport: Transport
+    control: CongestionControl | None
+    num_nodes: int
     as_json: bool
     report: Path | None
 
@@ -84,8 +86,14 @@ def _made(view: MapView) -> list[FitMap]:
             def report(done: int, rows: int, task: object = task) -> None:
                 progress.update(task, completed=done, total=rows)  # type: ignore[arg-type]
 
-            maps.append(make_map(question, view.axes, view.transport, report))
+            maps.append(make_map(question, view.axes, _transport(view, question), report))
     return maps
+
+
+def _transport(view: MapView, question: Question) -> Transport:
+    ends = next((cluster.link.transport for cluster in question.problem.prfaas), None)
+    planned = CongestionControl.BBR if ends is None else ends.control
+    return Transport(view.num_nodes, control=view.control or planned)
 
 
 def _write(maps: Sequence[FitMap], report: Path) -> None:

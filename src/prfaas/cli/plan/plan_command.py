@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from prfaas.cli.common.options import BaseUrlType
 from prfaas.cli.plan.sweeping import place_options
-from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
+from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.errors import ConfigError
 from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse_axes
 
@@ -84,14 +84,12 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.option(
     "--congestion-control",
     type=click.Choice([control.value for control in CongestionControl]),
-    default=CongestionControl.BBR.value,
-    show_default=True,
-    help="Congestion control for the map: cubic if hosts do not allow BBR.",
+    help="Congestion control for the map: cubic if hosts do not allow BBR; FILE's if absent.",
 )
 @click.option(
     "--pool-nodes",
     type=click.IntRange(min=1),
-    help="Pool nodes of each PrfaaS cluster for the map; one per 8 GPUs if absent.",
+    help="Pool nodes of each PrfaaS cluster for the map; FILE's if absent.",
 )
 @click.option(
     "--classes",
@@ -132,7 +130,7 @@ def plan(
     rtts: str,
     losses: str,
     lengths: str,
-    congestion_control: str,
+    congestion_control: str | None,
     pool_nodes: int | None,
 ) -> None:
     """Plan a deployment: verdict, threshold, split and size.
@@ -156,13 +154,13 @@ def plan(
         from prfaas.cli.plan.map_actions import MapView, show_maps
 
         axes = parse_axes(bandwidths, rtts, losses, lengths)
-        transport = Transport(pool_nodes or 0, control=CongestionControl(congestion_control))
+        control = CongestionControl(congestion_control) if congestion_control else None
         if emit or confirm or with_classes:
             given = "--emit prints settings" if emit else "--confirm simulates the answer"
             if with_classes:
                 given = "--classes compares answers"
             raise ConfigError(f"{given} of one plan; leave it or --map out")
-        show_maps(MapView(files, settings, axes, transport, as_json, report))
+        show_maps(MapView(files, settings, axes, control, pool_nodes or 0, as_json, report))
         return
     for name in _MAP_ONLY:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
