@@ -167,7 +167,7 @@ def test_impossible_settings_are_refused(setting: str, message: str) -> None:
 def test_cores_of_a_codec_count() -> None:
     question = load_question(CASE, [AUTO, "prfaas.0.link.codec_cores=8"])
 
-    assert question.problem.prfaas[0].link.coded.is_coding
+    assert question.problem.prfaas[0].coded.is_coding
     one = replace(question.problem.prfaas[0].link.coding, cores=1.0)
     assert not one.of(100e9 / 8).is_coding
 
@@ -213,7 +213,7 @@ def test_lanes_are_a_limit_of_a_raw_link_too() -> None:
     found, expected = (designs.prfaas_pd(p, Mode.EXACT) for p in (limited, scarce))
 
     assert found.operation.rate_per_s == pytest.approx(expected.operation.rate_per_s)
-    assert limited.prfaas[0].link.wire_bits_per_s == 5e9
+    assert limited.prfaas[0].wire_bits_per_s == 5e9
 
 
 def test_terminal_json_and_page_show_the_classes() -> None:

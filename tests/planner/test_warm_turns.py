@@ -23,20 +23,34 @@ from prfaas.planner.hardware.measure import (
     measure_prefill,
     measure_resumed,
 )
-from prfaas.planner.hardware.operations import attention_tokens, attention_tokens_of, prefill_flops
+from prfaas.planner.hardware.operations import (
+    ModelSize,
+    attention_tokens,
+    attention_tokens_of,
+    prefill_flops,
+)
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.roofline import Roofline, prefill_profile
-from prfaas.planner.model.catalogue import find_accelerator
+from prfaas.planner.model.catalogue import find_accelerator, find_model
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.solve.throughput import Mode, stage_terms
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths, LogNormalLengths
 from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.sizing.trial import Trial, try_out
 from prfaas.toml_tables import read_toml, validated
 from tests.planner.paths import EXAMPLES
-from tests.planner.test_roofline import _model
 
 PREFIX, NEW = 88_600, 2_830
 """A turn of a coding agent."""
+
+
+def _model(key: str) -> tuple[KvGeometry, ModelSize]:
+    found = find_model(key)
+    size = ModelSize(found.parameters, found.active_parameters, found.config)
+    return geometry_from_config(found.config, name=found.name), size
+
+
 RATIOS = {
     "llama_3_3_70b": 2.6,
     "deepseek_v3": 6.5,
