@@ -224,7 +224,8 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
-        option, decision = self._served(option, decision, considered)
+        if option.home is None:
+            option, decision = self._served(option, decision, considered)
         path = decision.path
         if option.home is None and self._is_unserved(path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
@@ -251,7 +252,8 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
-        option, decision = self._served(option, decision, considered)
+        if option.home is None:
+            option, decision = self._served(option, decision, considered)
         if option.home is None and self._is_unserved(decision.path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
@@ -294,8 +296,7 @@ class Dispatcher:
         Not under the policy `local`, past an obstacle, or where those that prefill also decode.
         """
         if (
-            option.home is not None
-            or decision.path is Path.REMOTE
+            decision.path is Path.REMOTE
             or decision.reason is Reason.ALWAYS_LOCAL
             or self.requests.decode_book is None
         ):

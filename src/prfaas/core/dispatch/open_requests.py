@@ -493,11 +493,11 @@ class OpenRequests:
 
     def _work_ns(self, routed: Routed) -> int:
         """Work of a prefill that is booked as routed, ns."""
+        hit = routed.hit_tokens
+        new = routed.facts.num_prompt_tokens - hit
         if routed.decision.path is Path.LOCAL:
-            return self._times.local_ns(routed.num_tokens_to_prefill, routed.hit_tokens)
-        return self._times.remote_ns(
-            routed.cluster, routed.num_tokens_to_prefill, routed.hit_tokens
-        )
+            return self._times.local_ns(new, hit)
+        return self._times.remote_ns(routed.cluster, new, hit)
 
     def _observe(self, request_id: int, routed: Routed, now_ns: int) -> None:
         """Time a prefill: what was before it at its instance, and its own work."""

@@ -36,8 +36,8 @@ class Costs:
         overlap: Ship chunk by chunk while computing; else everything after prefill.
         checkpoint_tokens: Distance of the states that are shipped beside the last; 0 is none.
             Others than 0 are for `CheckpointCosts`.
-        local_resume_ns: R of a PD-P instance by prefix, an entry each 2**`RESUME_SHIFT` tokens; the
-            last holds beyond. Empty: the fixed time of a cold prompt.
+        local_resume_ns: R of a PD-P instance by prefix, an entry each 2**`RESUME_SHIFT` tokens to
+            the end of its other table; the last holds beyond. Empty: the time of no tokens.
         remote_resume_ns: The same of a PrfaaS instance.
     """
 
@@ -54,18 +54,26 @@ class Costs:
     def local_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of a PD-P instance for new tokens after a cached prefix, ns."""
         table, index = self.local_ns, num_new_tokens if num_new_tokens > 0 else 1
-        cold = table[index] if index < len(table) else _beyond(table, index)
         if not prefix_tokens:
-            return cold
-        return _warm(table, self.local_resume_ns, cold, index, prefix_tokens)
+            return table[index] if index < len(table) else _beyond(table, index)
+        resume, end = self.local_resume_ns, prefix_tokens + index
+        if not resume or end >= len(table):
+            return _warm_beyond(table, resume, index, prefix_tokens)
+        found = table[end] - table[prefix_tokens] + resume[prefix_tokens >> RESUME_SHIFT]
+        cold = table[index]
+        return found if found > cold else cold
 
     def remote_prefill_ns(self, num_new_tokens: int, prefix_tokens: int = 0) -> int:
         """Prefill time of a PrfaaS instance for new tokens after a cached prefix, ns."""
         table, index = self.remote_ns, num_new_tokens if num_new_tokens > 0 else 1
-        cold = table[index] if index < len(table) else _beyond(table, index)
         if not prefix_tokens:
-            return cold
-        return _warm(table, self.remote_resume_ns, cold, index, prefix_tokens)
+            return table[index] if index < len(table) else _beyond(table, index)
+        resume, end = self.remote_resume_ns, prefix_tokens + index
+        if not resume or end >= len(table):
+            return _warm_beyond(table, resume, index, prefix_tokens)
+        found = table[end] - table[prefix_tokens] + resume[prefix_tokens >> RESUME_SHIFT]
+        cold = table[index]
+        return found if found > cold else cold
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already; the state is shipped whole."""
@@ -110,7 +118,13 @@ class Costs:
         computed, and ns since its start."""
         step = self.chunk_tokens if self.overlap else num_new_tokens
         prefill_ns = self.local_prefill_ns if is_local else self.remote_prefill_ns
-        found = [(end, prefill_ns(end, prefix_tokens)) for end in range(step, num_new_tokens, step)]
+        ends = range(step, num_new_tokens, step)
+        if prefix_tokens:
+            found = [(end, prefill_ns(end, prefix_tokens)) for end in ends]
+        else:
+            table = self.local_ns if is_local else self.remote_ns
+            size = len(table)
+            found = [(end, table[end] if end < size else _beyond(table, end)) for end in ends]
         found.append((num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens)))
         return found
 
@@ -195,17 +209,18 @@ def layout_of(costs: Costs, num_tokens: int, *, has_state: bool = True) -> Layou
     return Layout(bytes(LAYOUT_ID_BYTES), 1, "", (attention, state)[: 1 + has_state])
 
 
-def _warm(table: list[int], resume: Sequence[int], cold: int, new: int, prefix: int) -> int:
-    """T(prefix, new), given T(new)."""
-    end, size, place = prefix + new, len(table), prefix >> RESUME_SHIFT
-    whole = table[end] if end < size else _beyond(table, end)
-    before = table[prefix] if prefix < size else _beyond(table, prefix)
+def _warm_beyond(table: list[int], resume: Sequence[int], new: int, prefix: int) -> int:
+    """T(prefix, new) beyond the end of a table, or without a table of R."""
+    size, place = len(table), prefix >> RESUME_SHIFT
+    cold, before, whole = (
+        table[tokens] if tokens < size else _beyond(table, tokens)
+        for tokens in (new, prefix, prefix + new)
+    )
     if resume:
         fixed = resume[place] if place < len(resume) else resume[-1]
     else:
         fixed = max(2 * table[1] - table[2], 0)
-    found = whole - before + fixed
-    return found if found > cold else cold
+    return max(cold, whole - before + fixed)
 
 
 def _beyond(table: list[int], index: int) -> int:

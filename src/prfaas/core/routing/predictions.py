@@ -155,11 +155,13 @@ def predict(
     """
     if costs is None:
         return NO_PROFILE
-    prompt, new, local_ns, computed_ns = facts.num_prompt_tokens, facts.num_new_tokens, None, None
-    work_ns = costs.local_prefill_ns(new, facts.pd_hit_tokens)
-    there = facts.prfaas_hit_tokens
+    prompt, local_ns, computed_ns = facts.num_prompt_tokens, None, None
+    here, there = facts.pd_hit_tokens, facts.prfaas_hit_tokens
+    # As the properties of the facts have them: this is done for each option of each request.
+    new, present = prompt - here, here - facts.device_only_tokens
+    work_ns = costs.local_prefill_ns(new, here)
     away_ns = costs.remote_prefill_ns(prompt - there, there)
-    shipped = costs.shipped_bytes(prompt, facts.present_tokens)
+    shipped = costs.shipped_bytes(prompt, present)
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:
         local_ns = signals.local_wait_ns + work_ns
@@ -167,7 +169,7 @@ def predict(
         local_ns += local_decode_ns
     if signals.remote_wait_ns is not None:
         computed_ns = signals.remote_wait_ns + away_ns
-    remote_ns = _remote(facts, signals, costs, computed_ns, shipped)
+    remote_ns = _remote(prompt, present, signals, costs, computed_ns, shipped)
     if remote_ns is not None:
         remote_decode_ns = decode_wait(remote_ns)
         remote_ns += remote_decode_ns
@@ -188,7 +190,8 @@ def predict(
 
 
 def _remote(
-    facts: RoutingFacts,
+    prompt: int,
+    present: int,
     signals: PathSignals,
     costs: CostModel,
     computed_ns: int | None,
@@ -197,7 +200,6 @@ def _remote(
     wait_ns, link = signals.remote_wait_ns, signals.link
     if wait_ns is None or computed_ns is None or link is None:
         return None
-    prompt, present = facts.num_prompt_tokens, facts.present_tokens
     ns_per_byte = (
         BITS_PER_BYTE * NS_PER_S / max(link.bits_per_s, 1.0)
     )  # a dead link: centuries, not unknown
