@@ -14,7 +14,7 @@ from pathlib import Path as File
 
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.fit_map.point import PathPlans, Point, num_hosts
+from prfaas.planner.fit_map.point import PathPlans, Point
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.designs import LEAST_INSTANCES, Design, gain_at_equal_cost
@@ -59,7 +59,7 @@ def confirm(problem: Problem, path: Path, transport: Transport) -> Confirmed:
     )
     on_path = problem.with_cluster(0, there)
     ours = designs.prfaas_pd(on_path, Mode.EXACT)
-    nodes = transport.num_nodes or num_hosts(cluster)
+    nodes = transport.num_nodes or cluster.num_hosts
     alone = goodput_bits_per_s(path, replace(transport, num_nodes=nodes).alone)
     rate = simulated_rate(on_path, ours, alone)
     other = designs.equal_cost(on_path, Mode.EXACT, ours.price_per_h)

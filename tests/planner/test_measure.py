@@ -19,7 +19,7 @@ from prfaas.errors import ConfigError, EngineError
 from prfaas.planner.answer.plan_file import ProfileFile
 from prfaas.planner.answer.plan_loader import prefill_from
 from prfaas.planner.hardware.engine_http import HttpEngine
-from prfaas.planner.hardware.fit import fit_prefill, profile_toml
+from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, profile_toml
 from prfaas.planner.hardware.layer_stack import LayerStack
 from prfaas.planner.hardware.measure import (
     Completion,
@@ -74,7 +74,7 @@ async def test_a_profile_of_a_known_engine_is_its_formula(tmp_path: Path) -> Non
     )
     fit = fit_prefill(samples)
     path = tmp_path / "profile.toml"
-    path.write_text(profile_toml("a test", samples, fit, decode, [512]))
+    path.write_text(profile_toml("a test", samples, fit, ResumedFit(), decode, [512]))
     file = validated(ProfileFile, read_toml(path), path)
     assert file.prefill is not None
     assert file.decode is not None
