@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path as File
 
-from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
+from prfaas.core.transfer.tcp_goodput import Path, Transport
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map.point import PathPlans, Point
 from prfaas.planner.problem import Problem
@@ -53,15 +53,9 @@ def confirm(problem: Problem, path: Path, transport: Transport) -> Confirmed:
     """Simulate PrfaaS-PD and the homogeneous fleet for the same money at a point."""
     plans = PathPlans(problem, transport)
     point = plans.point(path)
-    (cluster,) = problem.prfaas
-    there = replace(
-        cluster, link=replace(cluster.link, bits_per_s=point.goodput_bits_per_s, rtt_s=path.rtt_s)
-    )
-    on_path = problem.with_cluster(0, there)
+    on_path = plans.on(path)
     ours = designs.prfaas_pd(on_path, Mode.EXACT)
-    nodes = transport.num_nodes or cluster.num_hosts
-    alone = goodput_bits_per_s(path, replace(transport, num_nodes=nodes).alone)
-    rate = simulated_rate(on_path, ours, alone)
+    rate = simulated_rate(on_path, ours, on_path.prfaas[0].transfer_bits_per_s)
     other = designs.equal_cost(on_path, Mode.EXACT, ours.price_per_h)
     gain = gain_at_equal_cost(_at(ours, rate), _at(other, _fraction(problem, ours.price_per_h)))
     return Confirmed(point, ours.operation.rate_per_s, rate, gain)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.report.emit_settings import deployment_settings, recommended
@@ -40,7 +41,10 @@ def test_planner_confirmation_emission_and_scenario_have_one_threshold(name: str
     assert (found.num_prefill, found.offload_fraction) == (0, 1.0)
     emitted = tomllib.loads(deployment_settings(plan, recommended(plan)))
     file = ScenarioFile(
-        title="x", plan="", workload=WorkloadTable(rate=1.0), routing=RoutingTable(policy="paper")
+        title="x",
+        plan="",
+        workload=WorkloadTable(rate=1.0),
+        routing=RoutingTable(policy=PolicyName.PAPER),
     )
     setup, _ = make_setup(file, asked, 40_000)
     trial = trial_of(asked.problem, found, 1.0, 100, 1)
