@@ -5,11 +5,13 @@ Weights are scaled as those of the demo's checkpoint, so that answers hang on th
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from prfaas.engines.checkpoint import (
     ATTENTION_GAIN,
+    DECAY_PER_TOKEN,
     EMBEDDING_GAIN,
     LOGIT_GAIN,
     MAX_MODEL_LEN,
@@ -135,6 +137,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_STATE_OUTPUTS = tuple(f"{layer}.out_proj.weight" for layer in ("conv", "self_attn", "linear_attn"))
 STATE_KIND = "linear state (Qwen3-Next, the demo's)"
 ALL_KINDS = (*KINDS, STATE_KIND)
 
@@ -143,13 +146,23 @@ def make_kind(kind: str, directory: Path) -> None:
     """Write a checkpoint of one of `ALL_KINDS`."""
     if kind == STATE_KIND:
         make_checkpoint(directory)
-        return
+    else:
+        make_model(*KINDS[kind], directory)
+
+
+def make_model(model_type: str, fields: dict[str, Any], directory: Path) -> None:
+    """Write a checkpoint whose answers hang on the cache.
+
+    Args:
+        model_type: Of its configuration.
+        fields: Of its configuration, beside those of all kinds.
+        directory: A new one.
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     directory.mkdir(parents=True)
     tokenizer = make_tokenizer(directory)
-    model_type, fields = KINDS[kind]
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = CONFIG_MAPPING[model_type](**(_COMMON | fields | ids))
     torch.manual_seed(0)
@@ -161,7 +174,10 @@ def make_kind(kind: str, directory: Path) -> None:
         for name, weight in model.named_parameters():
             if name.endswith("self_attn.o_proj.weight"):
                 weight.mul_(ATTENTION_GAIN)
-            elif name.endswith(("conv.out_proj.weight", "self_attn.out_proj.weight")):
+            elif name.endswith(_STATE_OUTPUTS):
                 weight.mul_(STATE_GAIN)
+            elif name.endswith("linear_attn.A_log"):
+                slow, fast = (math.log(rate) for rate in DECAY_PER_TOKEN)
+                weight.copy_(torch.linspace(slow, fast, weight.numel()))
     speak_in_letters(model, tokenizer)
     model.save_pretrained(directory)
