@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 COUNTED := $(addprefix tests/,audit config core gateway membership parity planner traces wire)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
+.PHONY: help gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,6 +34,9 @@ demo: install  ## the main job: two clusters, twelve requests, one table
 
 case-study: install  ## the paper's case study, live with timing engines; root, ten minutes
 	@$(BIN)/python -m benchmarks.case_study
+
+gpu-kit: install  ## an archive that a bare machine with a GPU runs: dist/gpu-kit.tar.xz
+	$(BIN)/python -m tests.gpu.kit.build
 
 test: check  ## everything CI runs: checks, then all tests, real engines included
 	$(PYTEST)
