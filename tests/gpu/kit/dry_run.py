@@ -88,7 +88,7 @@ def codec() -> str:
 
     from tests.gpu.kit import window_kernels as kernels
 
-    values = torch.zeros(kernels.CHUNK_VALUES, dtype=torch.int16)
+    values = torch.zeros(2 * kernels.HALF, dtype=torch.int16)
     coded = torch.zeros(kernels.SLOT_BYTES, dtype=torch.uint8)
     starts, sizes = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
     kernels.start_encoding(values, coded, sizes)

@@ -126,6 +126,13 @@ def _kernel_blocks(some: list[Record]) -> str:
 _DIFFER = ("differ_as_pages", "differ_as_blocks")
 
 
+def _unlike(some: list[Record]) -> str:
+    tokens = some[0]["tokens"]
+    return (
+        f"An engine with kernel blocks of {tokens} tokens shares no blocks: its layout is another."
+    )
+
+
 def _pages(some: list[Record]) -> str:
     columns = ("tokens of a page", "kernel block", "KV heads", "bytes", "differ as pages")
     return table(
@@ -247,6 +254,7 @@ def _codec(some: list[Record]) -> str:
 _FORMS: Mapping[str, Callable[[list[Record]], str]] = {
     "answers": _answers,
     "kernel blocks": _kernel_blocks,
+    "kernel blocks refused": _unlike,
     "pages": _pages,
     "copies": _copies,
     "beside": _beside,
