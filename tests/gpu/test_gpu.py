@@ -14,10 +14,14 @@ from prfaas.config.load import load_deployment
 from tests.deployments import LAPTOP, placed
 from tests.engines.vllm_modules import needing_vllm
 from tests.gpu import suite
+from tests.gpu.kit import facts, page
+from tests.gpu.kit.__main__ import run_all
+from tests.gpu.kit.parts import PARTS
+from tests.gpu.kit.results import read
 from tests.gpu.suite import CPU, DENSE_KIND, KINDS, LENGTHS, Figures, Machine
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.timeout(1800)]
-ON_CPU = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
+ON_CPU = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "gpu.md"
 H200 = Machine("cuda", 1, "NVIDIA H200")
 
@@ -37,17 +41,30 @@ def machine_for(device: str) -> Machine:
     "device", [pytest.param("cuda", marks=ON_GPU), pytest.param("cpu", marks=ON_CPU)]
 )
 async def test_the_whole_suite(device: str, tmp_path: Path) -> None:
-    """On a GPU the results replace the page in the documentation."""
+    """Profiles of engines; the page in the documentation is the kit's."""
     machine = machine_for(device)
     lengths = LENGTHS if machine.is_gpu else (2048,)
     figures = await suite.measured(machine, lengths)
-    target = PAGE if machine.is_gpu else tmp_path / "gpu.md"
+    target = tmp_path / "suite.md"
     target.write_text(suite.page(figures, f"python -m pytest -m gpu    # on {machine.device}"))
     assert not figures.faults, figures.faults
     assert len(figures.identity) == len(KINDS) + (machine.num_devices > 1)
     assert len(figures.ttft) == len(KINDS) * len(lengths)
     assert len(figures.stacks) == max(2, len(lengths))
     assert all(line.endswith("| remote |") for line in figures.ttft), figures.ttft
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param("cuda", marks=ON_GPU), pytest.param("cpu", marks=ON_CPU)]
+)
+def test_every_part_of_the_kit(device: str, tmp_path: Path) -> None:
+    """On a GPU the results replace the page in the documentation."""
+    machine = machine_for(device)
+    facts.write(tmp_path, machine.device, ["pytest", "-m", "gpu"])
+    is_good = run_all(PARTS, machine.device, tmp_path, 1700.0)
+    target = PAGE if machine.is_gpu else tmp_path / "gpu.md"
+    target.write_text(page.page(tmp_path))
+    assert is_good, [read(tmp_path, part.name) for part in PARTS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,8 @@
     --page FILE        where the page goes; FOLDER/gpu.md otherwise
     --seconds N        no part is started after so long
 
+FOLDER gets eight files: part-NAME.json of each part, machine.json, parts.log and gpu.md.
+
 Each part is a process with a limit of its own; what it had written is kept when it is cut.
 """
 
@@ -52,7 +54,8 @@ def _run_one(part: Part, device: str, out: Path, limit_s: float) -> bool:
     command = [sys.executable, "-m", "tests.gpu.kit", "--device", device, "--out", str(out)]
     command += ["--in-process", part.name]
     print(f"({part.letter}) {part.name}, at most {limit_s:.0f} s", flush=True)
-    with (out / f"part-{part.name}.log").open("wb") as log:
+    # One file for all, so that few files have to be brought back.
+    with (out / "parts.log").open("ab") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -61,8 +61,9 @@ def round_trip(*, pins: bool, damage: str = "") -> tuple[int, float, bool]:
         kv_bytes_per_chunk=PAGE_BYTES * NUM_LAYERS,
         cpu_page_size=PAGE_BYTES * NUM_LAYERS,
     )
-    worker = _worker(caches, region, pins)
+    worker = None
     try:
+        worker = _worker(caches, region, pins)
         before = [each.clone() for each in tensors]
         blocks = np.arange(NUM_BLOCKS, dtype=np.int32)
         rows = np.random.default_rng(1).permutation(blocks)
@@ -88,7 +89,8 @@ def round_trip(*, pins: bool, damage: str = "") -> tuple[int, float, bool]:
             wrong |= (was != each).any(dim=1)
         return int(wrong.sum()), seconds, bool(getattr(region, "is_pinned", False))
     finally:
-        worker.shutdown()
+        if worker is not None:
+            worker.shutdown()
         region.cleanup()
 
 
