@@ -11,7 +11,7 @@ from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import Phase
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.pool.node.purging import BARS_MAX
+from prfaas.pool.node.prefix_purging import BARS_MAX
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong
 from prfaas.wire.messages.codec import encode
