@@ -70,7 +70,8 @@ def test_a_cluster_behind_a_dead_link_is_left_out() -> None:
 
 def test_a_layout_that_differs_bars_and_one_that_is_unknown_is_no_link() -> None:
     made = dispatcher(PolicyName.REMOTE)
-    for layout_id, reason in ((b"other", Reason.LAYOUT_MISMATCH), (None, Reason.LINK_DOWN)):
+    cases = ((b"other", Reason.LAYOUT_MISMATCH), (None, Reason.ENGINE_NOT_CONNECTED))
+    for layout_id, reason in cases:
         for name in ("s0", "f0", "f1"):
             made.describe(name, num_tokens_max=10**6, layout_id=layout_id)
         assert sent(made.arrive(arrival(1), 0)).decision.reason is reason
@@ -169,7 +170,7 @@ def test_both_predictions_know_what_the_instance_at_home_holds() -> None:
     assert known.present_tokens == 3000
     everything = arrival(1, hits={"h1": 9500, "home": 0}, shippable_tokens=9500)
     found = sent(at_one_pool(PolicyName.REMOTE).arrive(everything, 0))
-    assert found.decision.reason is Reason.NOT_OFFLOADABLE
+    assert found.decision.reason is Reason.NOTHING_TO_SHIP
 
 
 def test_both_predictions_know_what_the_instance_away_holds() -> None:
@@ -231,7 +232,7 @@ def test_nothing_is_shipped_that_is_there() -> None:
     made = dispatcher(PolicyName.REMOTE)
     hits = {"home-0": 9500, "home-1": 9500}
     there = arrival(1, hits=hits, shippable_tokens=9500)
-    assert sent(made.arrive(there, 0)).decision.reason is Reason.NOT_OFFLOADABLE
+    assert sent(made.arrive(there, 0)).decision.reason is Reason.NOTHING_TO_SHIP
     lacking = arrival(2, hits=hits, shippable_tokens=9501)
     assert sent(made.arrive(lacking, 0)).decision.path is Path.REMOTE
 

@@ -23,7 +23,7 @@ from .charts import (
     rendered,
     template,
 )
-from .test_chart_validity import check
+from .kubernetes_schemas import check
 
 DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 
