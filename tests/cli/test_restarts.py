@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.cli.host.processes import how_it_ended
 from prfaas.cli.supervision import restarts as module
 from prfaas.cli.supervision.restarts import (
     FIRST_DELAY_NS,
@@ -178,3 +179,16 @@ def test_the_policy_has_no_clock_no_processes_and_no_randomness() -> None:
         )
     }
     assert imported == {"__future__", "collections.abc", "dataclasses", "enum", "prfaas.units"}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [
+        (1, "ended with code 1: RuntimeError: out of blocks"),
+        (-9, "was ended by SIGKILL; by somebody, or by the kernel for want of memory (dmesg)"),
+        (-11, "was ended by SIGSEGV"),
+        (-99, "was ended by signal 99"),
+    ],
+)
+def test_a_signal_is_the_reason_and_no_line_of_the_log(exit_code: int, expected: str) -> None:
+    assert how_it_ended(exit_code, "RuntimeError: out of blocks") == expected

@@ -280,7 +280,7 @@ async def test_an_operator_sees_parts_and_restarts_one(
                 await until(lambda: phase_of(supervisor, "engine") is Phase.FAILED)
                 code, output, _ = await ctl("parts")
                 assert code == 1
-                assert "failed     ended with code -9" in output.splitlines()[0]
+                assert "failed     was ended by SIGKILL" in output.splitlines()[0]
                 assert (await ctl("restart", "engine"))[0] == 0
                 await until(lambda: phase_of(supervisor, "engine") is Phase.READY)
                 code, output, _ = await ctl("parts", "--json")

@@ -201,3 +201,20 @@ async def within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]
         if all(done(part) for part in parts) or time.monotonic() > deadline:
             return
         await asyncio.sleep(POLL_S)
+
+
+def how_it_ended(exit_code: int | None, last_error: str) -> str:
+    """Return what ended a process, as text; one that a signal ends has logged nothing of it.
+
+    Args:
+        exit_code: Negative for a signal.
+        last_error: Of its log; "" without one.
+    """
+    if exit_code is None or exit_code >= 0:
+        return f"ended with code {exit_code}" + (f": {last_error}" if last_error else "")
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    causes = "; by somebody, or by the kernel for want of memory (dmesg)"
+    return f"was ended by {name}" + (causes if exit_code == -signal.SIGKILL else "")

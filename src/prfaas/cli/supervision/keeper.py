@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from prfaas.cli.host.processes import GRACE_S, Part, within
+from prfaas.cli.host.processes import GRACE_S, Part, how_it_ended, within
 from prfaas.cli.supervision.restarts import (
     FIRST_DELAY_NS,
     RUNNING,
@@ -127,9 +127,8 @@ class Keeper:
     async def _ended(self) -> None:
         self._forget_probe()
         await self.part.clean_up()
-        error = self.part.last_error()
-        said = f"ended with code {self.part.exit_code}" + (f": {error}" if error else "")
-        self.restarts.ended(time.monotonic_ns(), said)
+        reason = how_it_ended(self.part.exit_code, self.part.last_error())
+        self.restarts.ended(time.monotonic_ns(), reason)
 
     def _probe(self) -> None:
         """Begin a due probe, or handle the result of a completed one."""
