@@ -4,6 +4,7 @@ second."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         found = json_report.as_dict(answer)
         if confirmation is not None:
             found["confirmation"] = plan_confirm.as_dict(confirmation)
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        is_utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
+        click.echo(json.dumps(found, indent=2, ensure_ascii=not is_utf8))
     else:
         console = console_for(_COLUMNS)
         print_plan(answer, console)
