@@ -1,4 +1,4 @@
-"""What Kubernetes and its operators accept: schemas of objects."""
+"""Schemas of the objects that Kubernetes and its operators accept."""
 
 import json
 from functools import cache

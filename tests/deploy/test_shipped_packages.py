@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)
 
 UV = Path(sys.executable).with_name("uv")
 EXTRAS = {"vllm", "torch", "ray", "obstore", "mooncake", "sglang"}
-"""What parts of the project import that is installed by those who use it: engines, extras."""
+"""Packages that parts of the project import and their users install: engines, extras."""
 IMPORT_ALL = """
 import importlib, json, pkgutil, prfaas
 missing = {}

@@ -101,7 +101,7 @@ class OperatorTable(Table):
     """Hashes of keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`. The
     audit log names the operator of each change."""
     rank: Annotated[OperatorRank, Field(strict=False)] = OperatorRank.CHANGE
-    """What the keys open: `"metrics"` (`/metrics` alone), `"view"` (all that changes nothing) or
+    """Rights of the keys: `"metrics"` (`/metrics` alone), `"view"` (all that changes nothing) or
     `"change"` (everything, purges included)."""
 
 

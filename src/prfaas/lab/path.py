@@ -54,7 +54,7 @@ class PathSettings:
 
 
 class Connections:
-    """What an address translator between both sides knows of TCP connections."""
+    """TCP connections that an address translator between both sides knows."""
 
     def __init__(self) -> None:
         self._used_at_ns: dict[bytes, int] = {}

@@ -20,7 +20,7 @@ SERVER = "prfaas"
 FIELD_BYTES_MAX = 96 << 10
 """Limit of the request line and of each header; vLLM's server takes 64 KiB and more."""
 HEAD_BYTES_MAX = 1 << 20
-"""What a connection may send before its request is read."""
+"""Limits of a connection before its request is read."""
 _log = logging.getLogger(__name__)
 
 

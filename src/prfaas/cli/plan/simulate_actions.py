@@ -114,7 +114,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
 
 
 def warning_of(results: Results) -> str:
-    """What makes the figures of a run meaningless; "" if nothing does."""
+    """Cause for which the figures of a run mean nothing; "" without one."""
     finished, came = results.outcomes.get("finished", 0), results.num_requests
     if not came:
         return "no request arrived in the measured window; its figures say nothing"

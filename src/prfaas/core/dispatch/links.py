@@ -159,7 +159,7 @@ class Links:
         """Tokens of a block: no loop moves a threshold below it, since only whole blocks ship."""
         self._held_for_all: int | None = None
         self._held: dict[tuple[str, str], int | None] = {}
-        """What the operator has set for single links, which outlives them."""
+        """Thresholds that the operator has set for single links; they outlive the links."""
 
     def between(self, source: str, destination: str) -> Link:
         """The link; down until it is reported up."""

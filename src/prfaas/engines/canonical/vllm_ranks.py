@@ -42,7 +42,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> tuple[str, int, int]:
-        """What differs between two files, also of two hosts."""
+        """Identity of a file, by which files of two hosts differ too."""
         return self.boot, self.device, self.inode
 
     @property

@@ -35,7 +35,7 @@ LOCAL, REMOTE = 0, 1
 
 
 class Capacity(NamedTuple):
-    """What engines that are ready take.
+    """Limits of the engines that are ready.
 
     Attributes:
         num_slots: Sequences that PD engines run at once; 0 without any.
@@ -220,7 +220,7 @@ class EngineLimits:
         """Limits of timing engines."""
 
     def __call__(self) -> Capacity:
-        """What they take now."""
+        """Their limits now."""
         num_slots, num_engines = 0, [0, 0]
         for engine in self._engines.by_name.values():
             if not self._engines.takes(engine):
