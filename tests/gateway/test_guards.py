@@ -109,7 +109,7 @@ async def test_a_link_that_loses_transfers_is_left_alone(world: World) -> None:
         if outcome == "committed":
             assert await state(world, LINK_LABEL) == "open"
             assert await path_of_next(world) == "local"
-            assert (await world.record())["reason"] == "link_down"
+            assert (await world.record())["reason"] == "link_barred"
             clock.now_ns = NS_PER_S
             world.gateway.guards.refresh(0)
         assert await path_of_next(world) == "remote"

@@ -163,7 +163,7 @@ async def test_garbage_on_the_pools_port(world: World) -> None:
     server = await asyncio.start_server(garbage, "127.0.0.1", world.pd_pool.port)
     status, _ = await world.post({"prompt": "x" * 500})
     assert status == 200
-    assert (await world.record())["reason"] == "link_down"
+    assert (await world.record())["reason"] == "pool_not_connected"
     server.close()
     await server.wait_closed()
     await world.pd_pool.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -35,6 +36,19 @@ _U8_FIELDS = 8
 
 
 AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
+
+
+async def happy_eyeballs_s(host: str, port: int) -> float | None:
+    """Return the delay between two addresses of a host, seconds; None for a host of one address,
+    whose connection asyncio then makes without a race, in which a cancelled caller can leave an
+    open socket behind (CPython 3.11).
+
+    Raises:
+        OSError: There is no such host.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return HAPPY_EYEBALLS_S if len(found) > 1 else None
 
 
 def prepare(connection: socket.socket) -> str:

@@ -14,7 +14,7 @@ from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.base import Goodbye
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.survey import Survey, Surveyed
-from prfaas.wire.sockets import HAPPY_EYEBALLS_S
+from prfaas.wire.sockets import happy_eyeballs_s
 
 ANSWER_S = 5.0
 """Limit for connection, handshake and answer of one pool node."""
@@ -57,7 +57,10 @@ async def _ask(
     try:
         async with asyncio.timeout(answer_s):
             await loop.create_connection(
-                lambda: channel, *address, ssl=tls, happy_eyeballs_delay=HAPPY_EYEBALLS_S
+                lambda: channel,
+                *address,
+                ssl=tls,
+                happy_eyeballs_delay=await happy_eyeballs_s(*address),
             )
             return await answer
     except TimeoutError:

@@ -45,7 +45,7 @@ from prfaas.wire.messages.gateway import (
     Subscribe,
 )
 from prfaas.wire.messages.link import Abort, Release
-from prfaas.wire.sockets import HAPPY_EYEBALLS_S
+from prfaas.wire.sockets import happy_eyeballs_s
 
 _REASON_CHARS_MAX = 200
 PURGE_S = 60.0
@@ -208,7 +208,7 @@ class PoolClient:
                     host,
                     port,
                     ssl=self._tls,
-                    happy_eyeballs_delay=HAPPY_EYEBALLS_S,
+                    happy_eyeballs_delay=await happy_eyeballs_s(host, port),
                 )
         except (OSError, TimeoutError) as error:
             reason = f"{join_address(self._address)}: {words_of(error)}"

@@ -38,7 +38,7 @@ from prfaas.wire.messages.base import Message, Ping, Pong
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.messages.link import PoolHello, Resumed
 from prfaas.wire.sealed.keys import SECRET_BYTES, LinkSecret
-from prfaas.wire.sockets import HAPPY_EYEBALLS_S, prepare_messages, tcp_info
+from prfaas.wire.sockets import happy_eyeballs_s, prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class Dialer:
                 lambda: Channel(self._user.on_frame, lost, self._greet),
                 *self._address,
                 ssl=self._tls.messages,
-                happy_eyeballs_delay=HAPPY_EYEBALLS_S,
+                happy_eyeballs_delay=await happy_eyeballs_s(*self._address),
             )
 
     def _greet(self, channel: Channel) -> None:
