@@ -59,7 +59,7 @@ class RoutingTable(_Table):
     """PD instances that prefill; the planner's optimum if absent."""
     moving_threshold: bool = False
     """Enable the short-term loop, which adjusts the threshold of the adaptive policy."""
-    weights: dict[str, Positive] = {}
+    weights: dict[str, Annotated[float, Field(ge=1e-6, le=1e6)]] = {}
     """With admission: share of each tenant of `workload.tenants` under overload; 1 if absent."""
     reroling: bool = False
     """Enable the long-term loop, which moves PD instances between prefill and decode and plans the

@@ -112,7 +112,10 @@ AnyMessage = (
 )
 
 OfGateway = (
-    Subscribe
+    Ping
+    | Pong
+    | Goodbye
+    | Subscribe
     | Survey
     | Pull
     | Abort
