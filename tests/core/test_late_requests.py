@@ -28,7 +28,7 @@ def routes(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIV
         DispatchSettings(policy, 1000, ttft_max_ns=TARGET_NS),
     )
     link = made.links.between("away", "pd")
-    link.up = True
+    link.why_down = None
     link.book.report(LinkReport(0, 1e12, 0))
     for i, (name, wait_s) in enumerate(waits_s.items()):
         stage = made.home if name in made.home.instances else made.away["away"]
@@ -73,7 +73,7 @@ def test_what_only_the_link_delays_stays_in_the_shortest_queue() -> None:
 def test_a_barred_path_is_no_way_out() -> None:
     made = routes({"p0": 12.0, "p1": 30.0, "r0": 0.0, "r1": 0.0})
     assert chosen(made, 500) == "p0"
-    made.links.between("away", "pd").up = False
+    made.links.between("away", "pd").why_down = Reason.LINK_DOWN
     assert chosen(made, 500) == "p1"
 
 

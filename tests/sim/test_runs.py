@@ -195,9 +195,9 @@ def test_the_knee_is_where_the_targets_stop_to_hold() -> None:
     ("setting", "message"),
     [
         ("routing.treshold=5", "nearest valid one is 'threshold'"),
-        ("workload.rate=0", "greater than 0"),
+        ("workload.rate=0", "greater than or equal to 0"),
         ("routing.prefill_instances=8", "at least one has to be left"),
-        ("workload.rate=1e9", "at most 5,000,000"),
+        ("workload.rate=1e6", "at most 5,000,000"),
         ("workload.arrivals=trace", "needs trace"),
     ],
 )

@@ -20,8 +20,9 @@ NUM_KEPT = 512
 """Number of recent requests: enough for the shares of work, few enough to follow the day."""
 NUM_FOR_HALF = 128
 """Requests after which plan and evidence count alike."""
-CHANGE_MIN = 0.05
-"""Smaller changes of a threshold are not made, ln(tokens): one is a twentieth."""
+CHANGE_MIN = 0.03
+"""Smaller changes of a threshold are not made, ln(tokens): 3 %. With 5 %, 1 % fewer requests are in
+time under a stale plan."""
 
 
 class Evidence(NamedTuple):

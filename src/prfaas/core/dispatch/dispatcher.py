@@ -146,7 +146,7 @@ class Dispatcher:
             When it broke: the requests whose blocks are in transit over it.
         """
         link = self.links.between(source, destination)
-        link.up, link.why_down = up, why_down
+        link.why_down = None if up else why_down
         return [] if up else self.requests.crossing(source, destination)
 
     def set_room(self, pool: str, num_bytes: int) -> None:

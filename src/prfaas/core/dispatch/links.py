@@ -43,7 +43,8 @@ class Link:
         is_in_site: bool = False,
     ) -> None:
         self.source, self.destination, self.is_in_site = source, destination, is_in_site
-        self.up, self.why_down = False, Reason.LINK_DOWN
+        self.why_down: Reason | None = Reason.LINK_DOWN
+        """One of `UNREACHABLE`; None while it is up."""
         price_per_tb = 0.0
         if cluster is not None:
             expected_bits_per_s, price_per_tb = cluster.link_bits_per_s, cluster.price_per_tb
@@ -58,6 +59,11 @@ class Link:
         """True if the operator has set the threshold: no loop moves it."""
         self._planned = settings.offload_threshold
         self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
+
+    @property
+    def up(self) -> bool:
+        """Return True if blocks can be sent over it."""
+        return self.why_down is None
 
     def signals(
         self,

@@ -264,8 +264,7 @@ class RouteFinder:
 
         def reach(instance: Instance) -> tuple[bool, Reason | None, bool]:
             """A layout that is not known does not disagree: its engine is not connected."""
-            link = between(instance.pool, destination)
-            unreachable = None if link.up else link.why_down
+            unreachable = between(instance.pool, destination).why_down
             if at_home is None:
                 return True, unreachable, True
             wanted, layout = at_home.layout_id, instance.layout_id

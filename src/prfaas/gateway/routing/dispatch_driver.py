@@ -373,7 +373,7 @@ class Driver(DispatcherBooks):
             found = (
                 f"{link.source} to {link.destination}"
                 for link in self.dispatcher.links
-                if link.source in pools and link.why_down is reason and not link.up
+                if link.source in pools and link.why_down is reason
             )
         else:
             return ""
