@@ -231,7 +231,7 @@ async def test_what_cannot_be_compared_is_neither_equal_nor_altered(fields: dict
 
 @pytest.mark.parametrize("end", [*TransferEnd, None])
 async def test_blocks_are_compared_however_their_transfer_ended(end: TransferEnd | None) -> None:
-    """What the pool has kept is used, whether its source commits, stops or says nothing."""
+    """Blocks that the pool kept are compared, whether their source commits, stops or is silent."""
     world = World(worst={"bfloat16": 1.0})
     view = View(end)
     await verified(world.verifier(), received(view))

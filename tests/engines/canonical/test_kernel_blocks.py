@@ -141,7 +141,7 @@ def test_kernel_blocks_of_pages_that_are_not_converted_are_a_fact(
 
 
 def test_the_connector_asks_for_head_major_pages_as_vllms_own_does() -> None:
-    """What a site has without `VLLM_KV_CACHE_LAYOUT`, on GPUs too."""
+    """The order of a site without `VLLM_KV_CACHE_LAYOUT`, on GPUs too."""
     connector = needing_vllm("prfaas.engines.vllm_connector").PrfaasConnector
     config = SimpleNamespace(attention_config=SimpleNamespace(hisparse_config=None))
     assert connector.get_required_kvcache_layout(config) == "LBHNC"

@@ -41,7 +41,7 @@ _LEFT_OUT = (
 """Endings of the files of vLLM that are not carried: kernels, and what builds them."""
 _LEFT_OUT_FOLDERS = ("vllm/vllm_flash_attn/", "vllm/benchmarks/", "vllm/third_party/tml_fa4/")
 SOURCES = ("tests", "examples", "LICENSE", "pyproject.toml", "docs/results/index.md")
-"""What lies beside `site` in the archive, as in the project."""
+"""Files and folders beside `site` in the archive, as in the project."""
 BRIDGE = {
     "METADATA": "Metadata-Version: 2.1\nName: kit-bridge\nVersion: 1\n",
     "entry_points.txt": "[vllm.platform_plugins]\nkit = kit_bridge:platform\n"

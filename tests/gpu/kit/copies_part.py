@@ -194,7 +194,7 @@ def _share(compute: Callable[[], None], copy: Callable[[], None], alone_s: float
 
 
 def _refused(results: Results, cache: Any, region: Any, address: int) -> None:
-    """What follows where CUDA refuses to pin: the number of its error, and copies that go on."""
+    """Copies where CUDA refuses to pin: the number of its error, and that they go on."""
     code = register(address, cache.numel())  # A second time.
     clear_error()
     results.check(code != 0, "cudaHostRegister took memory that is registered already")

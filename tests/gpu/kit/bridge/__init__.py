@@ -1,4 +1,4 @@
-"""What vLLM's Python tree needs to start beside PyTorch 2.11 without its compiled kernels.
+"""Bridge by which vLLM's Python tree starts beside PyTorch 2.11 without compiled kernels.
 
 Part of the kit, never of the product. vLLM finds the package by its entry point for platforms,
 which it loads before it chooses one. From then on
