@@ -12,7 +12,7 @@ from prfaas.core.transfer.connection_count import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.receive.receive_limits import ReceiveLimits
-from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.pool.send.link_meter import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
 from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES
 from prfaas.wire import sockets
@@ -317,3 +317,19 @@ async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
         assert rig.pd.node.store.loose_bytes == 0
     finally:
         gc.enable()
+
+
+def test_an_idle_link_is_sampled_once_a_second_and_a_busy_one_at_every_look() -> None:
+    looks = SampleCount()
+    busy = [looks.is_due(is_idle=False) for _ in range(50)]
+    idle = [looks.is_due(is_idle=True) for _ in range(200)]
+    assert all(busy)
+    assert sum(idle[:REPORT_EVERY]) == REPORT_EVERY
+    assert sum(idle[REPORT_EVERY:]) == (200 - REPORT_EVERY) // IDLE_EVERY + 1
+    assert looks.is_due(is_idle=False)
+
+
+def test_samples_of_an_idle_link_are_reports() -> None:
+    looks = SampleCount()
+    reports = [looks.is_report for _ in range(100) if looks.is_due(is_idle=True)]
+    assert reports[REPORT_EVERY:] == [True] * len(reports[REPORT_EVERY:])

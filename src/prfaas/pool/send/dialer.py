@@ -24,7 +24,7 @@ from prfaas.pool.net.busy import BusyMeter
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.send.data_sender import DataSenders
 from prfaas.pool.send.link_coding import LinkCoding
-from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
+from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter, SampleCount
 from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.tasks import cancel_all
@@ -48,8 +48,6 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
-TELEMETRY_EVERY = 10
-"""Samples between two reports of a busy link."""
 
 
 class LinkUser(Protocol):
@@ -348,9 +346,13 @@ class Dialer:
 
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:
         """Sample the connections, and report while the link is busy."""
-        was_busy = False
-        for count in itertools.count():
+        was_busy, looks = False, SampleCount()
+        while True:
             queue, now = self._queue, self._clock_ns()
+            is_idle = not (self._user.num_open or queue.queued_bytes or queue.in_flight_bytes)
+            if not looks.is_due(is_idle=is_idle):
+                await asyncio.sleep(SAMPLE_NS / NS_PER_S)
+                continue
             infos = senders.tcp_infos()
             self._meter.sample(now, infos, queue.queued_bytes, queue.in_flight_bytes)
             self._loss.sample(infos)
@@ -363,7 +365,7 @@ class Dialer:
             )
             self._metrics.set_link(self.peer, self.telemetry)
             self._metrics.set_encryption(self.peer, "sent", self._encryption)
-            if count % TELEMETRY_EVERY == 0:
+            if looks.is_report:
                 channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
                 if (self._user.num_open or was_busy) and self.is_up:
                     self._user.on_report()

@@ -14,6 +14,31 @@ from prfaas.wire.messages.gateway import RATIO_MAX, LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
 SAMPLE_NS = 50_000_000
+REPORT_EVERY, IDLE_EVERY = 10, 20
+"""Samples of a busy link between two reports, and looks at an idle one between two samples."""
+
+
+class SampleCount:
+    """Counts the looks at a link, and decides at which of them its counters are read.
+
+    The counters of an idle link stand still. A look for work costs a twentieth of a sample, and a
+    pool node has as many links as its own site and the other one have hosts.
+    """
+
+    def __init__(self) -> None:
+        self._num_looks = -1
+        self._num_idle = 0
+
+    def is_due(self, *, is_idle: bool) -> bool:
+        """Count a look; True if it is to be a sample."""
+        self._num_looks += 1
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        return self._num_idle <= REPORT_EVERY or self._num_looks % IDLE_EVERY == 0
+
+    @property
+    def is_report(self) -> bool:
+        """Return True if the peer and the gateways get a report of this sample."""
+        return self._num_looks % REPORT_EVERY == 0
 
 
 class LinkMeter:
