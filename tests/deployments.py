@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prfaas.cli.deploy.topology import Topology
 from prfaas.cli.deploy.up_command import check_deployment, make_ready
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.load import load_deployment
 
@@ -49,7 +49,7 @@ async def laid_out(file: Path, overlay: Path | None = None) -> Topology:
 
 
 @asynccontextmanager
-async def started(stages: list[list[Part]]) -> AsyncIterator[Supervisor]:
+async def started(stages: list[list[ProcessPart]]) -> AsyncIterator[Supervisor]:
     """Start these parts, and stop them."""
     supervisor = Supervisor(stages)
     try:
@@ -59,7 +59,7 @@ async def started(stages: list[list[Part]]) -> AsyncIterator[Supervisor]:
         await supervisor.stop()
 
 
-def put_between(stages: list[list[Part]], source: str, peer: str, port: int) -> None:
+def put_between(stages: list[list[ProcessPart]], source: str, peer: str, port: int) -> None:
     """Have a pool node reach its peer through what listens at a port of this machine."""
     part = next(part for stage in stages for part in stage if part.name == source)
     args = part.command.args

@@ -12,12 +12,12 @@ from click import Context
 from prfaas.cli.main import COMMANDS, cli
 from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
-from prfaas.core.dispatch.types import Refusal
+from prfaas.core.dispatch.types import RefusalReason
 from prfaas.core.request.blocks import POOL_DOWN, TIMEOUT, UNKNOWN
 from prfaas.core.request.events import DecodeFailure, PrefillFailure
 from prfaas.core.request.fallback_reasons import REASONS
 from prfaas.core.request.machine import NOT_ASKED
-from prfaas.core.request.watch import Alarm
+from prfaas.core.request.watch import WatchAlarm
 from prfaas.core.routing.decision import Reason
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ERROR_TYPES
@@ -54,7 +54,7 @@ def test_every_kind_of_error_of_the_gateway_is_documented() -> None:
 def test_every_reason_of_a_decision_is_documented() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     table = page.partition("## Reasons of a decision")[2].partition("## Errors")[0]
-    assert not {reason for reason in (*Reason, *Refusal) if f"`{reason.value}`" not in table}
+    assert not {reason for reason in (*Reason, *RefusalReason) if f"`{reason.value}`" not in table}
 
 
 def test_every_reason_of_a_fallback_is_documented_with_its_meaning() -> None:
@@ -72,9 +72,11 @@ def test_every_reason_of_a_fallback_is_documented_with_its_meaning() -> None:
 
 
 def test_the_reasons_of_fallbacks_are_those_of_the_core() -> None:
-    of_transfers = {*TransferEnd, POOL_DOWN, TIMEOUT, UNKNOWN, Alarm.LATE} - {TransferEnd.COMMITTED}
+    of_transfers = {*TransferEnd, POOL_DOWN, TIMEOUT, UNKNOWN, WatchAlarm.LATE} - {
+        TransferEnd.COMMITTED
+    }
     assert {stage: set(reasons) for stage, reasons in REASONS.items()} == {
-        "prefill": {*PrefillFailure, TransferEnd.ENGINE_LOST, *Alarm},
+        "prefill": {*PrefillFailure, TransferEnd.ENGINE_LOST, *WatchAlarm},
         "transfer": of_transfers,
         "decode": {*DecodeFailure},
         "pull": {*of_transfers, NOT_ASKED},

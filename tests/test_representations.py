@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import prfaas
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 
 SOURCE = Path(prfaas.__file__).parent
 LIVE = ("core", "gateway")
@@ -59,7 +59,7 @@ def test_the_prefix_that_the_pd_cluster_holds_has_one_meaning() -> None:
 
 
 def test_the_record_of_a_request_is_written_in_one_place() -> None:
-    names = {field.name for field in fields(Record)}
+    names = {field.name for field in fields(RequestRecord)}
     elsewhere = [
         f"{file.relative_to(SOURCE)}:{node.lineno} {node.attr}"
         for file, tree in trees("gateway")

@@ -20,7 +20,7 @@ from rich.progress import track
 from benchmarks.agreement.measured import LOADS, Cell, Task, measure
 from benchmarks.agreement.table import table
 from prfaas.sim.sizing.trial import SIMULATED_WITH
-from prfaas.sweeps import Job, run_jobs
+from prfaas.sweeps import SweepJob, run_jobs
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 def _add(rows: Path, numbers: range, seeds: list[int]) -> None:
     tasks = [Task(n, load, seed) for n in numbers for load in LOADS for seed in seeds]
-    done = run_jobs([Job(str(task), partial(measure, task)) for task in tasks])
+    done = run_jobs([SweepJob(str(task), partial(measure, task)) for task in tasks])
     with rows.open("a") as file:
         for _, cell in track(done, total=len(tasks), console=Console(stderr=True)):
             file.write(json.dumps(asdict(cell)) + "\n")

@@ -9,8 +9,8 @@ from benchmarks.agreement.random_plans import random_plan
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.sizing.confidence import noted_variation
 from prfaas.planner.solve.overload import carried
-from prfaas.planner.solve.search import Operation, optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.search import OperatingPoint, optimum
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.sizing.trial import trial_of, try_out
 
 SEED = 14
@@ -78,10 +78,10 @@ def measure(task: Task) -> Cell:
 
 
 @cache
-def planned(number: int) -> tuple[Question, Operation]:
+def planned(number: int) -> tuple[Question, OperatingPoint]:
     """A random plan and its best settings."""
     _, question = random_plan(SEED, number)
-    return question, optimum(question.problem, Mode.EXACT)
+    return question, optimum(question.problem, StageMode.EXACT)
 
 
 def wander_of(number: int) -> float:

@@ -9,7 +9,7 @@ from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.designs import equal_gpus, naive_heterogeneous, prfaas_pd
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
@@ -48,9 +48,9 @@ def case_study() -> tuple[Question, list[Design]]:
     ours, same, naive = (
         design.operation
         for design in (
-            prfaas_pd(problem, Mode.EXACT),
-            equal_gpus(problem, Mode.EXACT),
-            naive_heterogeneous(problem, Mode.EXACT),
+            prfaas_pd(problem, StageMode.EXACT),
+            equal_gpus(problem, StageMode.EXACT),
+            naive_heterogeneous(problem, StageMode.EXACT),
         )
     )
     far, near = problem.prfaas[0].num_instances, problem.pd.num_instances

@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.content import DrawnAnswer
 
 TOKENS = 256
 """Of the tokenizer, that prompts are made of."""
@@ -30,7 +30,7 @@ def prepare(spec: dict[str, object], model: str, vocabulary: Vocabulary) -> list
     rng, asks = np.random.default_rng(7), []
     for at, length, outputs in spec["requests"]:  # type: ignore[attr-defined]
         prompt = rng.integers(0, TOKENS, length).tolist()
-        answer = Answer(prompt)
+        answer = DrawnAnswer(prompt)
         expected = "".join(vocabulary.texts[answer.next(vocabulary.spoken)] for _ in range(outputs))
         body = {
             "model": model,

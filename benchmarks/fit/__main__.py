@@ -17,7 +17,7 @@ from pathlib import Path as File
 
 from benchmarks.fit.confirm import Confirmed, confirm
 from benchmarks.fit.families import FAMILIES, file_of
-from prfaas.core.transfer.tcp_goodput import CongestionControl, Path, Transport
+from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds, TcpPath
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map import words
 from prfaas.planner.fit_map.axes import parse_axes
@@ -74,7 +74,7 @@ def _maps(questions: Sequence[Question], control: CongestionControl) -> list[Fit
     made = []
     for question in questions:
         note(f"map: {question.problem.title}, {control}")
-        made.append(make_map(question, axes, Transport(0, control=control)))
+        made.append(make_map(question, axes, TcpEnds(0, control=control)))
     return made
 
 
@@ -138,15 +138,15 @@ def confirmations(questions: Sequence[Question], maps: Sequence[FitMap]) -> None
                 line(found.title, f"{mix.mean_tokens:,.0f}", *_cells(confirmed))
 
 
-def _paths(found: FitMap, factor: float) -> Iterator[Path]:
+def _paths(found: FitMap, factor: float) -> Iterator[TcpPath]:
     """Points near the crossover and away from it."""
     (mix,) = (mix for mix in found.mixes if mix.factor == factor)
     crossing = mix.crossovers[CONFIRMED_LOSS, NEAR_RTT_S].bits_per_s
     found_one = 0 < crossing < math.inf
     tried = [crossing * f for f in NEAR_AND_AWAY] if found_one else NEVER_TRIED
     for bits_per_s in tried:
-        yield Path(float(f"{bits_per_s:.2g}"), NEAR_RTT_S, CONFIRMED_LOSS)
-    yield Path(NEVER_TRIED[-1], FAR_RTT_S, CONFIRMED_LOSS)
+        yield TcpPath(float(f"{bits_per_s:.2g}"), NEAR_RTT_S, CONFIRMED_LOSS)
+    yield TcpPath(NEVER_TRIED[-1], FAR_RTT_S, CONFIRMED_LOSS)
 
 
 def _cells(found: Confirmed) -> Iterator[str]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path as File
 
-from prfaas.core.transfer.tcp_goodput import Path, Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map.point import PathPlans, Point
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.designs import LEAST_INSTANCES, Design, gain_at_equal_cost
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.scenario_loader import Scenario
@@ -49,14 +49,14 @@ class Confirmed:
         return (self.point.gain > 0) == (self.gain > 0)
 
 
-def confirm(problem: Problem, path: Path, transport: Transport) -> Confirmed:
+def confirm(problem: Problem, path: TcpPath, transport: TcpEnds) -> Confirmed:
     """Simulate PrfaaS-PD and the homogeneous fleet for the same money at a point."""
     plans = PathPlans(problem, transport)
     point = plans.point(path)
     on_path = plans.on(path)
-    ours = designs.prfaas_pd(on_path, Mode.EXACT)
+    ours = designs.prfaas_pd(on_path, StageMode.EXACT)
     rate = simulated_rate(on_path, ours, on_path.prfaas[0].transfer_bits_per_s)
-    other = designs.equal_cost(on_path, Mode.EXACT, ours.price_per_h)
+    other = designs.equal_cost(on_path, StageMode.EXACT, ours.price_per_h)
     gain = gain_at_equal_cost(_at(ours, rate), _at(other, _fraction(problem, ours.price_per_h)))
     return Confirmed(point, ours.operation.rate_per_s, rate, gain)
 
@@ -81,7 +81,7 @@ def _fraction(problem: Problem, budget_per_h: float) -> float:
 @cache
 def homogeneous_rate(problem: Problem, num_instances: int) -> float:
     """Simulated rate of a homogeneous fleet, req/s."""
-    found = designs.homogeneous(problem, Mode.EXACT, num_instances, "homogeneous")
+    found = designs.homogeneous(problem, StageMode.EXACT, num_instances, "homogeneous")
     pd = replace(problem.pd, num_instances=num_instances)
     return simulated_rate(replace(problem, prfaas=(), pd=pd), found, float("inf"))
 

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path as File
 from statistics import fmean
 
-from prfaas.core.transfer.tcp_goodput import Path, Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.fit_map.movers import at
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=2)
     arguments = parser.parse_args()
-    plans = PathPlans(load_question(CASE).problem, Transport(0))
+    plans = PathPlans(load_question(CASE).problem, TcpEnds(0))
     line(
         *("round trip, loss", "link carries", "verdict", "gain", "map", "pays from"),
         *("Λ", "t", "offered", "simulated", "P90"),
@@ -56,7 +56,7 @@ def main() -> None:
         question = load_question(CASE, settings)
         [cluster] = question.problem.prfaas
         plan = make_plan(question)
-        found, path = plan.exact.prfaas.operation, Path(100e9, cluster.link.rtt_s, loss)
+        found, path = plan.exact.prfaas.operation, TcpPath(100e9, cluster.link.rtt_s, loss)
         even, offered = plan.break_even_bits_per_s, LOAD * found.rate_per_s
         runs = [
             try_out(trial_of(question.problem, found, offered, arguments.requests, seed))

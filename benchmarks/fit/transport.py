@@ -22,8 +22,8 @@ from benchmarks.link.ours import link
 from benchmarks.link.rows import BUDGET_SHARE, QUEUE_MS
 from prfaas.core.transfer.tcp_goodput import (
     CongestionControl,
-    Path,
-    Transport,
+    TcpEnds,
+    TcpPath,
     goodput_bits_per_s,
 )
 from prfaas.lab.wan import Wan
@@ -94,8 +94,8 @@ async def measure(row: Row, identities: File) -> float:
 
 def _print(row: Row, seconds: float) -> None:
     bits = row.size_mib * MIB * 8
-    path = Path(RATE * USABLE, row.rtt_ms / 1e3, row.loss)
-    predicted_s = bits / goodput_bits_per_s(path, Transport(control=row.control)) + path.rtt_s
+    path = TcpPath(RATE * USABLE, row.rtt_ms / 1e3, row.loss)
+    predicted_s = bits / goodput_bits_per_s(path, TcpEnds(control=row.control)) + path.rtt_s
     cells = (
         row.control.value,
         f"{row.rtt_ms:g} ms",

@@ -30,7 +30,7 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.gateway.engines.kv_event_stream import EngineFeed
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
-from prfaas.wire.kv_events import Batch
+from prfaas.wire.kv_events import KvEventBatch
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 2**16),))
 EVENTS_A_BATCH = 20
@@ -135,7 +135,7 @@ async def follow(
     """Events applied, seconds, CPU seconds, and the index."""
     index, applied = PrefixIndex(), 0
 
-    def on_batch(engine: str, batch: Batch) -> None:
+    def on_batch(engine: str, batch: KvEventBatch) -> None:
         nonlocal applied
         applied += batch.num_events
 

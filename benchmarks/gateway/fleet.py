@@ -31,7 +31,7 @@ from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.membership.machine import Membership
-from prfaas.core.membership.members import Kind, Listed, Member, Site, State
+from prfaas.core.membership.members import Listed, Member, MemberKind, Site, State
 from prfaas.gateway.app import Gateway
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -147,9 +147,9 @@ def members_of(hosts: dict[str, list[str]], places: dict[str, str]) -> list[List
     found = []
     for pool, engines in hosts.items():
         cluster = pool.partition("-")[0]
-        found.append(Listed(Member(pool, Kind.POOL, cluster, places[pool])))
+        found.append(Listed(Member(pool, MemberKind.POOL, cluster, places[pool])))
         found += [
-            Listed(Member(name, Kind.ENGINE, cluster, places[name], pool, "both", MODEL))
+            Listed(Member(name, MemberKind.ENGINE, cluster, places[name], pool, "both", MODEL))
             for name in engines
         ]
     return found
@@ -209,7 +209,7 @@ def decide(gateway: Gateway) -> str:
 async def change(gateway: Gateway, entries: list[Listed]) -> list[int]:
     """CPU time of the machine for one engine that is not ready, and then is again, ns."""
     draw, times = random.Random(2), []
-    at = [index for index, each in enumerate(entries) if each.member.kind is Kind.ENGINE]
+    at = [index for index, each in enumerate(entries) if each.member.kind is MemberKind.ENGINE]
     for _ in range(CHANGES):
         index = draw.choice(at)
         for is_ready in (False, True):
@@ -236,7 +236,7 @@ def machine(num_engines: int, num_hosts: int) -> None:
     began_ns = time.thread_time_ns()
     found.listed("fleet", entries, 1)
     first_ms = (time.thread_time_ns() - began_ns) / 1e6
-    at = [index for index, each in enumerate(entries) if each.member.kind is Kind.ENGINE]
+    at = [index for index, each in enumerate(entries) if each.member.kind is MemberKind.ENGINE]
     for _ in range(CHANGES):
         changed, index = [*entries], draw.choice(at)
         changed[index] = Listed(entries[index].member, is_ready=False)

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
+from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.pool.store.block_store import BlockStore
@@ -79,7 +79,7 @@ async def learn(identities: Path, port: int, index: PrefixIndex) -> tuple[float,
             await asyncio.sleep(0)
             longest = max(longest, time.thread_time() - before)
 
-    client = PoolClient(
+    client = PoolSubscription(
         "pool",
         ("127.0.0.1", port),
         "gateway",

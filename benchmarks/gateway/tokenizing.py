@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def main() -> None:
     naming = Naming("salt", Layout(bytes(32), options.block, "0", groups))
     spent: dict[str, list[float]] = defaultdict(list)
     sizes: list[int] = []
-    quick: Quick | None = None
+    quick: FastTokenizer | None = None
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         began = time.thread_time()
@@ -112,7 +112,7 @@ def main() -> None:
             warm.submit(encode, "all known", longer).result()
             core = tokenizer.backend_tokenizer
             timed("tokens, `tokenizers`", lambda: core.encode_batch_fast([text]))  # noqa: B023
-            quick = Quick(core) if quick is None else quick
+            quick = FastTokenizer(core) if quick is None else quick
             timed("tokens, `fastokens`", partial(quick, text))
             timed("hashes", lambda: naming.hashes(ids))  # noqa: B023
             sizes.append(len(ids))

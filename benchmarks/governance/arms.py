@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.deployments import ROOT, laid_out
 
@@ -109,7 +109,7 @@ def _file(arm: Arm, home: Path) -> Path:
     return file
 
 
-async def laid(arm: Arm, home: Path) -> tuple[Topology, list[Part]]:
+async def laid(arm: Arm, home: Path) -> tuple[Topology, list[ProcessPart]]:
     """A deployment of an arm, and its processes, pool nodes first."""
     topology = await laid_out(await asyncio.to_thread(_file, arm, home))
     made = [part for stage in parts(topology) for part in stage]

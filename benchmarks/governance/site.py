@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from tests.deployments import started
 
 from .arms import KEY, MODEL, OPERATOR, Arm, laid
@@ -62,7 +62,7 @@ class Site:
 
     arm: Arm
     url: str
-    parts: list[Part]
+    parts: list[ProcessPart]
     http: aiohttp.ClientSession
     chance: np.random.Generator
     bursts: list[Burst] = field(default_factory=list)

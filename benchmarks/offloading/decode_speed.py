@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.engines.launch import Command
 from tests.deployments import LAPTOP, laid_out, placed, started
 
@@ -28,7 +28,7 @@ PD_ENGINE, PD_POOL, OTHER = "pd-engine", "pd-pool", "prfaas-engine"
 PROMPT = "Say it again, in other words. "
 
 
-def plain(part: Part) -> Part:
+def plain(part: ProcessPart) -> ProcessPart:
     """The same engine without prfaas."""
     made, args = copy.copy(part), list(part.command.args)
     for option in ("--kv-transfer-config", "--middleware"):

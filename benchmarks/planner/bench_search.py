@@ -27,7 +27,7 @@ from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.search import optimum, thresholds
 from prfaas.planner.solve.sensitivity import inputs
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 
 CASE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
@@ -115,18 +115,18 @@ def what_ifs(problem: Problem) -> list[Callable[[], object]]:
 
 def compare_modes(problem: Problem) -> list[object]:
     """Both rooms of the planner for one question."""
-    return [compare(problem, mode) for mode in Mode]
+    return [compare(problem, mode) for mode in StageMode]
 
 
 def main() -> int:
     question = load_question(CASE)
     problem = question.problem
-    found, plain = optimum(problem, Mode.PAPER), plain_search(problem)
+    found, plain = optimum(problem, StageMode.PAPER), plain_search(problem)
     assert (found.offload_threshold, found.num_prefill) == plain[1:], (found, plain)
     assert math.isclose(found.rate_per_s, plain[0], rel_tol=1e-9)
 
-    fast_s = seconds_of(lambda: optimum(problem, Mode.PAPER), 50)
-    exact_s = seconds_of(lambda: optimum(problem, Mode.EXACT), 50)
+    fast_s = seconds_of(lambda: optimum(problem, StageMode.PAPER), 50)
+    exact_s = seconds_of(lambda: optimum(problem, StageMode.EXACT), 50)
     plain_s = seconds_of(lambda: plain_search(problem), 5)
     points = len(thresholds(problem)) * problem.pd.num_instances
     ratio = plain_s / fast_s

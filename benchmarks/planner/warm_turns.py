@@ -21,7 +21,7 @@ from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.sensitivity import gain, with_workload
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
 
@@ -71,10 +71,10 @@ def turns() -> EmpiricalLengths:
 
 def verdict(problem: Problem) -> str:
     """Gain, rate, threshold and split of a plan."""
-    found = best_operation(problem, Mode.EXACT)
+    found = best_operation(problem, StageMode.EXACT)
     split = f"{found.num_prefill} : {found.num_decode}"
     return (
-        f"{gain(problem, Mode.EXACT):+.1%} | {found.rate_per_s:.2f} | {found.whole_threshold:,} "
+        f"{gain(problem, StageMode.EXACT):+.1%} | {found.rate_per_s:.2f} | {found.whole_threshold:,} "
         f"| {split}"
     )
 

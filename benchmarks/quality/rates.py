@@ -13,15 +13,17 @@ import blake3
 import numpy as np
 
 from benchmarks.link.codec_rates import NUM_BYTES, contents
-from prfaas.core.codec.lossy import Form, Mode, Segment
+from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
 from prfaas.pool.codec.rounding import restore_block, round_block
 
 BLOCK = 2 << 20
 FORMS = {
-    "fp8": Segment(Mode.FP8, (BLOCK // 2, 0, 0, 0)),
-    "kivi4, heads first": Segment(Mode.KIVI4, (64, 8, 128, 128), 8),
-    "kivi4, tokens first": Segment(Mode.KIVI4, (64, 8, 128, 128), 8, is_token_major=True),
-    "float32 as bfloat16": Segment(Mode.STATE, (BLOCK // 4, 0, 0, 0)),
+    "fp8": CodedSegment(SegmentMode.FP8, (BLOCK // 2, 0, 0, 0)),
+    "kivi4, heads first": CodedSegment(SegmentMode.KIVI4, (64, 8, 128, 128), 8),
+    "kivi4, tokens first": CodedSegment(
+        SegmentMode.KIVI4, (64, 8, 128, 128), 8, is_token_major=True
+    ),
+    "float32 as bfloat16": CodedSegment(SegmentMode.STATE, (BLOCK // 4, 0, 0, 0)),
 }
 NAMES = ("normal", "normal, outlier channels")
 
@@ -63,7 +65,7 @@ def measure(form: Form, content: memoryview) -> tuple[float, float, float]:
 
 
 def _is_state(form: Form) -> bool:
-    return form.modes == {Mode.STATE}
+    return form.modes == {SegmentMode.STATE}
 
 
 def main() -> None:

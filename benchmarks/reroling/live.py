@@ -18,7 +18,7 @@ from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.system.request import Request
 from tests.deployments import laid_out, started
 
@@ -67,7 +67,7 @@ host_memory = "16MiB"
 def deployment(settings: Settings, place: Path, *, reroling: bool) -> str:
     """The file: the threshold is the planner's for the whole day, and so are roles at first."""
     problem = load_question(PLAN).problem
-    found = optimum(problem, Mode.EXACT)
+    found = optimum(problem, StageMode.EXACT)
     text = DEPLOYMENT.format(
         place=place,
         model=MODEL,

@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.content import DrawnAnswer
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
@@ -36,7 +36,7 @@ def prepare(asked: list[Request], model: str, vocabulary: Vocabulary) -> list[As
     rng, asks = np.random.default_rng(7), []
     for request in asked:
         prompt = rng.integers(0, TOKENS, request.num_prompt_tokens).tolist()
-        answer, count = Answer(prompt), request.num_output_tokens
+        answer, count = DrawnAnswer(prompt), request.num_output_tokens
         words = [vocabulary.texts[answer.next(vocabulary.spoken)] for _ in range(count)]
         body = {
             "model": model,

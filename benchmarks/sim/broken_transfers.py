@@ -17,7 +17,7 @@ from typing import Literal
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.checkpoints import CheckpointRule
 from prfaas.core.routing.cost_tables import layout_of
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.units import NS_PER_S
 
@@ -51,7 +51,7 @@ duration = "600s"
 """
 
 
-def simulated(tokens: int, spacing: int, bandwidth: str, cut_s: float | None = None) -> Run:
+def simulated(tokens: int, spacing: int, bandwidth: str, cut_s: float | None = None) -> ScenarioRun:
     """One prompt; its link is cut at a time, or never."""
     with tempfile.TemporaryDirectory() as home:
         trace = Path(home) / "one.jsonl"

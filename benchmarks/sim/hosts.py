@@ -17,7 +17,7 @@ from unittest import mock
 
 from prfaas.core.dispatch.hosts import Hosts
 from prfaas.sim.resources.transport import Transport
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 
 SCENARIO = Path(__file__).parents[2] / "examples" / "sim" / "mooncake.toml"
@@ -42,7 +42,7 @@ def pulls(num_made: Counter[bool], *, allowed: bool) -> Iterator[None]:
             yield
 
 
-def simulated(num_hosts: int, num_requests: int) -> Run:
+def simulated(num_hosts: int, num_requests: int) -> ScenarioRun:
     """One run with the default seed."""
     settings = [
         f"workload.requests={num_requests}",

@@ -10,7 +10,7 @@ TEXTS_MAX = 50
 """Different things said in that time; strangers choose part of the words."""
 
 
-class SaidOnce:
+class LogThrottle:
     """Logs each message at most once in an interval.
 
     Args:

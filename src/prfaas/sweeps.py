@@ -34,7 +34,7 @@ class JobError(PrfaasError):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[Made]):
+class SweepJob(Generic[Made]):
     """One job.
 
     Attributes:
@@ -47,7 +47,7 @@ class Job(Generic[Made]):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SweepPlace:
     """Place of a sweep.
 
     Attributes:
@@ -67,7 +67,9 @@ class _Fault:
     is_mistake: bool
 
 
-def run_jobs(jobs: Sequence[Job[Made]], place: Place | None = None) -> Iterator[tuple[int, Made]]:
+def run_jobs(
+    jobs: Sequence[SweepJob[Made]], place: SweepPlace | None = None
+) -> Iterator[tuple[int, Made]]:
     """Run all jobs and yield index and result of each as it ends.
 
     Raises:
@@ -78,7 +80,7 @@ def run_jobs(jobs: Sequence[Job[Made]], place: Place | None = None) -> Iterator[
     from joblib import Parallel, delayed
 
     left, losses = dict(enumerate(jobs)), Counter[int]()
-    with _workers(place or Place()) as lost:
+    with _workers(place or SweepPlace()) as lost:
         while left:
             started: set[int] = set()
 
@@ -139,13 +141,13 @@ def _run(index: int, work: Callable[[], Any], version: str) -> tuple[int, Any]:
         return index, _Fault(text, is_mistake=False)
 
 
-def _error(job: Job[Any], fault: _Fault) -> PrfaasError:
+def _error(job: SweepJob[Any], fault: _Fault) -> PrfaasError:
     if fault.is_mistake:
         return ConfigError(f"{job.name}: {fault.text}")
     return JobError(f"the job {job.name} failed: {fault.text}")
 
 
-def _all_lost(jobs: Sequence[Job[Any]], error: Exception) -> JobError:
+def _all_lost(jobs: Sequence[SweepJob[Any]], error: Exception) -> JobError:
     names = "; ".join(job.name for job in jobs[:NAMES_MAX])
     rest = f" and {len(jobs) - NAMES_MAX} more" if len(jobs) > NAMES_MAX else ""
     cause = (str(error).splitlines() or [type(error).__name__])[0]
@@ -156,7 +158,7 @@ def _all_lost(jobs: Sequence[Job[Any]], error: Exception) -> JobError:
 
 
 @contextlib.contextmanager
-def _workers(place: Place) -> Iterator[tuple[type[Exception], ...]]:
+def _workers(place: SweepPlace) -> Iterator[tuple[type[Exception], ...]]:
     """Configure joblib; the context has the exceptions of a lost worker."""
     from joblib import parallel_config
     from joblib.externals.loky.process_executor import BrokenProcessPool

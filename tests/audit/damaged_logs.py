@@ -12,8 +12,8 @@ from prfaas.audit.chain_file import ChainFile
 from prfaas.audit.reading import logs_of, verify
 from prfaas.audit.settings import AuditSettings
 from prfaas.core.audit.chain import digest_of, parse_line
-from prfaas.core.audit.records import Why
-from prfaas.core.audit.verification import Report
+from prfaas.core.audit.records import CheckpointCause
+from prfaas.core.audit.verification import VerificationReport
 
 LOG = "pd-pool"
 STEPS = st.lists(
@@ -37,23 +37,23 @@ def make_log(folder: Path, steps: list[str], *, is_clean: bool = True) -> None:
                 record = {"kind": "movement", "bytes": number}
                 file.append([(10**18, record)] * (1 if step == "record" else 3))
             case "checkpoint":
-                file.checkpoint(Why.LINES)
+                file.checkpoint(CheckpointCause.LINES)
             case "rotate":
                 file.rotate()
             case "restart" | "crash":
                 if step == "restart":
-                    file.checkpoint(Why.END)
+                    file.checkpoint(CheckpointCause.END)
                 file.close()
                 if step == "crash":
                     path = list(logs_of(folder)[LOG].values())[-1]
                     path.write_bytes(path.read_bytes() + b'{"n":99,"at":"20')
                 file = ChainFile(settings(folder), LOG, lambda: 10**18)
     if is_clean:
-        file.checkpoint(Why.END)
+        file.checkpoint(CheckpointCause.END)
     file.close()
 
 
-def verified(folder: Path, **known: object) -> Report:
+def verified(folder: Path, **known: object) -> VerificationReport:
     """Verify the log of a folder."""
     return verify(folder, LOG, logs_of(folder, LOG)[LOG], **known)  # type: ignore[arg-type]
 

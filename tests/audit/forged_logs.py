@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from prfaas.audit.chain_file import ChainFile
 from prfaas.audit.file_names import file_path, logs_in
 from prfaas.core.audit.chain import GENESIS, digest_of, make_line, parse_line
-from prfaas.core.audit.records import TORN, Kind, Why
+from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind
 
 from .damaged_logs import LOG, settings
 
 KEEP = 3
 RECORDS: dict[str, dict[str, object]] = {
-    "movement": {"kind": Kind.MOVEMENT, "bytes": 666},
-    "removed": {"kind": Kind.REMOVED, "file": 5, "files": 5},
-    "gap": {"kind": Kind.GAP, "lost": 4},
-    "start": {"kind": Kind.START, "after": "end", "key": "0" * 64},
-    "torn": {"kind": Kind.START, "after": "crash", "note": TORN, "torn_sha256": ""},
-    "end": {"kind": Kind.CHECKPOINT, "why": Why.END, "lines": 1},
-    "rotation": {"kind": Kind.CHECKPOINT, "why": Why.ROTATION, "lines": 1},
-    "file": {"kind": Kind.FILE, "format": 1, "log": LOG, "file": 1, "previous": "0" * 64},
+    "movement": {"kind": RecordKind.MOVEMENT, "bytes": 666},
+    "removed": {"kind": RecordKind.REMOVED, "file": 5, "files": 5},
+    "gap": {"kind": RecordKind.GAP, "lost": 4},
+    "start": {"kind": RecordKind.START, "after": "end", "key": "0" * 64},
+    "torn": {"kind": RecordKind.START, "after": "crash", "note": TORN, "torn_sha256": ""},
+    "end": {"kind": RecordKind.CHECKPOINT, "why": CheckpointCause.END, "lines": 1},
+    "rotation": {"kind": RecordKind.CHECKPOINT, "why": CheckpointCause.ROTATION, "lines": 1},
+    "file": {"kind": RecordKind.FILE, "format": 1, "log": LOG, "file": 1, "previous": "0" * 64},
 }
 HISTORIES = st.lists(
     st.sampled_from(["record", "batch", "checkpoint", "rotate", "rotate", "restart", "crash"]),
@@ -39,29 +39,29 @@ def history(folder: Path, steps: list[str], snapshots: Path) -> None:
     """Write a log of which old files are removed, with a copy of the folder after each step."""
     file = ChainFile(settings(folder, keep=KEEP), LOG, lambda: 10**18)
     for number, step in enumerate(steps):
-        record = {"kind": Kind.MOVEMENT, "bytes": number}
+        record = {"kind": RecordKind.MOVEMENT, "bytes": number}
         match step:
             case "record" | "batch":
                 file.append([(10**18, record)] * (1 if step == "record" else 3))
             case "checkpoint":
-                file.checkpoint(Why.LINES)
+                file.checkpoint(CheckpointCause.LINES)
             case "rotate":
                 file.rotate()
             case "restart" | "crash":
                 if step == "restart":
-                    file.checkpoint(Why.END)
+                    file.checkpoint(CheckpointCause.END)
                 file.close()
                 file = ChainFile(settings(folder, keep=KEEP), LOG, lambda: 10**18)
         shutil.copytree(folder, snapshots / str(number))
-    file.checkpoint(Why.END)
+    file.checkpoint(CheckpointCause.END)
     file.close()
 
 
 def restart(folder: Path) -> None:
     """The process that has the key writes again, and ends in order."""
     file = ChainFile(settings(folder), LOG, lambda: 10**18)
-    file.append([(10**18, {"kind": Kind.MOVEMENT, "bytes": 1})])
-    file.checkpoint(Why.END)
+    file.append([(10**18, {"kind": RecordKind.MOVEMENT, "bytes": 1})])
+    file.checkpoint(CheckpointCause.END)
     file.close()
 
 
@@ -188,7 +188,7 @@ class Attack:
                 if line is None:
                     made.append(data + b"\n")
                     continue
-                if line.kind == Kind.FILE and not number:
+                if line.kind == RecordKind.FILE and not number:
                     number, previous = line.number - 1, bytes.fromhex(line.fields["previous"])
                 number += 1
                 body = re.sub(rb'^\{"n":\d+', b'{"n":%d' % number, line.body)

@@ -14,7 +14,7 @@ from prfaas.audit.chain_file import ChainFile
 from prfaas.audit.file_names import file_path
 from prfaas.audit.reading import logs_of
 from prfaas.core.audit.chain import parse_line
-from prfaas.core.audit.records import Kind, Why
+from prfaas.core.audit.records import CheckpointCause, RecordKind
 from prfaas.errors import ConfigError
 
 from . import damaged_logs
@@ -133,7 +133,9 @@ def test_a_removal_counts_only_with_the_checkpoint_that_follows_it(tmp_path: Pat
     file = ChainFile(damaged_logs.settings(tmp_path, keep=2), LOG)
     for _ in range(4):
         file.rotate()
-    file.append([(0, {"kind": Kind.REMOVED, "file": 4, "files": 1})])  # Killed before it signs.
+    file.append(
+        [(0, {"kind": RecordKind.REMOVED, "file": 4, "files": 1})]
+    )  # Killed before it signs.
     file.close()
     restart(tmp_path)
     whole = verified(tmp_path)
@@ -235,6 +237,6 @@ def test_lines_are_expected_to_be_signed(tmp_path: Path) -> None:
     (finding,) = verified(tmp_path, expected_lines=report.num_lines).findings
     assert "only 5 are signed" in finding
     file = ChainFile(damaged_logs.settings(tmp_path), LOG)
-    file.checkpoint(Why.END)
+    file.checkpoint(CheckpointCause.END)
     file.close()
     assert verified(tmp_path, expected_lines=report.num_lines).is_intact

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.audit.moved_bytes import Moved, MovedBytes
+from prfaas.audit.moved_bytes import MovedBytes, TransferBytes
 from prfaas.core.audit.refusals import EACH_MAX, KEYS_MAX, WINDOW_NS, RefusalCounts
 
 IDS = [bytes([number]) * 16 for number in range(5)]
@@ -27,7 +27,7 @@ def nothing_is_open(_direction: str, _transfer: bytes) -> bool:
     return False
 
 
-def sums(found: list[Moved]) -> tuple[int, int]:
+def sums(found: list[TransferBytes]) -> tuple[int, int]:
     return sum(each.link_bytes for each in found), sum(each.wire_bytes for each in found)
 
 
@@ -35,7 +35,7 @@ def sums(found: list[Moved]) -> tuple[int, int]:
 def test_no_byte_is_lost_and_none_counts_twice(
     steps: list[tuple[str, str, bytes, int]], is_open: bool
 ) -> None:
-    moved, found, added = MovedBytes(), list[Moved](), 0
+    moved, found, added = MovedBytes(), list[TransferBytes](), 0
     moved.is_on = True
     for step, direction, transfer, count in steps:
         match step:
@@ -60,12 +60,12 @@ def test_bytes_are_late_only_if_two_sweeps_find_them_without_a_transfer() -> Non
     assert moved.sweep(nothing_is_open) == []
     assert moved.sweep(lambda *_: True) == []
     assert moved.sweep(nothing_is_open) == []
-    assert moved.sweep(nothing_is_open) == [Moved("received", "peer", IDS[0], 0, 5)]
+    assert moved.sweep(nothing_is_open) == [TransferBytes("received", "peer", IDS[0], 0, 5)]
 
 
 @pytest.mark.parametrize("sweeps", [lambda m: [m.take_all()], lambda m: [m.sweep(nothing_is_open)]])
 def test_a_peer_that_invents_transfers_takes_no_memory(
-    sweeps: Callable[[MovedBytes], list[list[Moved]]],
+    sweeps: Callable[[MovedBytes], list[list[TransferBytes]]],
 ) -> None:
     moved = MovedBytes(entries_max=300)
     moved.is_on = True

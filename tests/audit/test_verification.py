@@ -16,7 +16,7 @@ from prfaas.audit.file_names import file_path
 from prfaas.audit.keys import public_text
 from prfaas.audit.reading import logs_of
 from prfaas.core.audit.chain import parse_line
-from prfaas.core.audit.records import TORN, Why
+from prfaas.core.audit.records import TORN, CheckpointCause
 from prfaas.errors import ConfigError
 
 from . import damaged_logs
@@ -103,7 +103,7 @@ def test_files_that_keep_removes_are_no_damage_and_one_more_is(tmp_path: Path) -
     file = ChainFile(damaged_logs.settings(tmp_path, keep=2), LOG)
     for _ in range(4):
         file.rotate()
-    file.checkpoint(Why.END)
+    file.checkpoint(CheckpointCause.END)
     file.close()
     kept = logs_of(tmp_path)[LOG]
     whole = verified(tmp_path)

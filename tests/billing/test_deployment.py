@@ -20,9 +20,9 @@ import pytest
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.core.audit.records import Kind
+from prfaas.core.audit.records import RecordKind
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.units import NS_PER_S
@@ -87,7 +87,7 @@ class Live:
     num_answered: int = 0
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, ProcessPart]:
         return {part.name: part for part in self.supervisor.parts}
 
     async def ask(self, tenant: str, number: int, num_tokens: int) -> None:
@@ -179,7 +179,7 @@ async def test_logs_of_both_sites_counters_and_bill_are_the_same_over_faults(
         assert verify(audit, name, logs_of(audit)[name]).is_intact
     written: Counter[str] = Counter()
     for name, counted in pools.items():
-        lines = [line for line in records(logs_of(audit)[name]) if line.kind == Kind.MOVEMENT]
+        lines = [line for line in records(logs_of(audit)[name]) if line.kind == RecordKind.MOVEMENT]
         for field, metric in BYTES.items():
             logged = sum(line.fields[field] for line in lines)
             assert logged == counted[metric], (name, field)

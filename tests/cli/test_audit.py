@@ -15,7 +15,7 @@ from prfaas.audit.chain_file import ChainFile
 from prfaas.audit.settings import AuditSettings
 from prfaas.cli.common import reading_progress
 from prfaas.cli.main import cli
-from prfaas.core.audit.records import Why
+from prfaas.core.audit.records import CheckpointCause
 from prfaas.errors import ConfigError
 
 AT_NS = 1_764_000_000 * 10**9
@@ -30,13 +30,13 @@ def make(folder: Path) -> None:
         sizes = {"bytes": 10, "link_bytes": 100, "wire_bytes": 70}
         record = {**MOVED, "tenant": f"{number % 2}abc", "outcome": outcome, **sizes}
         pool.append([(AT_NS + number * 60 * 10**9, record)])
-    pool.checkpoint(Why.END)
+    pool.checkpoint(CheckpointCause.END)
     pool.close()
     gateway = ChainFile(AuditSettings(folder, folder), "gateway", lambda: AT_NS)
     for name in ("alice", "bob"):
         gateway.append([(AT_NS, {"kind": "operator", "operator": name, "action": "drain"})])
     gateway.append([(AT_NS, {"kind": "refusal", "reason": "unauthorized", "route": "a\x1b[2Jb"})])
-    gateway.checkpoint(Why.END)
+    gateway.checkpoint(CheckpointCause.END)
     gateway.close()
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from prfaas.cli.common.console import console_for
 from prfaas.cli.deploy.demo_requests import DemoRequest
-from prfaas.cli.deploy.demo_table import Row, table_of
+from prfaas.cli.deploy.demo_table import DemoRow, table_of
 
 RECORD: dict[str, Any] = {
     "path": "remote",
@@ -26,10 +26,10 @@ FALLBACK = LOCAL | {"fallback": {"stage": "transfer", "reason": "timeout"}}
 TITLE = "  a question on the 12K"
 
 
-def rows() -> list[Row]:
-    found = [Row(DemoRequest(TITLE, ""), [], "a", each) for each in (RECORD, LOCAL, FALLBACK)]
+def rows() -> list[DemoRow]:
+    found = [DemoRow(DemoRequest(TITLE, ""), [], "a", each) for each in (RECORD, LOCAL, FALLBACK)]
     found[0].alone, found[1].alone, found[2].alone = "a", "b", "a"
-    return [*found, Row(DemoRequest(TITLE, ""), [])]
+    return [*found, DemoRow(DemoRequest(TITLE, ""), [])]
 
 
 def test_an_answer_that_an_engine_gives_from_its_own_cache_is_named_so() -> None:

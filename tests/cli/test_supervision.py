@@ -17,7 +17,7 @@ import pytest
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.up_audit import NAME
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.main import main
 from prfaas.cli.supervision.control import SOCKET_NAME, control_channel
 from prfaas.cli.supervision.keeper import KeeperTimes
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def kept(
-    *parts: Part,
+    *parts: ProcessPart,
     table: SupervisionTable | None = None,
     restart: bool = True,
     times: KeeperTimes = QUICK,
@@ -55,18 +55,18 @@ async def kept(
         yield supervisor, changes
 
 
-def kill(part: Part) -> int:
+def kill(part: ProcessPart) -> int:
     """Kill the process, and return its id."""
     assert part.process is not None
     os.kill(part.process.pid, signal.SIGKILL)
     return part.process.pid
 
 
-def pids(*parts: Part) -> list[int]:
+def pids(*parts: ProcessPart) -> list[int]:
     return [part.process.pid for part in parts if part.process and is_running(part)]
 
 
-def is_anew(part: Part, before: int) -> bool:
+def is_anew(part: ProcessPart, before: int) -> bool:
     return part.process is not None and part.process.pid != before
 
 
@@ -89,7 +89,7 @@ async def test_a_part_whose_port_is_taken_is_tried_until_it_is_free_and_others_g
         assert {each.part.name for each in changes if each.failures} == {"engine"}
 
 
-def takes(held: contextlib.ExitStack, port: int, owner: Part) -> bool:
+def takes(held: contextlib.ExitStack, port: int, owner: ProcessPart) -> bool:
     """Take a port, killing who has it, if that is the one who should."""
     try:
         held.enter_context(socket.create_server(("127.0.0.1", port)))

@@ -18,7 +18,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.traces.reader import read_requests
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "traces" / "data"
@@ -57,7 +57,7 @@ def test_an_import_keeps_every_request_for_plans_and_simulations(
     settings = ['workload.arrivals="trace"', f'workload.trace="{out}"']
     scenario = load_scenario(EXAMPLES / "azure.toml", settings)
     assert [
-        Row(r.arrived_at_ns, r.num_prompt_tokens, r.num_output_tokens, r.block_ids)
+        RecordedRequest(r.arrived_at_ns, r.num_prompt_tokens, r.num_output_tokens, r.block_ids)
         for r in scenario.workload.with_rate_scaled(2).requests(1)
     ] == list(rows)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp.web
 
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.keeper import KeeperTimes
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
@@ -49,21 +49,21 @@ raise SystemExit(3)
 SILENT = "import signal; signal.pause()"
 
 
-Make = Callable[..., Part]
+Make = Callable[..., ProcessPart]
 
 
 def maker(home: Path) -> Make:
     """Makes parts whose files lie in one folder."""
     taken: set[int] = set()
 
-    def part(name: str, code: str = SERVE, manner: str = "good") -> Part:
+    def part(name: str, code: str = SERVE, manner: str = "good") -> ProcessPart:
         # A port that was let go may be found again.
         port = next(port for port in iter(free_port, 0) if port not in taken)
         taken.add(port)
         args = [sys.executable, "-S", "-c", code, str(port), manner, str(home / "warm")]
         leftover = home / f"{name}.mmap"
         leftover.write_text("rows")
-        return Part(
+        return ProcessPart(
             name=name,
             kind="engine",
             command=Command(args, dict(os.environ)),
@@ -112,7 +112,7 @@ async def _ok(_: aiohttp.web.Request) -> aiohttp.web.Response:
     return aiohttp.web.Response()
 
 
-def is_running(part: Part) -> bool:
+def is_running(part: ProcessPart) -> bool:
     return part.exit_code is None
 
 

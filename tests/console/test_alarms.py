@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from prfaas.gateway.console.alarms import Alarm, Facts, Severity, alarms
-from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.gateway.console.history import History, HistorySample, LinkSample
 from prfaas.gateway.telemetry.metrics import Totals
 
 LINK = "far>near"
@@ -17,16 +17,16 @@ CARRIES = LinkSample(
     in_flight_bytes=0,
     offload_threshold=1000,
 )
-QUIET = Sample(0.0, Totals(0, 0, 0, 0, 0, {}), {LINK: CARRIES})
+QUIET = HistorySample(0.0, Totals(0, 0, 0, 0, 0, {}), {LINK: CARRIES})
 
 
-def after(kv_bytes: int = 0, **counts: int) -> Sample:
+def after(kv_bytes: int = 0, **counts: int) -> HistorySample:
     """A sample with these counts since the quiet one."""
     moved = {("far", "near"): kv_bytes}
     return replace(QUIET, totals=replace(QUIET.totals, link_bytes=moved, **counts))
 
 
-def heard(*samples: Sample, facts: Facts = WELL) -> list[Alarm]:
+def heard(*samples: HistorySample, facts: Facts = WELL) -> list[Alarm]:
     """Alarms at the last of some samples, a second apart."""
     past = History()
     *before, latest = (replace(s, at_unix_s=float(second)) for second, s in enumerate(samples))
@@ -35,7 +35,7 @@ def heard(*samples: Sample, facts: Facts = WELL) -> list[Alarm]:
     return alarms(past, latest, facts)
 
 
-def names(*samples: Sample, facts: Facts = WELL) -> list[str]:
+def names(*samples: HistorySample, facts: Facts = WELL) -> list[str]:
     return [alarm.name for alarm in heard(*samples, facts=facts)]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
-    Refused,
+    LocalCluster,
+    RefusedRequest,
     RemoteCluster,
     Routed,
 )
@@ -33,12 +33,14 @@ def costs(remote_ns: int = 100_000) -> Costs:
 
 def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) -> Dispatcher:
     """Two PD instances with a pool each, and two PrfaaS clusters: "fast" and "slow"."""
-    home = (Member("h0", "home-0"), Member("h1", "home-1"))
+    home = (ClusterMember("h0", "home-0"), ClusterMember("h1", "home-1"))
     made = Dispatcher(
-        HomeCluster("pd", home, None if mixed else (Member("d0", "home-0"),), costs()),
+        LocalCluster("pd", home, None if mixed else (ClusterMember("d0", "home-0"),), costs()),
         [
-            RemoteCluster("slow", (Member("s0", "slow"),), costs(250_000)),
-            RemoteCluster("fast", (Member("f0", "fast"), Member("f1", "fast")), costs()),
+            RemoteCluster("slow", (ClusterMember("s0", "slow"),), costs(250_000)),
+            RemoteCluster(
+                "fast", (ClusterMember("f0", "fast"), ClusterMember("f1", "fast")), costs()
+            ),
         ],
         DispatchSettings(policy, 1000),
     )
@@ -49,6 +51,6 @@ def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) 
     return made
 
 
-def sent(found: Routed | Refused) -> Routed:
+def sent(found: Routed | RefusedRequest) -> Routed:
     assert isinstance(found, Routed)
     return found

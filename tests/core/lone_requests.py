@@ -5,9 +5,9 @@ from __future__ import annotations
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
 )
@@ -17,8 +17,8 @@ from prfaas.core.routing.policies import PolicyName
 def two_instances(threshold: int) -> Dispatcher:
     """One engine in each cluster, without a plan."""
     made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),)),
-        [RemoteCluster("far", (Member("r0", "far"),))],
+        LocalCluster("pd", (ClusterMember("p0", "pd"),)),
+        [RemoteCluster("far", (ClusterMember("r0", "far"),))],
         DispatchSettings(PolicyName.OBSERVED, threshold),
     )
     made.set_link("far", "pd", up=True)

@@ -14,11 +14,11 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
-    Refusal,
-    Refused,
+    LocalCluster,
+    RefusalReason,
+    RefusedRequest,
     RemoteCluster,
     Routed,
 )
@@ -120,8 +120,8 @@ def test_a_correction_leaves_waits_alone() -> None:
 
 def dispatcher(ttft_max_s: float = 5) -> Dispatcher:
     made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),), None, COSTS),
-        [RemoteCluster("far", (Member("r0", "far"),), COSTS)],
+        LocalCluster("pd", (ClusterMember("p0", "pd"),), None, COSTS),
+        [RemoteCluster("far", (ClusterMember("r0", "far"),), COSTS)],
         DispatchSettings(
             PolicyName.LOCAL, 1000, ttft_max_ns=round(ttft_max_s * NS_PER_S), admission=True
         ),
@@ -131,7 +131,7 @@ def dispatcher(ttft_max_s: float = 5) -> Dispatcher:
     return made
 
 
-def serve(made: Dispatcher, number: int, now_ns: int, ratio: float) -> Routed | Refused:
+def serve(made: Dispatcher, number: int, now_ns: int, ratio: float) -> Routed | RefusedRequest:
     """Let a request of 1,000 tokens come, and have its first token `ratio` as late as planned."""
     made.report_load("p0", now_ns, 0)
     found = made.arrive(Arrival(number, 1000, 0, {}), now_ns)
@@ -148,7 +148,7 @@ def test_nobody_is_refused_on_predictions_that_are_not_proven() -> None:
     made = dispatcher(ttft_max_s=0)
     for number in range(NUM_MIN):
         assert isinstance(serve(made, number, number * 10 * NS_PER_S, 1.0), Routed)
-    assert isinstance(serve(made, NUM_MIN, NUM_MIN * 10 * NS_PER_S, 1.0), Refused)
+    assert isinstance(serve(made, NUM_MIN, NUM_MIN * 10 * NS_PER_S, 1.0), RefusedRequest)
 
 
 def test_a_request_that_no_instance_takes_counts_for_no_share(
@@ -160,8 +160,8 @@ def test_a_request_that_no_instance_takes_counts_for_no_share(
     monkeypatch.setattr(made._admission._fair, "let_in", lambda tenant, *_: charged.append(tenant))
     made.set_ready("p0", ready=False, now_ns=0)
     found = made.arrive(Arrival(1, 1000, 0, {}, tenant="red"), 1)
-    assert isinstance(found, Refused)
-    assert found.reason is Refusal.NO_INSTANCE
+    assert isinstance(found, RefusedRequest)
+    assert found.reason is RefusalReason.NO_INSTANCE
     assert charged == []
     made.set_ready("p0", ready=True, now_ns=2)
     assert isinstance(made.arrive(Arrival(2, 1000, 0, {}, tenant="red"), 3), Routed)
@@ -207,8 +207,8 @@ def served(calibration: CalibrationSettings) -> tuple[int, int, float]:
     """
     draw = random.Random(1)
     made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"), Member("p1", "pd")), None, SLOW),
-        [RemoteCluster("far", (Member("r0", "far"), Member("r1", "far")), SLOW)],
+        LocalCluster("pd", (ClusterMember("p0", "pd"), ClusterMember("p1", "pd")), None, SLOW),
+        [RemoteCluster("far", (ClusterMember("r0", "far"), ClusterMember("r1", "far")), SLOW)],
         DispatchSettings(
             PolicyName.ADAPTIVE,
             2000,
@@ -236,7 +236,7 @@ def served(calibration: CalibrationSettings) -> tuple[int, int, float]:
         made.report_link("far", "pd", LinkReport(now_ns, 1e9, 0))
         tokens = draw.randint(2500, 5000) if draw.random() < 0.3 else draw.randint(50, 300)
         found = made.arrive(Arrival(number, tokens, 0, {}), now_ns)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedRequest):
             refused += 1
             continue
         remote += found.decision.path is Path.REMOTE

@@ -10,9 +10,9 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
 )
@@ -92,8 +92,8 @@ def test_a_calibration_that_restarts_forgets_what_it_waits_for() -> None:
 
 def dispatcher(policy: PolicyName = PolicyName.REMOTE) -> Dispatcher:
     made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),), None, COSTS),
-        [RemoteCluster("far", (Member("r0", "far"),), COSTS)],
+        LocalCluster("pd", (ClusterMember("p0", "pd"),), None, COSTS),
+        [RemoteCluster("far", (ClusterMember("r0", "far"),), COSTS)],
         DispatchSettings(policy, 1000),
     )
     for name in ("p0", "r0"):

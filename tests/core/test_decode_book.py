@@ -1,11 +1,11 @@
 """Choice of the decode engine: the fewest requests first, and not the engine that failed."""
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
-from prfaas.core.dispatch.types import Member
+from prfaas.core.dispatch.types import ClusterMember
 
 
 def test_one_that_was_tried_is_passed_over_and_not_forgotten() -> None:
-    book = DecodeBook([Member("a", "pool"), Member("b", "pool")])
+    book = DecodeBook([ClusterMember("a", "pool"), ClusterMember("b", "pool")])
     assert book.choose(avoid="a") == "b"
     assert book.choose() == "a"
     assert book.choose(avoid="a") == "b"

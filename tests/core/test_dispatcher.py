@@ -13,11 +13,11 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
-    Refusal,
-    Refused,
+    LocalCluster,
+    RefusalReason,
+    RefusedRequest,
     RemoteCluster,
 )
 from prfaas.core.routing.decision import Path, Reason
@@ -91,10 +91,14 @@ def at_one_pool(
     policy: PolicyName, *, mixed: bool = True, threshold: int = 1000, **settings: Any
 ) -> Dispatcher:
     """Two PD instances of one pool, and two PrfaaS instances of another."""
-    home = (Member("h0", "home"), Member("h1", "home"))
+    home = (ClusterMember("h0", "home"), ClusterMember("h1", "home"))
     made = Dispatcher(
-        HomeCluster("pd", home, None if mixed else (Member("d0", "home"),), costs()),
-        [RemoteCluster("fast", (Member("f0", "fast"), Member("f1", "fast")), costs())],
+        LocalCluster("pd", home, None if mixed else (ClusterMember("d0", "home"),), costs()),
+        [
+            RemoteCluster(
+                "fast", (ClusterMember("f0", "fast"), ClusterMember("f1", "fast")), costs()
+            )
+        ],
         DispatchSettings(policy, threshold, **settings),
     )
     made.set_link("fast", "home", up=True)
@@ -257,8 +261,8 @@ def test_an_instance_that_was_tried_is_not_tried_again() -> None:
     assert {first.prefill, other.prefill} == {"h0", "h1"}
     made.set_ready(other.prefill, ready=False, now_ns=0)
     refused = made.arrive(arrival(1, avoid=first.prefill), 0, again=True)
-    assert isinstance(refused, Refused)
-    assert refused.reason is Refusal.NO_INSTANCE
+    assert isinstance(refused, RefusedRequest)
+    assert refused.reason is RefusalReason.NO_INSTANCE
 
 
 KINDS = ("arrive", "again", "prefilled", "fall back", "over", "end", "report", "down", "up", "link")

@@ -10,7 +10,7 @@ from prfaas.core.dispatch.types import (
 )
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path, Reason
-from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens, Work
+from prfaas.core.routing.first_tokens import UNSEEN_RATIO, ComparedPaths, FirstTokens, NominalWork
 from prfaas.core.routing.observed_rates import PACE
 from prfaas.units import NS_PER_S
 
@@ -26,19 +26,19 @@ def seen(home: float | None, away: float | None, count: int = PACE.num_min) -> F
     for number in range(count):
         for cluster, factor in (("pd", home), ("far", away)):
             if factor is not None:
-                found.sent(number, cluster, Work(WORK, WORK), -round(factor * WORK))
+                found.sent(number, cluster, NominalWork(WORK, WORK), -round(factor * WORK))
                 found.came(number, 0)
     return found
 
 
 def compare(
     found: FirstTokens, local: int = 1, remote: int = 1, num_decoding: int = 0, now_ns: int = 0
-) -> Compared | None:
+) -> ComparedPaths | None:
     """With so many prompts at either instance, this one included."""
     return found.sooner_at_home(
         "far",
-        Work(WORK, local * WORK),
-        Work(WORK, remote * WORK),
+        NominalWork(WORK, local * WORK),
+        NominalWork(WORK, remote * WORK),
         num_decoding,
         now_ns,
     )
@@ -82,7 +82,7 @@ def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
     assert compare(found, now_ns=STALE_NS) is not None
     assert compare(found, now_ns=STALE_NS + 1) is None
     for number in range(100, 150):
-        found.sent(number, "far", Work(WORK, WORK), 0)
+        found.sent(number, "far", NominalWork(WORK, WORK), 0)
         found.came(number, WORK * (100 if number % 2 else 1))
     assert compare(found, now_ns=WORK * 100) is None
 
@@ -90,7 +90,7 @@ def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
 def test_what_was_dropped_teaches_nothing() -> None:
     found = FirstTokens("pd")
     for number in range(20):
-        found.sent(number, "far", Work(WORK, WORK), 0)
+        found.sent(number, "far", NominalWork(WORK, WORK), 0)
         found.drop(number)
         found.came(number, 9 * WORK)
     assert compare(found) is None

@@ -7,7 +7,7 @@ import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, Member
+from prfaas.core.dispatch.types import Arrival, ClusterMember, DispatchSettings, LocalCluster
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
@@ -24,10 +24,10 @@ def site(*, decoders: tuple[str, ...] = (), plan: bool = True, policy: str = "lo
     """A prefill instance on each host; `decoders` are hosts with an instance that only decodes."""
     prefill = HOSTS[:1] if decoders else HOSTS
     made = Dispatcher(
-        HomeCluster(
+        LocalCluster(
             "pd",
-            tuple(Member(f"p-{host}", host) for host in prefill),
-            tuple(Member(f"d-{host}", host) for host in decoders) or None,
+            tuple(ClusterMember(f"p-{host}", host) for host in prefill),
+            tuple(ClusterMember(f"d-{host}", host) for host in decoders) or None,
             costs() if plan else None,
         ),
         [],

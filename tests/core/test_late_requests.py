@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_finder import RouteFinder
-from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, Member, RemoteCluster
+from prfaas.core.dispatch.types import (
+    Arrival,
+    ClusterMember,
+    DispatchSettings,
+    LocalCluster,
+    RemoteCluster,
+)
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import AdaptivePolicy, AdaptiveSettings, PolicyName
 from prfaas.core.routing.predictions import Prediction
@@ -23,8 +29,13 @@ TARGET_NS = 10 * NS_PER_S
 def routes(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE) -> RouteFinder:
     """Two instances on either side with given queues, and a fast link."""
     made = RouteFinder(
-        HomeCluster("pd", (Member("p0", "pd"), Member("p1", "pd")), (Member("d0", "pd"),), COSTS),
-        [RemoteCluster("away", (Member("r0", "away"), Member("r1", "away")), COSTS)],
+        LocalCluster(
+            "pd",
+            (ClusterMember("p0", "pd"), ClusterMember("p1", "pd")),
+            (ClusterMember("d0", "pd"),),
+            COSTS,
+        ),
+        [RemoteCluster("away", (ClusterMember("r0", "away"), ClusterMember("r1", "away")), COSTS)],
         DispatchSettings(policy, 1000, ttft_max_ns=TARGET_NS),
     )
     link = made.links.between("away", "pd")

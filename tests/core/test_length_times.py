@@ -10,7 +10,7 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.first_tokens import TRIAL_EVERY, TRIALS
 from prfaas.core.routing.length_times import KEPT_MAX, LIFETIME_NS, SLOPE_SHARE_MIN
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
+from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, ObservedRates
 from prfaas.units import NS_PER_S
 
 from .lone_requests import arrive, serve, two_instances
@@ -23,13 +23,13 @@ def true_s(num_tokens: int) -> float:
     return FIXED_S + num_tokens * TOKEN_S
 
 
-def serve_one(paces: Paces, num_tokens: int, took_s: float, at_ns: int = 0) -> None:
+def serve_one(paces: ObservedRates, num_tokens: int, took_s: float, at_ns: int = 0) -> None:
     work = num_tokens * NOMINAL_NS_PER_TOKEN
     paces.sent(0, "pd", work, work, at_ns)
     paces.answered(0, at_ns + round(took_s * NS_PER_S))
 
 
-def expected_s(paces: Paces, num_tokens: int, now_ns: int = 0) -> float:
+def expected_s(paces: ObservedRates, num_tokens: int, now_ns: int = 0) -> float:
     work = num_tokens * NOMINAL_NS_PER_TOKEN
     found = paces.estimate("pd", work, work, now_ns)
     assert found is not None
@@ -37,7 +37,7 @@ def expected_s(paces: Paces, num_tokens: int, now_ns: int = 0) -> float:
 
 
 def test_a_long_prompt_after_short_ones_is_predicted_by_its_length() -> None:
-    paces, random = Paces(), Random(1)
+    paces, random = ObservedRates(), Random(1)
     for _ in range(60):
         num_tokens = random.randint(50, 500)
         serve_one(paces, num_tokens, true_s(num_tokens))
@@ -47,7 +47,7 @@ def test_a_long_prompt_after_short_ones_is_predicted_by_its_length() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_of_a_tenth_leaves_it_within_a_fifth(seed: int) -> None:
     """Lengths up to a quarter of the one that is predicted."""
-    paces, random = Paces(), Random(seed)
+    paces, random = ObservedRates(), Random(seed)
     for _ in range(100):
         num_tokens = random.randint(50, 1500)
         serve_one(paces, num_tokens, true_s(num_tokens) * random.uniform(0.9, 1.1))
@@ -57,7 +57,7 @@ def test_noise_of_a_tenth_leaves_it_within_a_fifth(seed: int) -> None:
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_outliers_move_nothing(factor: float) -> None:
     """Every fourth observation is a hundred times too long, or too short."""
-    paces = Paces()
+    paces = ObservedRates()
     for number in range(80):
         num_tokens = 100 * 2 ** (number // 4 % 5)
         serve_one(paces, num_tokens, true_s(num_tokens) * (1 if number % 4 else factor))
@@ -66,7 +66,7 @@ def test_outliers_move_nothing(factor: float) -> None:
 
 
 def test_a_tenant_who_sends_one_length_hides_no_other() -> None:
-    paces = Paces()
+    paces = ObservedRates()
     for num_tokens in (200, 6000):
         for _ in range(KEPT_MAX):
             serve_one(paces, num_tokens, true_s(num_tokens))
@@ -77,7 +77,7 @@ def test_a_tenant_who_sends_one_length_hides_no_other() -> None:
 
 def test_one_length_leaves_a_gap() -> None:
     """It may be all fixed cost or none."""
-    paces, work = Paces(), 6000 * NOMINAL_NS_PER_TOKEN
+    paces, work = ObservedRates(), 6000 * NOMINAL_NS_PER_TOKEN
     for _ in range(KEPT_MAX):
         serve_one(paces, 300, true_s(300))
     found = paces.estimate("pd", work, work, 0)
@@ -90,7 +90,7 @@ def test_one_length_leaves_a_gap() -> None:
 
 def test_no_token_is_free() -> None:
     """Short prompts that take equally long do not show that long ones do."""
-    paces = Paces()
+    paces = ObservedRates()
     for number in range(40):
         serve_one(paces, 50 + 10 * number, 0.1)
     assert expected_s(paces, 44_000) >= 100 * 0.1 * SLOPE_SHARE_MIN
@@ -98,7 +98,7 @@ def test_no_token_is_free() -> None:
 
 def test_what_is_old_yields_to_what_is_new() -> None:
     """The engine has become three times as slow; long prompts have not come since."""
-    paces, now_ns = Paces(), 0
+    paces, now_ns = ObservedRates(), 0
     for num_tokens in (100, 800, 6000):
         for _ in range(KEPT_MAX):
             serve_one(paces, num_tokens, true_s(num_tokens))

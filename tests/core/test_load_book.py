@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.instance_load import InstanceLoad
 from prfaas.core.dispatch.scoring import Candidate, pick
 from prfaas.units import NS_PER_S
 
@@ -71,7 +71,7 @@ of an instant counts what was sent at it."""
 def test_waits_are_those_of_queues_that_work_as_they_should(
     steps: list[tuple[str, str, int, int]], hears_ends: bool
 ) -> None:
-    book, queues, now = LoadBook(NAMES, FOR_EVER), {n: Queue() for n in NAMES}, 0
+    book, queues, now = InstanceLoad(NAMES, FOR_EVER), {n: Queue() for n in NAMES}, 0
     seen = dict.fromkeys(NAMES, (0, 0))
     for number, (action, name, after, work) in enumerate(steps):
         now += after
@@ -103,7 +103,7 @@ def test_waits_are_those_of_queues_that_work_as_they_should(
 def test_the_order_is_that_of_the_waits_and_the_picker_takes_the_first(
     steps: list[tuple[str, str, int, int]],
 ) -> None:
-    book, ready, now = LoadBook(NAMES, FOR_EVER), dict.fromkeys(NAMES, True), 0
+    book, ready, now = InstanceLoad(NAMES, FOR_EVER), dict.fromkeys(NAMES, True), 0
     for number, (action, name, after, work) in enumerate(steps):
         now += after
         if action == "dispatch":
@@ -125,7 +125,7 @@ def test_the_order_is_that_of_the_waits_and_the_picker_takes_the_first(
 
 
 def test_a_late_report_does_not_forget_what_was_sent_since() -> None:
-    book = LoadBook(["a"], stale_after_ns=5 * NS_PER_S)
+    book = InstanceLoad(["a"], stale_after_ns=5 * NS_PER_S)
     book.dispatch("a", 1, 2 * NS_PER_S, 3 * NS_PER_S)
     book.report("a", NS_PER_S, 0)
     assert book.wait_ns("a", 2 * NS_PER_S) == 3 * NS_PER_S
@@ -133,7 +133,7 @@ def test_a_late_report_does_not_forget_what_was_sent_since() -> None:
 
 
 def test_an_instance_that_is_slower_than_thought_is_not_free() -> None:
-    book = LoadBook(["a"], FOR_EVER)
+    book = InstanceLoad(["a"], FOR_EVER)
     for job in range(3):
         book.dispatch("a", job, 0, NS_PER_S)
     # After 10 s still two wait behind the first, of which nobody knows how much is left.
@@ -144,7 +144,7 @@ def test_an_instance_that_is_slower_than_thought_is_not_free() -> None:
 
 
 def test_an_instance_that_is_faster_than_thought_is_found_out() -> None:
-    book = LoadBook(["a"], FOR_EVER)
+    book = InstanceLoad(["a"], FOR_EVER)
     for job in range(3):
         book.dispatch("a", job, 0, 10 * NS_PER_S)
     book.report("a", NS_PER_S, 0)
@@ -154,7 +154,7 @@ def test_an_instance_that_is_faster_than_thought_is_found_out() -> None:
 
 
 def test_what_others_sent_counts_until_it_is_gone() -> None:
-    book = LoadBook(["a", "b"], FOR_EVER)
+    book = InstanceLoad(["a", "b"], FOR_EVER)
     book.dispatch("a", 1, 0, 2 * NS_PER_S)
     book.report("a", NS_PER_S, 4)
     assert book.wait_ns("a", NS_PER_S) == (1 + 3 * 2) * NS_PER_S
@@ -164,7 +164,7 @@ def test_what_others_sent_counts_until_it_is_gone() -> None:
 
 
 def test_a_job_that_ended_between_report_and_its_arrival_is_not_taken_for_another_s() -> None:
-    book = LoadBook(["a"], FOR_EVER)
+    book = InstanceLoad(["a"], FOR_EVER)
     book.dispatch("a", 1, 0, NS_PER_S)
     book.dispatch("a", 2, 0, NS_PER_S)
     book.done("a", 1, 2 * NS_PER_S)
@@ -174,7 +174,7 @@ def test_a_job_that_ended_between_report_and_its_arrival_is_not_taken_for_anothe
 
 
 def test_outdated_entries_do_not_pile_up() -> None:
-    book = LoadBook(["a", "b"], FOR_EVER)
+    book = InstanceLoad(["a", "b"], FOR_EVER)
     for job in range(10_000):
         book.dispatch("b", job, job, 1)
         book.done("b", job, job + 1)

@@ -12,12 +12,12 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
 )
-from prfaas.core.market.choice import Exclusion, Offer, Terms, choose
+from prfaas.core.market.choice import ClusterOffer, Exclusion, RequestTerms, choose
 from prfaas.core.market.market import Market
 from prfaas.core.market.prices import (
     DAY_NS,
@@ -35,13 +35,13 @@ from prfaas.units import NS_PER_S
 from tests.core.dispatching import MS, costs, sent
 
 S = NS_PER_S
-HOME = Offer("home", 2 * S, 0, 2 * S)
-FAR = Offer("far", S, 10**9, S, away_ns=S)
+HOME = ClusterOffer("home", 2 * S, 0, 2 * S)
+FAR = ClusterOffer("far", S, 10**9, S, away_ns=S)
 QUOTES = {"home": Quote(1.0, 1.0 / S, 0.0), "far": Quote(1.0, 0.5 / S, 0.5e-9)}
 
 
 def test_the_cost_is_compute_bytes_and_time() -> None:
-    found = choose([HOME, FAR], QUOTES, Terms(second_price=0.25))
+    found = choose([HOME, FAR], QUOTES, RequestTerms(second_price=0.25))
     home, far = found.costed
     assert (home.gpu_cost, home.link_cost, home.time_cost) == (2.0, 0.0, 0.5)
     assert (far.gpu_cost, far.link_cost, far.time_cost) == (0.5, 0.5, 0.25)
@@ -51,27 +51,27 @@ def test_the_cost_is_compute_bytes_and_time() -> None:
 @pytest.mark.parametrize(
     ("there", "terms", "offer", "why"),
     [
-        (Quote(1, 0, 0, leaves_in_ns=0), Terms(), FAR, Exclusion.REVOKED),
-        (Quote(1, 0, 0, leaves_in_ns=S), Terms(), FAR, Exclusion.LEAVES_FIRST),
-        (Quote(1, 0, 0, leaves_in_ns=S + 1), Terms(), FAR, ""),
-        (Quote(1, 0, 0, notice_ns=S - 1), Terms(), FAR, Exclusion.NOTICE_TOO_SHORT),
-        (Quote(1, 0, 0, notice_ns=S), Terms(), FAR, ""),
-        (Quote(1, 0, 0), Terms(0.0, S - 1), FAR, Exclusion.LATE),
-        (Quote(1, 0, 0), Terms(0.0, S), FAR, ""),
-        (Quote(1, 0, 0), Terms(), FAR._replace(ttft_ns=None), Exclusion.NOT_PREDICTED),
-        (Quote(1, 0, 0), Terms(), FAR._replace(excluded="link_down"), "link_down"),
-        (None, Terms(), FAR, Exclusion.NO_PRICE),
+        (Quote(1, 0, 0, leaves_in_ns=0), RequestTerms(), FAR, Exclusion.REVOKED),
+        (Quote(1, 0, 0, leaves_in_ns=S), RequestTerms(), FAR, Exclusion.LEAVES_FIRST),
+        (Quote(1, 0, 0, leaves_in_ns=S + 1), RequestTerms(), FAR, ""),
+        (Quote(1, 0, 0, notice_ns=S - 1), RequestTerms(), FAR, Exclusion.NOTICE_TOO_SHORT),
+        (Quote(1, 0, 0, notice_ns=S), RequestTerms(), FAR, ""),
+        (Quote(1, 0, 0), RequestTerms(0.0, S - 1), FAR, Exclusion.LATE),
+        (Quote(1, 0, 0), RequestTerms(0.0, S), FAR, ""),
+        (Quote(1, 0, 0), RequestTerms(), FAR._replace(ttft_ns=None), Exclusion.NOT_PREDICTED),
+        (Quote(1, 0, 0), RequestTerms(), FAR._replace(excluded="link_down"), "link_down"),
+        (None, RequestTerms(), FAR, Exclusion.NO_PRICE),
     ],
 )
 def test_what_excludes_a_cluster_is_named(
-    there: Quote | None, terms: Terms, offer: Offer, why: str
+    there: Quote | None, terms: RequestTerms, offer: ClusterOffer, why: str
 ) -> None:
     quotes = {} if there is None else {"far": there}
     [found] = choose([offer], quotes, terms).costed
     assert found.excluded == why
 
 
-LATE = Terms(1.0, ttft_max_ns=1)
+LATE = RequestTerms(1.0, ttft_max_ns=1)
 
 
 def test_where_all_are_late_the_least_late_is_chosen() -> None:
@@ -110,10 +110,10 @@ def test_a_small_crossing_of_prices_leaves_the_incumbent() -> None:
             "far": Quote(1.0, (2 - 2 * gain) / S, 0),
         }
         offers = [HOME, FAR._replace(num_bytes=0)]
-        found = choose(offers, quotes, Terms(), "home", 0.05).best
+        found = choose(offers, quotes, RequestTerms(), "home", 0.05).best
         assert found is not None
         assert (found.offer.cluster == "home") is stays
-        fresh = choose(offers, quotes, Terms(), "", 0.05).best
+        fresh = choose(offers, quotes, RequestTerms(), "", 0.05).best
         assert fresh is not None
         assert fresh.offer.cluster == "far"
 
@@ -133,9 +133,9 @@ def test_a_small_crossing_of_prices_leaves_the_incumbent() -> None:
 def test_the_best_is_feasible_and_never_beaten_by_more_than_the_hysteresis(
     drawn: list[tuple[int, int, int | None]], second: float, hysteresis: float, last: int
 ) -> None:
-    offers = [Offer(f"c{i}", *each) for i, each in enumerate(drawn)]
+    offers = [ClusterOffer(f"c{i}", *each) for i, each in enumerate(drawn)]
     quotes = {o.cluster: Quote(1.0, 1e-12 * (i + 1), 1e-12) for i, o in enumerate(offers)}
-    terms = Terms(second, 5 * 10**10)
+    terms = RequestTerms(second, 5 * 10**10)
     found = choose(offers, quotes, terms, f"c{last}", hysteresis)
     feasible = [each for each in found.costed if not each.excluded]
     late = [each.offer.ttft_ns or 0 for each in found.costed if each.excluded == Exclusion.LATE]
@@ -175,10 +175,10 @@ def dispatcher(
 ) -> Dispatcher:
     """A PD instance, and two PrfaaS clusters: "slow" and "fast"."""
     made = Dispatcher(
-        HomeCluster("pd", (Member("h0", "home-0"),), None, costs()),
+        LocalCluster("pd", (ClusterMember("h0", "home-0"),), None, costs()),
         [
-            RemoteCluster("slow", (Member("s0", "slow"),), costs(250_000)),
-            RemoteCluster("fast", (Member("f0", "fast"),), costs()),
+            RemoteCluster("slow", (ClusterMember("s0", "slow"),), costs(250_000)),
+            RemoteCluster("fast", (ClusterMember("f0", "fast"),), costs()),
         ],
         DispatchSettings(policy, 1000, ttft_max_ns=ttft_max_ns, second_price=1e-6, market=found),
     )

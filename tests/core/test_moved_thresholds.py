@@ -7,9 +7,9 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
 )
 from prfaas.core.routing.policies import PolicyName
@@ -22,8 +22,8 @@ PLANNED = 19_400
 
 def dispatcher(*, moving: bool = False) -> Dispatcher:
     made = Dispatcher(
-        HomeCluster("pd", (Member("h0", NEAR),), None, costs()),
-        [RemoteCluster("prfaas", (Member("f0", FAR),), costs())],
+        LocalCluster("pd", (ClusterMember("h0", NEAR),), None, costs()),
+        [RemoteCluster("prfaas", (ClusterMember("f0", FAR),), costs())],
         DispatchSettings(PolicyName.ADAPTIVE, PLANNED, moving_threshold=moving),
     )
     for name in ("h0", "f0"):

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.types import Arrival, Refusal, Refused
+from prfaas.core.dispatch.types import Arrival, RefusalReason, RefusedRequest
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.policies import PolicyName
 from tests.core.dispatching import MS, dispatcher, sent
@@ -60,15 +60,15 @@ def test_what_cannot_or_may_not_go_there_is_refused(barred: str) -> None:
                 made.set_link(source, destination, up=False)
     shippable = 0 if barred == "unshippable" else SHORT
     found = made.arrive(Arrival(0, SHORT, SHORT, {}, shippable_tokens=shippable), 0)
-    assert isinstance(found, Refused)
-    assert found.reason is Refusal.NO_INSTANCE
+    assert isinstance(found, RefusedRequest)
+    assert found.reason is RefusalReason.NO_INSTANCE
 
 
 def test_a_link_that_comes_up_serves_the_next_prompt() -> None:
     made = without_local(PolicyName.PAPER)
     made.set_link("fast", "home-0", up=False)
     made.set_link("slow", "home-0", up=False)
-    assert isinstance(made.arrive(Arrival(0, SHORT, SHORT, {}), 0), Refused)
+    assert isinstance(made.arrive(Arrival(0, SHORT, SHORT, {}), 0), RefusedRequest)
     made.set_link("fast", "home-0", up=True)
     made.report_link("fast", "home-0", LinkReport(1, 1e10, 0, 0, MS))
     assert sent(made.arrive(Arrival(1, SHORT, SHORT, {}), 1)).cluster == "fast"

@@ -8,20 +8,20 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
 )
 from prfaas.core.resilience.late_routes import patience_ns
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, PACE, Paces
+from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, PACE, ObservedRates
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 
 def test_a_rate_is_learnt_from_enough_answers() -> None:
-    paces = Paces()
+    paces = ObservedRates()
     for number in range(PACE.num_min):
         paces.sent(number, "far", 1000, 1000, 0)
         assert paces.expected_ns(number) is None
@@ -37,7 +37,7 @@ def test_a_rate_is_learnt_from_enough_answers() -> None:
 
 
 def test_what_was_dropped_teaches_nothing() -> None:
-    paces = Paces()
+    paces = ObservedRates()
     for number in range(20):
         paces.sent(number, "far", 1000, 1000, 0)
         paces.drop(number)
@@ -53,8 +53,8 @@ def test_patience_is_some_times_what_is_expected_and_two_seconds_at_least() -> N
 def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
     """3 ms a token in the PrfaaS cluster; a request behind another one takes both their times."""
     made = Dispatcher(
-        HomeCluster("pd", (Member("p0", "pd"),)),
-        [RemoteCluster("far", (Member("r0", "far"),))],
+        LocalCluster("pd", (ClusterMember("p0", "pd"),)),
+        [RemoteCluster("far", (ClusterMember("r0", "far"),))],
         DispatchSettings(PolicyName.PAPER, 100),
     )
     made.set_link("far", "pd", up=True)

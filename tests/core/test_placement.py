@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.control.replication import CopySettings, HotPrefixes, Prompt, Replication, marks
+from prfaas.core.control.replication import (
+    CopiedPrompt,
+    CopySettings,
+    HotPrefixes,
+    Replication,
+    marks,
+)
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.decision import RoutingFacts
 from prfaas.core.routing.predictions import LinkState, PathSignals, no_wait, predict
@@ -202,7 +208,7 @@ def test_a_prompt_is_counted_by_link_from_what_is_there_to_what_the_other_pool_h
     costs = Costs([n * MS for n in range(200)], [0] * 200, [n * 10 for n in range(200)], 0, 10)
     replication = Replication[int](CopySettings(10**6, num_uses_min=1.0))
     for has_state, link in ((False, ("far", "pd")), (True, ("near", "pd"))):
-        prompt = Prompt(range(10), 105, 10, has_state, lambda final, have: final - have)
+        prompt = CopiedPrompt(range(10), 105, 10, has_state, lambda final, have: final - have)
         replication.missed(link, prompt, 20, 70, costs, 0)
     assert [*replication.links] == [("far", "pd"), ("near", "pd")]
     # A beginning that is short of what the pool has is of use without linear state alone.
@@ -216,7 +222,7 @@ def test_a_prompt_is_counted_by_link_from_what_is_there_to_what_the_other_pool_h
 def test_bytes_that_cost_more_than_they_save_are_not_copied() -> None:
     costs = Costs([n * MS for n in range(200)], [0] * 200, [n * 10 for n in range(200)], 0, 10)
     replication = Replication[int](CopySettings(10**6, num_uses_min=1.0))
-    prompt = Prompt(range(10), 105, 10, True, lambda final, have: final - have)
+    prompt = CopiedPrompt(range(10), 105, 10, True, lambda final, have: final - have)
     replication.missed(("far", "pd"), prompt, 20, 70, costs, 0)
     assert not replication.choose(("far", "pd"), LinkState(1e9), 2.0 * MS, 0)
     assert not replication.choose(("far", "pd"), None, 0.0, 0)

@@ -23,9 +23,9 @@ from prfaas.core.dispatch.scoring import (
 )
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
 )
 from prfaas.core.kv.source_sets import PrefixHits
 from prfaas.core.routing.decision import Reason
@@ -65,7 +65,7 @@ def test_the_choice_is_that_of_a_scan_of_all_instances(
     names = NAMES[: len(rows)]
     device = {name: hits.get(name, 0) for name in names}
     members = [
-        Member(name, row[0], frozenset({"p0"} if row[6] else ()))
+        ClusterMember(name, row[0], frozenset({"p0"} if row[6] else ()))
         for name, row in zip(names, rows, strict=True)
     ]
     stage = PrefillInstances(members, NS_PER_S, weights)
@@ -125,7 +125,7 @@ PREFIXES = st.dictionaries(
 def after(events: list[tuple[str, int, int]], weights: Weights, tried_max: int) -> PrefillInstances:
     """24 instances in pools of four after some history."""
     pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(24)}
-    members = [Member(*each) for each in pools.items()]
+    members = [ClusterMember(*each) for each in pools.items()]
     stage = PrefillInstances(members, 2 * NS_PER_S, weights, tried_max=tried_max)
     num_open = dict.fromkeys(pools, 0)
     for job, (event, number, value) in enumerate(events):
@@ -149,7 +149,7 @@ def after(events: list[tuple[str, int, int]], weights: Weights, tried_max: int) 
             stage.instances[name].layout_id = (b"a", b"a", b"b", None, b"a")[value]
         elif event == "move" and not stage.book.num_jobs(name) and not num_open[name]:
             stage.remove(name, now_ns)
-            stage.add(Member(name, POOLS[value]))
+            stage.add(ClusterMember(name, POOLS[value]))
             stage.instances[name].num_tokens_max = 2000
             stage.book.set_ready(name, ready=True, now_ns=now_ns)
     return stage
@@ -162,8 +162,8 @@ def fetched(
 
     Rates differ by source, with `spread` by destination as well.
     """
-    members = tuple(Member(f"p{pool}", pool) for pool in POOLS)
-    home = HomeCluster("pd", members, costs=costs() if plan else None)
+    members = tuple(ClusterMember(f"p{pool}", pool) for pool in POOLS)
+    home = LocalCluster("pd", members, costs=costs() if plan else None)
     made = Dispatcher(home, [], DispatchSettings(PolicyName.LOCAL, 1000))
     for rate, source in enumerate(POOLS, 1):
         for factor, destination in enumerate(POOLS, 1):
@@ -236,7 +236,7 @@ def test_a_search_looks_at_few_pools_where_the_holder_of_the_prefix_is_busy(
     plan: bool, bits_per_s: float, spread: bool, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = {f"i{number:02}": POOLS[number % len(POOLS)] for number in range(60)}
-    members = [Member(*each) for each in pools.items()]
+    members = [ClusterMember(*each) for each in pools.items()]
     stage = PrefillInstances(members, 2 * NS_PER_S, scanned_max=len(pools))
     for name, pool in pools.items():
         stage.book.report(name, NOW, 0)
@@ -264,7 +264,9 @@ def test_a_search_chooses_as_a_scan_does_where_prefixes_are_fetched_over_unequal
     for _ in range(400):
         held = draw.sample(POOLS, draw.randint(1, 3))
         hits = {pool: draw.choice([100, 100, 500, 900]) for pool in held}
-        stage = PrefillInstances([Member(f"i{n:02}", POOLS[n % 6]) for n in range(24)], NS_PER_S)
+        stage = PrefillInstances(
+            [ClusterMember(f"i{n:02}", POOLS[n % 6]) for n in range(24)], NS_PER_S
+        )
         for number, (name, instance) in enumerate(stage.instances.items()):
             stage.book.report(name, NOW if draw.random() < 0.9 else 1, 0)
             wait_ns = draw.choice([0, 0, MS, 50 * MS, 200 * MS, NS_PER_S])

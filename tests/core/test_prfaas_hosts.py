@@ -11,9 +11,9 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
 )
 from prfaas.core.routing.decision import Path
@@ -33,17 +33,21 @@ def sites(
     policy: PolicyName = PolicyName.REMOTE, *, pulls: bool = False, roles: bool = False
 ) -> Dispatcher:
     """Two hosts in each cluster, with an instance each; with roles one PD host decodes."""
-    home = [Member(f"p-{host}", host) for host in PD]
+    home = [ClusterMember(f"p-{host}", host) for host in PD]
     # With pulls, an instance of either cluster is equally fast.
     away = costs(300_000 if pulls else 100_000)
     made = Dispatcher(
-        HomeCluster(
+        LocalCluster(
             "pd",
             (home[0],) if roles else tuple(home),
-            (Member("d-b", "b"),) if roles else None,
+            (ClusterMember("d-b", "b"),) if roles else None,
             costs(),
         ),
-        [RemoteCluster("far", tuple(Member(f"r-{host}", host) for host in AWAY), away, 80.0)],
+        [
+            RemoteCluster(
+                "far", tuple(ClusterMember(f"r-{host}", host) for host in AWAY), away, 80.0
+            )
+        ],
         DispatchSettings(policy, 1000 if policy is PolicyName.REMOTE else 20_000, pulls=pulls),
     )
     links = [(x, a) for x in AWAY for a in PD] + [AWAY, AWAY[::-1], PD, PD[::-1]]
@@ -128,7 +132,7 @@ def test_links_of_a_prfaas_site_move_no_threshold() -> None:
 
 def test_hosts_that_join_and_leave_are_those_of_their_cluster() -> None:
     made = sites()
-    made.add("far", Member("r-z", "z"))
+    made.add("far", ClusterMember("r-z", "z"))
     made.describe("r-z", num_tokens_max=10**6, layout_id=b"")
     made.set_ready("r-z", ready=True, now_ns=NOW)
     for ends in (("z", "a"), ("z", "b"), ("y", "z")):

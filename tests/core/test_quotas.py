@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.admission.concurrency_slots import Places
+from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.admission.fair_share import FairSettings
-from prfaas.core.admission.quotas import MINUTE_NS, Bucket, Limit, Limits, Quota
+from prfaas.core.admission.quotas import MINUTE_NS, Limit, Quota, TenantLimits, TokenBucket
 from prfaas.units import NS_PER_S
 
 STEPS = st.lists(st.tuples(st.integers(0, 10**11), st.integers(0, 10_000)), max_size=30)
@@ -18,7 +18,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 10**11), st.integers(0, 10_000)), max_
 def test_no_more_is_used_than_a_full_bucket_and_what_has_flowed_in(
     units: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket, now_ns, used, last = Bucket(units, MINUTE_NS), 0, 0, 0
+    bucket, now_ns, used, last = TokenBucket(units, MINUTE_NS), 0, 0, 0
     for passed_ns, amount in steps:
         now_ns += passed_ns
         if bucket.wait_ns(now_ns) == 0:
@@ -29,7 +29,7 @@ def test_no_more_is_used_than_a_full_bucket_and_what_has_flowed_in(
 
 @given(units=st.integers(1, 10**6), taken=st.integers(0, 10**7), now_ns=st.integers(0, 10**15))
 def test_after_the_wait_there_is_a_unit_and_not_before(units: int, taken: int, now_ns: int) -> None:
-    bucket = Bucket(units, MINUTE_NS)
+    bucket = TokenBucket(units, MINUTE_NS)
     bucket.take(taken, now_ns)
     assert bucket.left(now_ns) == max(0, units - taken)
     wait_ns = bucket.wait_ns(now_ns)
@@ -42,14 +42,14 @@ def test_after_the_wait_there_is_a_unit_and_not_before(units: int, taken: int, n
 
 
 def test_a_clock_that_goes_back_fills_nothing() -> None:
-    bucket = Bucket(60, MINUTE_NS)
+    bucket = TokenBucket(60, MINUTE_NS)
     bucket.take(60, 100)
     assert bucket.left(50) == 0
     assert bucket.wait_ns(50) == NS_PER_S
 
 
 def test_each_limit_refuses_by_its_name() -> None:
-    quota = Quota(Limits(requests_per_minute=2, tokens_per_minute=100, requests_in_flight=1))
+    quota = Quota(TenantLimits(requests_per_minute=2, tokens_per_minute=100, requests_in_flight=1))
     quota.enter(0)
     over = quota.over(0)
     assert over is not None
@@ -69,7 +69,7 @@ def test_each_limit_refuses_by_its_name() -> None:
 
 
 def test_without_limits_everything_comes_in() -> None:
-    quota = Quota(Limits())
+    quota = Quota(TenantLimits())
     for _ in range(1000):
         quota.enter(0)
     quota.count_tokens(10**12, 0)
@@ -79,7 +79,7 @@ def test_without_limits_everything_comes_in() -> None:
 
 
 def test_links_are_used_at_the_rate_in_the_long_run() -> None:
-    quota = Quota(Limits(link_bytes_per_s=1000))
+    quota = Quota(TenantLimits(link_bytes_per_s=1000))
     assert quota.may_ship(0)
     quota.ship(5000, 0)
     assert not quota.may_ship(4 * NS_PER_S)
@@ -87,7 +87,7 @@ def test_links_are_used_at_the_rate_in_the_long_run() -> None:
 
 
 def test_a_full_gateway_leaves_places_to_who_had_fewer() -> None:
-    places = Places(10, FairSettings())
+    places = ConcurrencySlots(10, FairSettings())
     assert [places.enter("greedy", now) for now in range(12)] == [True] * 10 + [False] * 2
     assert not places.enter("small", 20)
     # The places that fall free are not the greedy one's again.
@@ -103,7 +103,7 @@ def test_a_full_gateway_leaves_places_to_who_had_fewer() -> None:
 
 
 def test_alone_a_tenant_has_every_place() -> None:
-    places = Places(10, FairSettings())
+    places = ConcurrencySlots(10, FairSettings())
     for now in range(100):
         assert places.enter("a", now)
         places.leave()
@@ -111,7 +111,7 @@ def test_alone_a_tenant_has_every_place() -> None:
 
 
 def test_places_go_by_weight() -> None:
-    places = Places(10, FairSettings({"heavy": 20.0}))
+    places = ConcurrencySlots(10, FairSettings({"heavy": 20.0}))
     for now in range(5):
         assert places.enter("heavy", now)
         assert places.enter("light", now)

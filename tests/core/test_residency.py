@@ -8,7 +8,13 @@ import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, Member, RemoteCluster
+from prfaas.core.dispatch.types import (
+    Arrival,
+    ClusterMember,
+    DispatchSettings,
+    LocalCluster,
+    RemoteCluster,
+)
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.residency import Residency
@@ -24,8 +30,8 @@ LONG = Arrival(1, 20_000, 20_000, shippable_tokens=19_000)
 
 def dispatcher(policy: PolicyName, *clusters: str, pulls: bool = False) -> Dispatcher:
     made = Dispatcher(
-        HomeCluster("pd", (Member("h0", "home"),), None, costs()),
-        [RemoteCluster(name, (Member(f"r-{name}", name),), costs()) for name in clusters],
+        LocalCluster("pd", (ClusterMember("h0", "home"),), None, costs()),
+        [RemoteCluster(name, (ClusterMember(f"r-{name}", name),), costs()) for name in clusters],
         DispatchSettings(policy, 1000, pulls=pulls, residency=RESIDENCY),
     )
     for source in clusters:
@@ -81,8 +87,11 @@ def test_no_prefix_is_pulled_or_copied_from_an_excluded_cluster() -> None:
 def test_a_deployment_without_regions_decides_as_before() -> None:
     with_regions = dispatcher(PolicyName.ADAPTIVE, "near", "far")
     without = Dispatcher(
-        HomeCluster("pd", (Member("h0", "home"),), None, costs()),
-        [RemoteCluster(name, (Member(f"r-{name}", name),), costs()) for name in ("near", "far")],
+        LocalCluster("pd", (ClusterMember("h0", "home"),), None, costs()),
+        [
+            RemoteCluster(name, (ClusterMember(f"r-{name}", name),), costs())
+            for name in ("near", "far")
+        ],
         replace(with_regions._settings, residency=Residency()),
     )
     for source in ("near", "far"):

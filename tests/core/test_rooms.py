@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch.destination_room import USABLE_RATIO, Rooms
+from prfaas.core.dispatch.destination_room import USABLE_RATIO, DestinationMemory
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
@@ -84,7 +84,7 @@ def test_room_is_taken_until_the_blocks_are_loaded_or_given_up(event: str) -> No
 def test_a_pool_never_has_more_on_its_way_than_its_share(
     events: list[tuple[int, int, bool]],
 ) -> None:
-    rooms = Rooms()
+    rooms = DestinationMemory()
     rooms.set_capacity("pool", 10 * BLOCK)
     for request_id, num_blocks, comes in events:
         length = num_blocks * TOKENS

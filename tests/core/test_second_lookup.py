@@ -11,9 +11,9 @@ from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.open_requests import LOOKUPS_MAX
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
 )
@@ -32,8 +32,8 @@ def dispatcher(policy: PolicyName) -> Dispatcher:
     table = [MS * n for n in tokens]
     costs = Costs(table, table, [1000 * n for n in tokens], 0, 1000)
     made = Dispatcher(
-        HomeCluster("pd", (Member("p", "home"),), (Member("d", "home"),), costs),
-        [RemoteCluster("away", (Member("r", "far"),), costs)],
+        LocalCluster("pd", (ClusterMember("p", "home"),), (ClusterMember("d", "home"),), costs),
+        [RemoteCluster("away", (ClusterMember("r", "far"),), costs)],
         DispatchSettings(policy, 1000),
     )
     made.set_link("far", "home", up=True)

@@ -7,9 +7,9 @@ import pytest
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
 )
@@ -19,11 +19,11 @@ from prfaas.core.routing.policies import PolicyName
 LONG, SHORT = 1000, 10
 
 
-def dispatcher(policy: PolicyName, *remote: Member) -> Dispatcher:
+def dispatcher(policy: PolicyName, *remote: ClusterMember) -> Dispatcher:
     """PD instances p0 and p1, and these remote ones; all are ready, links are up."""
-    home = (Member("p0", "pd"), Member("p1", "pd"))
+    home = (ClusterMember("p0", "pd"), ClusterMember("p1", "pd"))
     made = Dispatcher(
-        HomeCluster("pd", home),
+        LocalCluster("pd", home),
         [RemoteCluster("far", remote)],
         DispatchSettings(policy, 100),
     )
@@ -42,7 +42,7 @@ def arrive(made: Dispatcher, num_tokens: int, number: int = 0) -> Routed:
     return found
 
 
-ON_P0 = Member("r0", "far", frozenset({"p0"}))
+ON_P0 = ClusterMember("r0", "far", frozenset({"p0"}))
 
 
 def test_a_prompt_is_not_sent_to_an_engine_on_the_cores_of_the_pd_engine() -> None:
@@ -61,20 +61,20 @@ def test_policies_that_an_operator_names_offload_all_the_same(policy: PolicyName
 @pytest.mark.parametrize("within", [frozenset[str](), frozenset({"p1"})])
 def test_an_engine_with_cores_of_its_own_is_used(within: frozenset[str]) -> None:
     """Also one on the cores of another PD engine than the one that would prefill."""
-    made = dispatcher(PolicyName.OBSERVED, Member("r0", "far", within))
+    made = dispatcher(PolicyName.OBSERVED, ClusterMember("r0", "far", within))
     assert arrive(made, LONG).decision.path is Path.REMOTE
 
 
 def test_engines_with_cores_of_their_own_are_found_behind_those_without() -> None:
-    others = [Member(f"r{n}", "far", frozenset({"p0"})) for n in range(1, 300)]
-    made = dispatcher(PolicyName.OBSERVED, ON_P0, *others, Member("own", "far"))
+    others = [ClusterMember(f"r{n}", "far", frozenset({"p0"})) for n in range(1, 300)]
+    made = dispatcher(PolicyName.OBSERVED, ON_P0, *others, ClusterMember("own", "far"))
     found = arrive(made, LONG)
     assert (found.decision.path, found.prefill) == (Path.REMOTE, "own")
 
 
 def test_an_engine_that_joins_counts_by_its_cores() -> None:
     made = dispatcher(PolicyName.OBSERVED, ON_P0)
-    made.add("far", Member("own", "far"))
+    made.add("far", ClusterMember("own", "far"))
     made.describe("own", num_tokens_max=10**6, layout_id=b"")
     made.set_ready("own", ready=True, now_ns=0)
     assert arrive(made, LONG).prefill == "own"

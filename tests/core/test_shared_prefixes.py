@@ -15,14 +15,14 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.hosts import HOLDERS_MAX, RATED_MAX, Hosts
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
 )
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
-from prfaas.core.kv.source_sets import PrefixHits, Sources, longest_first, without
+from prfaas.core.kv.source_sets import PrefixHits, SourceSet, longest_first, without
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
@@ -53,7 +53,7 @@ def grouped(held: Mapping[str, int]) -> PrefixHits:
 def test_prefixes_that_are_kept_together_are_those_of_named_holders(
     held: dict[str, int], wanted: set[str]
 ) -> None:
-    hits, sources = grouped(held), Sources(wanted)
+    hits, sources = grouped(held), SourceSet(wanted)
     assert hits == held
     assert len(hits) == len(held)
     assert [hits.get(name, 0) for name in NAMES] == [held.get(name, 0) for name in NAMES]
@@ -66,7 +66,7 @@ def test_prefixes_that_are_kept_together_are_those_of_named_holders(
 def test_sources_that_come_and_go_are_found(
     held: dict[str, int], changes: list[tuple[bool, str]]
 ) -> None:
-    hits, sources = grouped(held), Sources(NAMES[::2])
+    hits, sources = grouped(held), SourceSet(NAMES[::2])
     for comes, name in changes:
         (sources.add if comes else sources.discard)(name)
         assert list(longest_first(hits, sources)) == list(longest_first(held, sources))
@@ -96,11 +96,11 @@ def site(
     """Two clusters of so many hosts. Some or all of them hold the first blocks of every prompt, in
     their pools and engines, and unless told otherwise one of each a whole prompt."""
     index = PrefixIndex()
-    clusters: list[list[Member]] = []
+    clusters: list[list[ClusterMember]] = []
     for cluster in ("pd", "prfaas"):
         pools = [f"{cluster}-{number:03}" for number in range(num_hosts)]
         names = [(f"{pool}-e{n}", pool) for pool in pools for n in range(ENGINES_PER_POOL)]
-        clusters.append([Member(*each) for each in names])
+        clusters.append([ClusterMember(*each) for each in names])
         holders = [*pools[-(num_holders or num_hosts) :]]
         holders += [name for name, pool in names if pool in holders]
         for name in (*pools, *(name for name, _ in names)):
@@ -113,7 +113,7 @@ def site(
     home, away = clusters
     decode = tuple(home[1::2]) if decoders else None
     made = Dispatcher(
-        HomeCluster("pd", tuple(home[::2]) if decoders else tuple(home), decode, costs()),
+        LocalCluster("pd", tuple(home[::2]) if decoders else tuple(home), decode, costs()),
         [RemoteCluster("prfaas", tuple(away), costs(), link_bits_per_s=1e10)],
         DispatchSettings(PolicyName.ADAPTIVE, 1000),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.core.dispatch.instance_load import Ahead, LoadBook
+from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
 from prfaas.core.resilience.spare_time import RESERVE_NS, SHARE, SpareTime
 from prfaas.units import NS_PER_S
 
@@ -29,13 +29,13 @@ def test_others_have_all_the_time() -> None:
 
 
 def test_the_work_before_a_prompt_is_counted_from_the_start_of_the_first() -> None:
-    book = LoadBook(["a"], stale_after_ns=100 * S)
+    book = InstanceLoad(["a"], stale_after_ns=100 * S)
     for job, seconds in ((1, 4), (2, 5), (3, 6)):
         book.dispatch("a", job, 0, seconds * S)
-    assert book.ahead("a", 2, 3 * S) == Ahead(5 * S, 9 * S, 4 * S, 3 * S)
+    assert book.ahead("a", 2, 3 * S) == WorkAhead(5 * S, 9 * S, 4 * S, 3 * S)
     book.done("a", 1, 4 * S)
-    assert book.ahead("a", 3, 5 * S) == Ahead(6 * S, 11 * S, 5 * S, 1 * S)
+    assert book.ahead("a", 3, 5 * S) == WorkAhead(6 * S, 11 * S, 5 * S, 1 * S)
     assert book.ahead("a", 1, 5 * S) is None
     # A report that nothing waits: the second one is through as well.
     book.report("a", 9 * S, 0)
-    assert book.ahead("a", 3, 10 * S) == Ahead(6 * S, 6 * S, 6 * S, 1 * S)
+    assert book.ahead("a", 3, 10 * S) == WorkAhead(6 * S, 6 * S, 6 * S, 1 * S)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
     CongestionControl,
-    Path,
-    Transport,
+    TcpEnds,
+    TcpPath,
     goodput_bits_per_s,
     most_bits_per_s,
 )
@@ -20,20 +20,20 @@ from prfaas.core.transfer.tcp_goodput import (
 MS = 1e-3
 BBR, CUBIC = CongestionControl
 LOSSES = st.one_of(st.just(0.0), st.floats(1e-7, 0.5))
-PATHS = st.builds(Path, st.floats(1e6, 1e12), st.floats(0, 1), LOSSES)
+PATHS = st.builds(TcpPath, st.floats(1e6, 1e12), st.floats(0, 1), LOSSES)
 TRANSPORTS = st.builds(
-    Transport, st.integers(1, 64), st.integers(0, 16), st.sampled_from(CongestionControl)
+    TcpEnds, st.integers(1, 64), st.integers(0, 16), st.sampled_from(CongestionControl)
 )
 
 
 @given(PATHS, TRANSPORTS, st.floats(1, 100))
-def test_goodput_never_falls_with_bandwidth(path: Path, transport: Transport, more: float) -> None:
+def test_goodput_never_falls_with_bandwidth(path: TcpPath, transport: TcpEnds, more: float) -> None:
     wider = replace(path, bits_per_s=path.bits_per_s * more)
     assert goodput_bits_per_s(wider, transport) >= goodput_bits_per_s(path, transport) * (1 - 1e-12)
 
 
 @given(PATHS, TRANSPORTS, LOSSES)
-def test_goodput_never_rises_with_loss(path: Path, transport: Transport, loss: float) -> None:
+def test_goodput_never_rises_with_loss(path: TcpPath, transport: TcpEnds, loss: float) -> None:
     low, high = sorted((path.loss, loss))
     less, more = (replace(path, loss=each) for each in (low, high))
     assert goodput_bits_per_s(more, transport) <= goodput_bits_per_s(less, transport) * (1 + 1e-12)
@@ -41,7 +41,7 @@ def test_goodput_never_rises_with_loss(path: Path, transport: Transport, loss: f
 
 @given(PATHS, TRANSPORTS, st.floats(0, 1))
 def test_goodput_with_loss_never_rises_with_the_round_trip(
-    path: Path, transport: Transport, rtt_s: float
+    path: TcpPath, transport: TcpEnds, rtt_s: float
 ) -> None:
     low, high = sorted((path.rtt_s, rtt_s))
     near, far = (goodput_bits_per_s(replace(path, rtt_s=each), transport) for each in (low, high))
@@ -49,7 +49,7 @@ def test_goodput_with_loss_never_rises_with_the_round_trip(
 
 
 @given(PATHS, TRANSPORTS)
-def test_goodput_is_within_the_path(path: Path, transport: Transport) -> None:
+def test_goodput_is_within_the_path(path: TcpPath, transport: TcpEnds) -> None:
     found = goodput_bits_per_s(path, transport)
     assert 0 <= found <= path.bits_per_s
     assert goodput_bits_per_s(path, transport.alone) <= found
@@ -76,36 +76,36 @@ def test_cubic_under_loss_is_within_a_factor_of_two_of_the_lab(
     rtt_ms: float, loss: float, connections: int, mbit_per_s: float
 ) -> None:
     found = goodput_bits_per_s(
-        Path(1e9, rtt_ms * MS, loss), Transport(connections=connections, control=CUBIC)
+        TcpPath(1e9, rtt_ms * MS, loss), TcpEnds(connections=connections, control=CUBIC)
     )
     assert mbit_per_s / 2 <= found / 1e6 <= mbit_per_s * 2
 
 
 def test_bbr_keeps_nine_tenths_of_a_path_that_loses_one_segment_in_a_hundred() -> None:
-    found = goodput_bits_per_s(Path(1e9, 40 * MS, 0.01), Transport())
+    found = goodput_bits_per_s(TcpPath(1e9, 40 * MS, 0.01), TcpEnds())
     assert found == pytest.approx(0.92e9)
-    assert goodput_bits_per_s(Path(1e9, 40 * MS, 0.3), Transport()) == 0
+    assert goodput_bits_per_s(TcpPath(1e9, 40 * MS, 0.3), TcpEnds()) == 0
 
 
 def test_send_buffers_hold_a_long_path() -> None:
-    far = Path(100e9, 300 * MS)
-    held = goodput_bits_per_s(far, Transport(4))
+    far = TcpPath(100e9, 300 * MS)
+    held = goodput_bits_per_s(far, TcpEnds(4))
     assert held == pytest.approx(0.75 * 4 * 16 * 2.7e6 * 8 / 0.3)
-    assert most_bits_per_s(far, Transport(4)) == pytest.approx(4 * 16 * 2**22 * 8 / 0.3)
-    assert goodput_bits_per_s(far, Transport(8)) == pytest.approx(2 * held)
-    assert goodput_bits_per_s(far, Transport(4, window_bytes=4 * 2.7e6)) == pytest.approx(4 * held)
+    assert most_bits_per_s(far, TcpEnds(4)) == pytest.approx(4 * 16 * 2**22 * 8 / 0.3)
+    assert goodput_bits_per_s(far, TcpEnds(8)) == pytest.approx(2 * held)
+    assert goodput_bits_per_s(far, TcpEnds(4, window_bytes=4 * 2.7e6)) == pytest.approx(4 * held)
 
 
 def test_what_was_never_measured_is_named() -> None:
-    metro = Path(10e9, 2 * MS, 1e-4)
+    metro = TcpPath(10e9, 2 * MS, 1e-4)
     far = replace(metro, rtt_s=0.3)
-    assert MEASURED.gaps(far, Transport(4), 2e9) == []
-    assert MEASURED.gaps(far, Transport(4), 8e9) == ["more than 24 MB in flight from one pool node"]
-    assert MEASURED.gaps(metro, Transport(4), 8e9) == []
-    assert MEASURED.gaps(metro, Transport(1), 8e9)[0].startswith("more than")
-    gap, _ = MEASURED.gaps(replace(metro, rtt_s=10), Transport(4), 1e9)
+    assert MEASURED.gaps(far, TcpEnds(4), 2e9) == []
+    assert MEASURED.gaps(far, TcpEnds(4), 8e9) == ["more than 24 MB in flight from one pool node"]
+    assert MEASURED.gaps(metro, TcpEnds(4), 8e9) == []
+    assert MEASURED.gaps(metro, TcpEnds(1), 8e9)[0].startswith("more than")
+    gap, _ = MEASURED.gaps(replace(metro, rtt_s=10), TcpEnds(4), 1e9)
     assert gap.startswith("round trips above")
-    (gap,) = MEASURED.gaps(replace(metro, loss=0.3), Transport(4), 1e9)
+    (gap,) = MEASURED.gaps(replace(metro, loss=0.3), TcpEnds(4), 1e9)
     assert gap.startswith("loss above")
 
 
@@ -130,6 +130,6 @@ def test_bbr_over_long_and_lossy_paths_is_as_measured(
     rtt_ms: float, loss: float, mbit_per_s: float
 ) -> None:
     bits = 256 * 2**20 * 8
-    path = Path(0.93e9, rtt_ms * MS, loss)
-    seconds = bits / goodput_bits_per_s(path, Transport()) + path.rtt_s
+    path = TcpPath(0.93e9, rtt_ms * MS, loss)
+    seconds = bits / goodput_bits_per_s(path, TcpEnds()) + path.rtt_s
     assert bits / seconds / 1e6 == pytest.approx(mbit_per_s, rel=0.04)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
     LIFETIME_MAX_NS,
-    Refusal,
     Ticket,
+    TicketRefusal,
     TicketRefusedError,
     UsedTickets,
     check_ticket,
@@ -42,12 +42,12 @@ def test_a_ticket_for_this_transfer_is_good_until_it_ends_and_clocks_may_differ(
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        (replace(TICKET, transfer_id=b"u" * 16), Refusal.FOREIGN),
-        (replace(TICKET, source="another-pool"), Refusal.FOREIGN),
-        (replace(TICKET, destination="another-pool"), Refusal.FOREIGN),
-        (replace(TICKET, source="pd-pool", destination="prfaas-pool"), Refusal.FOREIGN),
-        (replace(TICKET, expires_at_ns=NOW - CLOCK_SKEW_NS - 1), Refusal.EXPIRED),
-        (replace(TICKET, expires_at_ns=0), Refusal.EXPIRED),
+        (replace(TICKET, transfer_id=b"u" * 16), TicketRefusal.FOREIGN),
+        (replace(TICKET, source="another-pool"), TicketRefusal.FOREIGN),
+        (replace(TICKET, destination="another-pool"), TicketRefusal.FOREIGN),
+        (replace(TICKET, source="pd-pool", destination="prfaas-pool"), TicketRefusal.FOREIGN),
+        (replace(TICKET, expires_at_ns=NOW - CLOCK_SKEW_NS - 1), TicketRefusal.EXPIRED),
+        (replace(TICKET, expires_at_ns=0), TicketRefusal.EXPIRED),
         (replace(TICKET, expires_at_ns=NOW + LIFETIME_MAX_NS + 2 * CLOCK_SKEW_NS), "too_long"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_ticket_is_used_once_for_as_long_as_it_is_valid() -> None:
     used.use(TICKET, NOW)
     with pytest.raises(TicketRefusedError) as caught:
         used.use(TICKET, TICKET.expires_at_ns + CLOCK_SKEW_NS)
-    assert caught.value.reason is Refusal.REPLAYED
+    assert caught.value.reason is TicketRefusal.REPLAYED
 
 
 def test_a_full_book_refuses_new_tickets_until_old_ones_end() -> None:
@@ -71,7 +71,7 @@ def test_a_full_book_refuses_new_tickets_until_old_ones_end() -> None:
     other = replace(TICKET, transfer_id=b"u" * 16)
     with pytest.raises(TicketRefusedError) as caught:
         used.use(other, NOW)
-    assert caught.value.reason is Refusal.BUSY
+    assert caught.value.reason is TicketRefusal.BUSY
     used.use(other, TICKET.expires_at_ns + CLOCK_SKEW_NS + 1)
     assert len(used) == 1
 

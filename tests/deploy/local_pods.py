@@ -21,7 +21,7 @@ from typing import Any
 
 from cryptography import x509
 
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.engines.launch import Command
 from prfaas.wire.identity import issue
 from tests.membership.fake_api import FakeApi, endpoint, endpoint_slice
@@ -147,7 +147,7 @@ class Cluster:
                 found |= {f"{host}:{port['port']}": f"127.0.0.1:{local}" for host in hosts if host}
         return found
 
-    def parts(self, places: dict[str, str]) -> list[Part]:
+    def parts(self, places: dict[str, str]) -> list[ProcessPart]:
         """The processes of all pods, in the order in which a pod starts them; no `helm test`.
 
         Args:
@@ -166,7 +166,7 @@ class Cluster:
         (container,) = pod.spec["containers"]
         return self._command(pod, container, places).args
 
-    def _of_pod(self, pod: LocalPod, places: dict[str, str]) -> list[Part]:
+    def _of_pod(self, pod: LocalPod, places: dict[str, str]) -> list[ProcessPart]:
         folders = {
             volume["name"]: self._volume(pod, volume, places) for volume in pod.spec["volumes"]
         }
@@ -179,7 +179,7 @@ class Cluster:
             probe = container["readinessProbe"]["httpGet"]
             (port,) = [p for p in container["ports"] if p["name"] == probe["port"]]
             health = f"http://127.0.0.1:{pod.ports[port['containerPort']]}"
-            part = Part(
+            part = ProcessPart(
                 name=f"{pod.name}-{container['name']}",
                 kind=container["name"],
                 command=command,

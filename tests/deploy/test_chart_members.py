@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from prfaas.config.load import load_deployment
-from prfaas.core.membership.members import Kind, Member
+from prfaas.core.membership.members import Member, MemberKind
 from prfaas.membership.endpoint_slices import members_in, read_slice
 from prfaas.membership.folder import MemberFile
 from prfaas.membership.peer_entries import peer_clusters
@@ -181,7 +181,7 @@ def test_another_host_of_a_prfaas_site_restarts_nothing_and_is_a_peer_of_the_oth
     assert {name for name in old if old[name] != new[name]} <= {"prefill-prfaas-test"}
     pools = {each.name for each in written_members(after).values() if each.cluster == "prefill"}
     assert pools == {"far-a", "far-b", "far-c"}
-    assert {each.kind for each in written_members(after).values()} == {Kind.POOL}
+    assert {each.kind for each in written_members(after).values()} == {MemberKind.POOL}
 
 
 @pytest.mark.parametrize("role", ["pd", "prfaas"])
@@ -202,9 +202,11 @@ def test_another_host_of_the_other_site_restarts_nothing(role: str) -> None:
 def test_pool_nodes_of_a_pd_site_exchange_blocks_with_each_other() -> None:
     hosts = [host("pd-a", "n", role="prefill"), host("pd-b", "m", role="decode")]
     objects = rendered("pd", {"hosts": hosts})
-    pools = {each.name for each in sliced_members(objects) if each.kind is Kind.POOL}
+    pools = {each.name for each in sliced_members(objects) if each.kind is MemberKind.POOL}
     assert pools == {"pd-a", "pd-b"}
-    roles = {each.name: each.role for each in sliced_members(objects) if each.kind is Kind.ENGINE}
+    roles = {
+        each.name: each.role for each in sliced_members(objects) if each.kind is MemberKind.ENGINE
+    }
     assert roles == {"pd-a-0": "prefill", "pd-b-0": "decode"}
     file = tomllib.loads(config(objects, "gateway")["deployment.toml"])
     assert file["clusters"]["pd"]["has_roles"]

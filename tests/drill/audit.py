@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
-from prfaas.core.audit.records import Kind
+from prfaas.core.audit.records import RecordKind
 
 from .processes import NodeProcess, Observer
 
@@ -41,7 +41,7 @@ async def audited(nodes: Mapping[str, NodeProcess], folder: Path) -> list[str]:
         found += [f"audit of {name}: {text}" for text in report.findings]
         sums = dict.fromkeys(COUNTERS, 0)
         for line in records(files):
-            if line.kind == Kind.START:
+            if line.kind == RecordKind.START:
                 sums = dict.fromkeys(COUNTERS, 0)
             for field in sums:
                 sums[field] += line.fields.get(field, 0)
@@ -61,7 +61,7 @@ async def audited(nodes: Mapping[str, NodeProcess], folder: Path) -> list[str]:
 
 def started(files: Mapping[int, Path]) -> str:
     """Time of the last start of a process."""
-    starts = [line for line in records(dict(files)) if line.kind == Kind.START]
+    starts = [line for line in records(dict(files)) if line.kind == RecordKind.START]
     return str(starts[-1].fields["at"])
 
 
@@ -75,7 +75,7 @@ def unbilled(folder: Path) -> list[str]:
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # The last line before a kill may be torn.
                 record = json.loads(line)
-                if record["kind"] == Kind.MOVEMENT:
+                if record["kind"] == RecordKind.MOVEMENT:
                     written[f"{record['direction']}_bytes"] += record["link_bytes"]
                     written[f"{record['direction']}_wire_bytes"] += record["wire_bytes"]
     bill = make_bill(logs_in_folders([folder]), Period()).total().amounts

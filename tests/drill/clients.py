@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.content import DrawnAnswer
 
 from .load import NUM_PREFIXES, PREFIX_TOKENS, lengths
 from .site import MODEL
@@ -95,7 +95,7 @@ class Clients:
         return self._chance.choices(self._vocabulary.spoken, k=count)
 
     def _expected(self, prompt: list[int], num_tokens: int) -> str:
-        answer = Answer(prompt)
+        answer = DrawnAnswer(prompt)
         tokens = [answer.next(self._vocabulary.spoken) for _ in range(num_tokens)]
         return "".join(self._vocabulary.texts[token] for token in tokens)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.codec.lossy import Form, Mode, Segment
+from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.manifest import manifest_of_keys
 from prfaas.core.kv.planes import Plane
-from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.block_requests import BlockRequests, BlockState, JobDone
+from prfaas.engines.pool_client import PoolConnection
 from prfaas.pool.codec.rounding import round_block
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
@@ -100,7 +100,7 @@ def exact_in_fp8(key: BlockKey) -> bytes:
     data = numbers(key)
     if key.group:
         return data
-    form = Form((Segment(Mode.FP8, (len(data) // 2, 0, 0, 0)),))
+    form = Form((CodedSegment(SegmentMode.FP8, (len(data) // 2, 0, 0, 0)),))
     into = memoryview(bytearray(len(data)))
     round_block(form, memoryview(data), into)
     return bytes(into)
@@ -134,7 +134,7 @@ class ScriptedEngine:
             num_rows=shape.num_rows,
             extents={group: list(extents) for group, extents in shape.extents.items()},
         )
-        self.client = PoolClient(
+        self.client = PoolConnection(
             socket_path, hello, self.descriptor, self._on_message, self.requests.on_lost
         )
 
@@ -179,13 +179,13 @@ class ScriptedEngine:
         try:
             while True:
                 answers = [self.requests.look_up(request, key) for key in wire_keys(keys)]
-                if Answer.WAIT not in answers:
+                if BlockState.WAIT not in answers:
                     break
                 self.requests.flush()
                 await asyncio.sleep(POLL_S)
         finally:
             self.requests.end(request)
-        return [key for key, answer in zip(keys, answers, strict=True) if answer is Answer.HIT]
+        return [key for key, answer in zip(keys, answers, strict=True) if answer is BlockState.HIT]
 
     def push(self, transfer: bytes, ticket: bytes, keys: list[BlockKey]) -> bool:
         blocks = manifest_of_keys(keys)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prfaas.core.request.watch import Alarm
+from prfaas.core.request.watch import WatchAlarm
 
 from .clients import Call, Clients
 from .rounds import WHOLE_S, Round, calls_from_now, ended, until_whole
@@ -73,7 +73,7 @@ class FaultRound(Round):
     def see(self, call: Call, record: dict[str, object], began_at_s: float, usual_s: float) -> None:
         """Add a request, which waits `usual_s` without a fault."""
         is_moved, fallback = self.judge(call, record), record.get("fallback")
-        self.late += isinstance(fallback, dict) and fallback["reason"] == Alarm.LATE
+        self.late += isinstance(fallback, dict) and fallback["reason"] == WatchAlarm.LATE
         self.retried += call.tries > 1
         self.gap_s = max(self.gap_s, call.gap_s)
         has_waited = call.wait_s > usual_s + NOTICED_S or call.gap_s > NOTICED_S

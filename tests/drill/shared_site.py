@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.engines.launch import Command
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -241,14 +241,14 @@ def write_identities(home: Path) -> None:
         (home / site / "ca.pem").write_text(own + provider)
 
 
-def provider_parts(home: Path, ports: dict[str, int]) -> list[list[Part]]:
+def provider_parts(home: Path, ports: dict[str, int]) -> list[list[ProcessPart]]:
     """Processes of the PrfaaS site, in the order of their start."""
     socket, contracts = home / "prfaas" / "pool.sock", str(home / "contracts.toml")
     identities = str(home / "prfaas")
 
-    def part(name: str, kind: str, admin: str, *args: str) -> Part:
+    def part(name: str, kind: str, admin: str, *args: str) -> ProcessPart:
         command = Command([sys.executable, "-m", "prfaas", *args], dict(os.environ))
-        return Part(name, kind, command, admin, home / "logs" / f"{name}.log")
+        return ProcessPart(name, kind, command, admin, home / "logs" / f"{name}.log")
 
     node = f"127.0.0.1:{ports['pool admin']}"
     pool = part(
@@ -295,7 +295,7 @@ async def sharing(home: Path, slower: float = 1.0) -> AsyncIterator[SharedServic
     ports = {name: free_port() for name in names}
     write_contracts(home, ports, tuple(SITES))
     engines = "".join(REMOTE_ENGINE.format(name=name, port=ports[name]) for name in ENGINES)
-    stages, urls = list[list[Part]](), dict[str, list[str]]()
+    stages, urls = list[list[ProcessPart]](), dict[str, list[str]]()
     for site in SITES:
         file = home / f"{site}.toml"
         file.write_text(

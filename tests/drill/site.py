@@ -14,7 +14,7 @@ from string import Template
 import aiohttp
 
 from prfaas.cli.deploy.topology import lay_out, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.lab.faults import Fault, FaultProxy
 from tests.deployments import laid_out, put_between, started
@@ -312,7 +312,7 @@ def _samples(page: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf"^{name} (\S+)$", page, re.MULTILINE)]
 
 
-def second_gateway(first: Part, url: str, address: tuple[str, int]) -> Part:
+def second_gateway(first: ProcessPart, url: str, address: tuple[str, int]) -> ProcessPart:
     """Another replica of a gateway, at another address."""
     args = list(first.command.args)
     host, port = address

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.simulation import Simulation
 
 
@@ -86,6 +86,6 @@ class _Expected:
 def split(simulation: Simulation, num_gateways: int) -> None:
     """Have the requests of a run that has not begun decided by several gateways in turn."""
     dispatchers = [simulation.front.dispatcher]
-    dispatchers += [Front(simulation.setup).dispatcher for _ in range(num_gateways - 1)]
+    dispatchers += [SimulatedDriver(simulation.setup).dispatcher for _ in range(num_gateways - 1)]
     if num_gateways > 1:
         simulation.front.dispatcher = cast("Dispatcher", _Gateways(dispatchers))

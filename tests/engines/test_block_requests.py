@@ -12,8 +12,8 @@ from prfaas.engines.block_requests import (
     ANSWER_MAX_NS,
     ASK_AGAIN_MAX_NS,
     ASK_AGAIN_NS,
-    Answer,
     BlockRequests,
+    BlockState,
     Lookups,
 )
 from prfaas.wire.messages.base import Message
@@ -159,7 +159,7 @@ class JobsAndLookups(RuleBasedStateMachine):
         self.pool.now += WAIT_NS
         for request in REQUESTS:
             for key in KEYS:
-                assert self.pool.requests.look_up(request, key) is not Answer.WAIT
+                assert self.pool.requests.look_up(request, key) is not BlockState.WAIT
 
 
 TestJobsAndLookups = JobsAndLookups.TestCase
@@ -171,20 +171,20 @@ def pool() -> Pool:
     return Pool()
 
 
-def ask(pool: Pool) -> list[Answer]:
+def ask(pool: Pool) -> list[BlockState]:
     return [pool.requests.look_up("one", key) for key in KEYS]
 
 
 def test_questions_of_one_step_go_out_as_one_message(pool: Pool) -> None:
     pool.requests.begin("one", TRANSFER, "prfaas-pool", WAIT_NS)
-    assert ask(pool) == ask(pool) == [Answer.WAIT] * 4
+    assert ask(pool) == ask(pool) == [BlockState.WAIT] * 4
     pool.requests.flush()
     pool.requests.flush()
     (lookup,) = pool.lookups()
     assert lookup.keys == KEYS
     assert (lookup.transfer_id, lookup.source) == (TRANSFER, "prfaas-pool")
     pool.answer(HIT)
-    assert ask(pool) == [Answer.HIT] * 4
+    assert ask(pool) == [BlockState.HIT] * 4
 
 
 def test_what_is_on_its_way_is_asked_again_and_missing_at_the_deadline(pool: Pool) -> None:
@@ -198,12 +198,12 @@ def test_what_is_on_its_way_is_asked_again_and_missing_at_the_deadline(pool: Poo
     pool.now = ASK_AGAIN_NS
     pool.requests.flush()
     assert [lookup.keys for lookup in pool.lookups()] == [KEYS]
-    assert ask(pool) == [Answer.WAIT] * 4
+    assert ask(pool) == [BlockState.WAIT] * 4
     pool.answer(ON_ITS_WAY)
     pool.now = WAIT_NS - 1
-    assert ask(pool) == [Answer.WAIT] * 4
+    assert ask(pool) == [BlockState.WAIT] * 4
     pool.now = WAIT_NS
-    assert ask(pool) == [Answer.MISS] * 4
+    assert ask(pool) == [BlockState.MISS] * 4
 
 
 def test_what_arrives_while_waited_for_is_a_hit(pool: Pool) -> None:
@@ -214,7 +214,7 @@ def test_what_arrives_while_waited_for_is_a_hit(pool: Pool) -> None:
     pool.now = ASK_AGAIN_NS
     pool.requests.flush()
     pool.answer(HIT)
-    assert ask(pool) == [Answer.HIT] * 4
+    assert ask(pool) == [BlockState.HIT] * 4
 
 
 @pytest.mark.parametrize("wait_ns", [0, WAIT_NS, 3 * ANSWER_MAX_NS])
@@ -224,9 +224,9 @@ def test_a_pool_node_that_hangs_is_not_waited_for_forever(pool: Pool, wait_ns: i
     pool.requests.flush()
     limit = max(wait_ns, ANSWER_MAX_NS)
     pool.now = limit - 1
-    assert ask(pool) == [Answer.WAIT] * 4
+    assert ask(pool) == [BlockState.WAIT] * 4
     pool.now = limit
-    assert ask(pool) == [Answer.MISS] * 4
+    assert ask(pool) == [BlockState.MISS] * 4
 
 
 def test_an_answer_for_fewer_keys_leaves_the_rest_missing(pool: Pool) -> None:
@@ -234,7 +234,7 @@ def test_an_answer_for_fewer_keys_leaves_the_rest_missing(pool: Pool) -> None:
     pool.requests.flush()
     (lookup,) = pool.lookups()
     pool.requests.on_message(LookupDone(job=lookup.job, found=bytes([HIT])))
-    assert ask(pool) == [Answer.HIT, Answer.MISS, Answer.MISS, Answer.MISS]
+    assert ask(pool) == [BlockState.HIT, BlockState.MISS, BlockState.MISS, BlockState.MISS]
 
 
 @pytest.mark.parametrize("loaded", [b"", b"\1", b"\1" * 5])
@@ -259,7 +259,7 @@ def test_what_is_forgotten_counts_as_missing(pool: Pool) -> None:
     pool.requests.flush()
     pool.answer(HIT)
     pool.requests.forget("one", KEYS[1:2])
-    assert ask(pool) == [Answer.HIT, Answer.MISS, Answer.HIT, Answer.HIT]
+    assert ask(pool) == [BlockState.HIT, BlockState.MISS, BlockState.HIT, BlockState.HIT]
 
 
 def test_what_was_on_its_way_is_missing_once_the_pool_is_gone(pool: Pool) -> None:
@@ -268,7 +268,7 @@ def test_what_was_on_its_way_is_missing_once_the_pool_is_gone(pool: Pool) -> Non
     pool.requests.flush()
     pool.answer(ON_ITS_WAY)
     pool.lose()
-    assert ask(pool) == [Answer.MISS] * 4
+    assert ask(pool) == [BlockState.MISS] * 4
 
 
 def test_requests_come_and_go_while_the_pool_is_lost(pool: Pool) -> None:
@@ -312,7 +312,7 @@ def waiting(pool: Pool, keys: list[Key] = KEYS) -> None:
 def test_a_request_must_wait_until_an_answer_changes(pool: Pool) -> None:
     waiting(pool)
     assert not pool.requests.must_wait("one"), "the first answer is news"
-    assert ask(pool) == [Answer.WAIT] * 4
+    assert ask(pool) == [BlockState.WAIT] * 4
     assert pool.requests.must_wait("one")
     pool.now = ASK_AGAIN_NS
     pool.requests.flush()
@@ -322,7 +322,7 @@ def test_a_request_must_wait_until_an_answer_changes(pool: Pool) -> None:
     pool.requests.flush()
     pool.answer(HIT)
     assert not pool.requests.must_wait("one")
-    assert ask(pool) == [Answer.HIT] * 4
+    assert ask(pool) == [BlockState.HIT] * 4
 
 
 def test_a_request_that_waits_in_vain_looks_up_again_at_its_deadline(pool: Pool) -> None:
@@ -333,7 +333,7 @@ def test_a_request_that_waits_in_vain_looks_up_again_at_its_deadline(pool: Pool)
     assert pool.requests.must_wait("one")
     pool.now = 10 * WAIT_NS
     assert not pool.requests.must_wait("one")
-    assert ask(pool) == [Answer.MISS] * 4
+    assert ask(pool) == [BlockState.MISS] * 4
 
 
 @pytest.mark.parametrize("lose", [True, False])
@@ -343,7 +343,7 @@ def test_a_lost_pool_or_block_is_news(pool: Pool, lose: bool) -> None:
     ask(pool)
     pool.lose() if lose else pool.requests.forget("one", KEYS[:1])
     assert not pool.requests.must_wait("one")
-    assert ask(pool)[0] is Answer.MISS
+    assert ask(pool)[0] is BlockState.MISS
 
 
 def test_the_end_of_a_transfer_has_its_blocks_asked_for_at_once(pool: Pool) -> None:
@@ -355,7 +355,7 @@ def test_the_end_of_a_transfer_has_its_blocks_asked_for_at_once(pool: Pool) -> N
     pool.requests.flush()
     assert [lookup.keys for lookup in pool.lookups()] == [KEYS]
     pool.answer(MISS)
-    assert ask(pool) == [Answer.MISS] * 4
+    assert ask(pool) == [BlockState.MISS] * 4
 
 
 def test_a_long_prompt_is_asked_for_less_often(pool: Pool) -> None:
@@ -385,7 +385,7 @@ def test_what_came_is_asked_for_once_more_before_the_deadline(pool: Pool) -> Non
     [lookup] = pool.lookups()
     assert len(lookup.keys) == len(keys)
     pool.answer(HIT)
-    assert pool.requests.look_up("one", keys[0]) is Answer.HIT
+    assert pool.requests.look_up("one", keys[0]) is BlockState.HIT
 
 
 def test_what_became_of_the_blocks_of_a_transfer_is_known_at_the_end(pool: Pool) -> None:

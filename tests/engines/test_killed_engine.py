@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from prfaas.cli.deploy.topology import parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.keeper import answers
 from prfaas.engines.shared_memory import remove_abandoned
 from tests.deployments import LAPTOP, laid_out, placed
@@ -16,7 +16,7 @@ from tests.deployments import LAPTOP, laid_out, placed
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
-async def ready(part: Part) -> None:
+async def ready(part: ProcessPart) -> None:
     async with aiohttp.ClientSession() as http:
         while not await answers(http, part.health_url):
             assert part.exit_code is None, part.last_words()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolClient
+from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
@@ -41,7 +41,7 @@ class Scene:
         self.messages: list[AnyMessage] = []
         self.losses = 0
         self.descriptor = os.memfd_create("rows")
-        self.client = PoolClient(
+        self.client = PoolConnection(
             path,
             HELLO,
             self.descriptor,

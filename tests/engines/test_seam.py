@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from prfaas.gateway.serving.continuation import Answer
+from prfaas.gateway.serving.continuation import StreamedAnswer
 from prfaas.gateway.tokenization.detokenizer import pieces
 
 pytestmark = pytest.mark.timeout(180)
@@ -91,7 +91,7 @@ class Engine:
 
 
 def stream(
-    engine: Engine, ids: list[int], step: int, breaks_after: int | None, answer: Answer
+    engine: Engine, ids: list[int], step: int, breaks_after: int | None, answer: StreamedAnswer
 ) -> tuple[str, bool]:
     """Text that the client gets from a leg, and whether the answer is complete."""
     text = ""
@@ -129,11 +129,11 @@ def test_a_broken_stream_reads_like_a_whole_one(
         return list(tokenizer._tokenizer.encode(text, add_special_tokens=False).ids)
 
     begin, ids = encode(prompt), encode(prompt + said)[len(encode(prompt)) :]
-    whole = Answer(stops)
+    whole = StreamedAnswer(stops)
     engine = Engine(detokenizer, tokenizer, begin, stops)
     expected, _ = stream(engine, ids, 1, None, whole)
 
-    answer, text, is_done = Answer(stops), "", False
+    answer, text, is_done = StreamedAnswer(stops), "", False
     for breaks_after in (*breaks, None):
         engine = Engine(detokenizer, tokenizer, begin + answer.token_ids, stops)
         rest = ids[len(answer.token_ids) :]

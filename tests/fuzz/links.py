@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
-from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, Form, Mode, Segment, read_head
+from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, CodedSegment, Form, SegmentMode, read_head
 from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.planes import Plane
@@ -137,7 +137,7 @@ CONTENTS = {BlockKey(0, bytes([number]) * 32): content(number) for number in ran
 def rounded(number: int) -> tuple[bytes, bytes]:
     """Return the stream of a block that is rounded, and what it decodes to."""
     data = normal(random.Random(number).randrange(2100, 6000), seed=number)
-    form = Form((Segment(Mode.FP8, (len(data) // 2, 0, 0, 0)),))
+    form = Form((CodedSegment(SegmentMode.FP8, (len(data) // 2, 0, 0, 0)),))
     into = memoryview(bytearray(len(data)))
     return bytes(round_block(form, memoryview(data), into)), bytes(into)
 

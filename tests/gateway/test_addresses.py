@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
+from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.pool.net.tls_sockets import connect
@@ -59,7 +59,7 @@ async def test_a_pool_node_is_reached_at_its_second_address(
     index = PrefixIndex()
     followed = Subscription("pd-pool", index, Transfers())
     tls = identity_in(identities, "gateway").client_context()
-    client = PoolClient("pd-pool", (NAME, dead_first), "gateway", tls, followed, PoolTiming())
+    client = PoolSubscription("pd-pool", (NAME, dead_first), "gateway", tls, followed, PoolTiming())
     task = asyncio.create_task(client.run())
     await until(lambda: pool.num_subscriptions == 1)
     task.cancel()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter
 
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
 
 from .alert_rules import RULES
@@ -21,7 +21,7 @@ LABEL = re.compile(r'(\w+)(=~?|!=)"([^"]*)"')
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    return {"gateway": Metrics().registry, "pool": PoolMetrics().registry}
+    return {"gateway": GatewayMetrics().registry, "pool": PoolMetrics().registry}
 
 
 def counters(registry: CollectorRegistry) -> dict[str, Counter]:

@@ -18,7 +18,7 @@ from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.loops.ticker import QUIET_BEATS, Pulse
+from prfaas.gateway.loops.ticker import QUIET_BEATS, ControlTicker
 from prfaas.gateway.routing.change_log import ENTRIES_MAX, Journal
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file
@@ -252,7 +252,7 @@ async def test_a_frozen_loop_moves_nothing(world: World, monkeypatch: pytest.Mon
 
 async def test_refusals_are_told_once_until_they_end(world: World) -> None:
     driver, journal = world.gateway.driver, Journal()
-    pulse = Pulse(driver, world.gateway.guards, journal)
+    pulse = ControlTicker(driver, world.gateway.guards, journal)
     for num_refused in (0, 3, 2, *(0,) * QUIET_BEATS, 0, 1):
         driver.num_late += num_refused
         pulse.beat(0, is_turn=False)

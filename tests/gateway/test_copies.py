@@ -16,7 +16,7 @@ from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.transfer.prefix import Prefix
-from prfaas.gateway.loops.replication import Copier
+from prfaas.gateway.loops.replication import PrefixReplication
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused
@@ -33,7 +33,7 @@ HELD = 320
 @asynccontextmanager
 async def copying(
     checkpoint: Path, identities: Path, directory: Path, **routing: Any
-) -> AsyncIterator[tuple[World, Copier]]:
+) -> AsyncIterator[tuple[World, PrefixReplication]]:
     table = {"plan": str(plan_file(directory)), "policy": "local", "replication": "100Mbps"}
     state = directory / "state"
     async with running(checkpoint, identities, state, routing=table | routing) as world:

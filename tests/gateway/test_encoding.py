@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.page_chain import page_chain
-from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
 from .tokenizer_zoo import MARKERS, ZOO, tokenizer
@@ -103,7 +103,7 @@ def test_an_encoder_keeps_nothing_of_a_text() -> None:
         given_to_tokenizer.append(text)
         return quick(text, special)
 
-    encoder._quick = cast(Quick, counting)
+    encoder._quick = cast(FastTokenizer, counting)
     for salt in ("one", "other"):
         for text in (turns(20), turns(22)):
             encoder.encode(text, False, Naming(salt, LAYOUT))

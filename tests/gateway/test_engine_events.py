@@ -20,9 +20,9 @@ from prfaas.gateway.engines.kv_event_subscriber import (
     EngineClient,
     EngineEvents,
     EventTiming,
-    Fault,
+    SubscriptionFault,
 )
-from prfaas.wire.kv_events import Batch
+from prfaas.wire.kv_events import KvEventBatch
 
 from .conftest import LAYOUT, until
 from .kv_publisher import CLEARED, Publisher, followed_deployment, removed, stored
@@ -51,8 +51,8 @@ class Site:
     index: PrefixIndex
     endpoint: str
     replay: str | None
-    batches: list[Batch] = field(default_factory=list)
-    faults: Counter[Fault] = field(default_factory=Counter)
+    batches: list[KvEventBatch] = field(default_factory=list)
+    faults: Counter[SubscriptionFault] = field(default_factory=Counter)
     events: EngineEvents = field(init=False)
 
     def state(self) -> SourceState:
@@ -147,7 +147,7 @@ async def test_lost_batches_are_asked_for(tmp_path: Path) -> None:
         engine.publish(removed(HASHES[:5]), lost=True)
         engine.publish(stored(HASHES[50:51]))
         await site.reaches(EXACT, 6)
-        assert site.faults == {Fault.GAP: 1}
+        assert site.faults == {SubscriptionFault.GAP: 1}
 
 
 async def test_the_last_batch_can_be_lost(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_a_replay_that_is_not_answered_starts_anew(tmp_path: Path) -> None
         engine.publish(removed(HASHES[:5]), lost=True)
         engine.publish(stored(HASHES[20:23]))
         await site.reaches(INCOMPLETE, 3)
-        assert site.faults == {Fault.GAP: 1, Fault.NOT_REPLAYED: 1}
+        assert site.faults == {SubscriptionFault.GAP: 1, SubscriptionFault.NOT_REPLAYED: 1}
 
 
 async def test_an_engine_that_begins_anew_holds_nothing_of_before(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_a_batch_that_can_not_be_read_breaks_the_connection(tmp_path: Path
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
         engine.publish(payload=b"\xc1")
-        await until(lambda: site.faults[Fault.LOST] == 1)
+        await until(lambda: site.faults[SubscriptionFault.LOST] == 1)
         await subscribed(engine, 3)
         engine.batches.clear()
         engine.publish(stored(HASHES[20:23]), lost=True)
@@ -296,12 +296,12 @@ async def test_garbage_breaks_the_connection_and_nothing_else(
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
         engine.send_frames(frames)
-        await until(lambda: site.faults[Fault.LOST] == 1)
+        await until(lambda: site.faults[SubscriptionFault.LOST] == 1)
         await subscribed(engine, 2)
         await site.reaches(EXACT, 10)
         engine.publish(stored(HASHES[10:12]))
         await site.reaches(EXACT, 12)
-        assert site.faults == {Fault.LOST: 1}
+        assert site.faults == {SubscriptionFault.LOST: 1}
 
 
 async def test_a_flood_of_gaps_is_said_once(
@@ -316,7 +316,7 @@ async def test_a_flood_of_gaps_is_said_once(
         engine.publish(stored(HASHES[:3]))
         await site.reaches(INCOMPLETE, 3)
     assert caplog.text.count("kv_events_gap") == 1
-    assert site.faults == {Fault.GAP: 100}
+    assert site.faults == {SubscriptionFault.GAP: 100}
 
 
 async def test_who_breaks_every_connection_is_asked_less_and_less(tmp_path: Path) -> None:
@@ -326,5 +326,5 @@ async def test_who_breaks_every_connection_is_asked_less_and_less(tmp_path: Path
             await subscribed(engine, number)
             await site.reaches(EXACT, 0)
             engine.send_frames([b"garbage"])
-            await until(lambda num=number: site.faults[Fault.LOST] == num)  # type: ignore[misc]
+            await until(lambda num=number: site.faults[SubscriptionFault.LOST] == num)  # type: ignore[misc]
         await until(lambda: site.client().backoff.next_s >= 0.032)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_stream import EngineFeed, Heard, read_frames
+from prfaas.gateway.engines.kv_event_stream import BatchResult, EngineFeed, read_frames
 
 from .conftest import LAYOUT
 from .kv_publisher import CLEARED, removed, stored
@@ -54,9 +54,9 @@ class Follower:
         self.replay(life, oldest)
 
     def hear(self, life: Life, seq: int, oldest: int = 0) -> None:
-        if self.feed.live(seq, life.batches[seq]) is Heard.GAP:
+        if self.feed.live(seq, life.batches[seq]) is BatchResult.GAP:
             self.replay(life, oldest)
-            if self.feed.live(seq, life.batches[seq]) is Heard.GAP:
+            if self.feed.live(seq, life.batches[seq]) is BatchResult.GAP:
                 self.feed.start_blind()
                 self.feed.live(seq, life.batches[seq])
 
@@ -108,7 +108,7 @@ def test_what_overlaps_with_the_replay_is_not_applied_twice() -> None:
     life.publish([], HASHES[3:5])
     follower.join(life)
     for seq in range(3):
-        assert follower.feed.live(seq, life.batches[seq]) is Heard.KNOWN
+        assert follower.feed.live(seq, life.batches[seq]) is BatchResult.KNOWN
     assert follower.held() == life.held
 
 

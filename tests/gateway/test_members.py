@@ -13,7 +13,7 @@ import pytest
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, State
+from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, State
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.engines.engine import Engine
 from prfaas.membership.deployment_file import DeploymentFile, gateway_view
@@ -36,7 +36,7 @@ class Site:
         self.entries = {each.name: Listed(each) for each in world.gateway.members.machine.members()}
 
     def engine(self, engine: ScriptedEngine, cluster: str = "pd", pool: str = "pd-pool") -> None:
-        self.put(Member(engine.name, Kind.ENGINE, cluster, engine.url, pool, "both"))
+        self.put(Member(engine.name, MemberKind.ENGINE, cluster, engine.url, pool, "both"))
 
     def put(self, member: Member, *, is_ready: bool = True) -> None:
         self.entries[member.name] = Listed(member, is_ready=is_ready)
@@ -114,7 +114,7 @@ async def test_another_address_is_a_leave_and_a_join(world: World) -> None:
         await until(lambda: engine_of(world, "decode").is_ready)
         status, _ = await world.post({"prompt": SHORT})
         assert (status, len(moved.calls)) == (200, 1)
-        site.put(Member("decode", Kind.ENGINE, "pd", world.decode.url, "pd-pool", "both"))
+        site.put(Member("decode", MemberKind.ENGINE, "pd", world.decode.url, "pd-pool", "both"))
         await until(lambda: engine_of(world, "decode").url == world.decode.url)
 
 
@@ -142,7 +142,7 @@ async def test_a_prefill_site_grows_and_shrinks(world: World, identities: Path) 
     make_identity(identities, "late-pool")
     pool = ScriptedPool("late-pool", identities, {"prefill-2": LAYOUT}, {"pd-pool": True})
     async with started(far, pool):
-        site.put(Member("late-pool", Kind.POOL, "prfaas", f"127.0.0.1:{pool.port}"))
+        site.put(Member("late-pool", MemberKind.POOL, "prfaas", f"127.0.0.1:{pool.port}"))
         site.engine(far, "prfaas", "late-pool")
         site.not_ready("prefill")
         await until(lambda: gateway.pools.link_up("late-pool", "pd-pool"))
@@ -183,7 +183,7 @@ async def test_an_engine_of_another_model_is_refused_with_the_reason(world: Worl
 
 async def test_a_contradicting_entry_harms_nobody(world: World) -> None:
     site = Site(world)
-    site.put(Member("thief", Kind.ENGINE, "pd", world.decode.url, "pd-pool", "both"))
+    site.put(Member("thief", MemberKind.ENGINE, "pd", world.decode.url, "pd-pool", "both"))
     found = await run("status", url=world.url)
     assert f"{world.decode.url} is the address of decode" in found.output
     status, _ = await world.post({"prompt": SHORT})
@@ -258,8 +258,8 @@ async def test_engines_with_roles_join_a_site_that_has_none(
         grown(checkpoint, identities, tmp_path / "state", has_roles=True) as gateway,
     ):
         place = f"127.0.0.1:{pool.port}"
-        members = [Member("pd-pool", Kind.POOL, "pd", place)] + [
-            Member(engine.name, Kind.ENGINE, "pd", engine.url, "pd-pool", role)
+        members = [Member("pd-pool", MemberKind.POOL, "pd", place)] + [
+            Member(engine.name, MemberKind.ENGINE, "pd", engine.url, "pd-pool", role)
             for engine, role in zip(engines, ("prefill", "decode"), strict=True)
         ]
         gateway.members.listed("test", [Listed(each) for each in members])
@@ -268,9 +268,9 @@ async def test_engines_with_roles_join_a_site_that_has_none(
         split = gateway.driver.split
         assert split is not None
         await until(lambda: {n for n, ready in split.ready() if ready} == {"one", "two:decode"})
-        both = Member("late", Kind.ENGINE, "pd", "http://127.0.0.1:1", "pd-pool", "both")
+        both = Member("late", MemberKind.ENGINE, "pd", "http://127.0.0.1:1", "pd-pool", "both")
         gateway.members.listed("test", [Listed(each) for each in [*members, both]])
-        assert gateway.members.refusals()["late"].reason is Reason.UNKNOWN_ROLE
+        assert gateway.members.refusals()["late"].reason is RefusalCause.UNKNOWN_ROLE
         gateway.members.listed("test", [])
         await until(lambda: not gateway.members.machine.members())
 

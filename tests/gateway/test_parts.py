@@ -18,7 +18,7 @@ from prfaas.gateway.http.sse import EventDecoder, encode_event
 from prfaas.gateway.openai.messages import for_template, has_other_parts, parse_messages
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.leg_requests import decode_body
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=2)), st.integers(1, 9))
@@ -121,7 +121,9 @@ def test_chat_in_the_words_of_completions() -> None:
         "chat_template_kwargs": {"a": 1},
     }
     client = parse_request(json.dumps(body).encode(), Api.CHAT, "tiny", 300)
-    path, sent = decode_body(client, Prompt([[1, 2, 3]], [], "s"), max_model_len=100, transfer=None)
+    path, sent = decode_body(
+        client, EncodedPrompt([[1, 2, 3]], [], "s"), max_model_len=100, transfer=None
+    )
     assert path == "/v1/completions"
     assert sent == kept | {
         "model": "tiny",

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from prfaas.cli.operate.ctl_views import explain_lines
-from prfaas.core.admission.quotas import Bucket
+from prfaas.core.admission.quotas import TokenBucket
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
@@ -231,7 +231,7 @@ async def test_pulled_bytes_count_for_their_tenant(
     async with pulling(checkpoint, identities, tmp_path) as world:
         quota = world.gateway.tenants.by_name[DEFAULT_NAME].quota
         assert quota.may_ship(time.monotonic_ns())
-        quota._link = Bucket(1, NS_PER_S)
+        quota._link = TokenBucket(1, NS_PER_S)
         assert (await ask(world))["pull_tokens"] == HELD
         labels = f'tenant="{DEFAULT_NAME}"'
         assert await world.metric(f"prfaas_tenant_link_bytes_total{{{labels}}}") == NUM_BYTES

@@ -12,7 +12,7 @@ import pytest
 from prfaas.audit.changes import Loop
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
-from prfaas.gateway.loops.purging import TRIES_FREE, Purging
+from prfaas.gateway.loops.purging import TRIES_FREE, PurgeLoop
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import Times
 from prfaas.purge.intents import Intents
@@ -376,7 +376,7 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     assert {(engine, "forget") for engine in ENGINES} <= set(told)
 
 
-async def _run_of(purging: Purging, target: Target) -> str:
+async def _run_of(purging: PurgeLoop, target: Target) -> str:
     try:
         await purging._run(target, Loop.OPERATOR, is_dry=False)
     except (Died, BaseExceptionGroup):

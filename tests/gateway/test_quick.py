@@ -9,7 +9,7 @@ import pytest
 from fastokens import Tokenizer
 
 from prfaas.gateway.tokenization import fast_tokenizer
-from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_CHARS, COMPARED_EACH, Quick
+from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_CHARS, COMPARED_EACH, FastTokenizer
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
 from .tokenizer_zoo import ZOO, bpe, by_rules, tokenizer
@@ -31,7 +31,7 @@ def exact(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_who_is_encoded_quickly(name: str) -> None:
-    made = Quick(core(name))
+    made = FastTokenizer(core(name))
     assert made.is_on is (name not in UNKNOWN | SHARING)
     assert made(TEXT).tolist() == exact(name, TEXT)
 
@@ -39,7 +39,7 @@ def test_who_is_encoded_quickly(name: str) -> None:
 def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Tokenizer.from_json_str(core("llama3").to_str())
     monkeypatch.setattr(fast_tokenizer, "_load", lambda _: other)
-    made = Quick(core("qwen"))
+    made = FastTokenizer(core("qwen"))
     assert not made.is_on
     assert made(TEXT).tolist() == exact("qwen", TEXT)
 
@@ -59,7 +59,7 @@ def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_difference_within_a_long_prompt() -> None:
     """A part of it shows the difference, and all of it is made again."""
-    made = Quick(core("qwen"))
+    made = FastTokenizer(core("qwen"))
     made._quick = Tokenizer.from_json_str(core("llama3").to_str())
     # Both write words alike, and numbers not.
     text = f"{TEXT} " * 200
@@ -71,7 +71,7 @@ def test_a_difference_within_a_long_prompt() -> None:
 
 def test_a_rule_that_takes_too_many_steps() -> None:
     slow = bpe(by_rules(r"(?:a+)+b|\s+|[^\s]"))
-    made = Quick(slow)
+    made = FastTokenizer(slow)
     text = "a" * 40 + "c"
     with pytest.raises(ValueError, match="limit"):
         Tokenizer.from_json_str(slow.to_str()).encode(text)

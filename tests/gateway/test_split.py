@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.control.roles import Roles
 from prfaas.core.control.split import Split
 from prfaas.core.control.stage_load import STALE_NS, InstanceQueue
-from prfaas.core.control.traffic_mix import Mix
+from prfaas.core.control.traffic_mix import TrafficMix
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
@@ -138,7 +138,7 @@ class Stage:
             self.split.loads.report(name, InstanceQueue(self.now_ns, number, 0))
 
     @property
-    def newest(self) -> Entry:
+    def newest(self) -> ChangeEntry:
         return self.journal.latest(1)[0]
 
 
@@ -229,7 +229,7 @@ def test_queues_that_are_not_known_change_nothing(stage: Stage) -> None:
 def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     asked: list[tuple[int, float]] = []
 
-    def plans(num_prefill: int, bits_per_s: float, _mix: Mix | None) -> SplitPlan:
+    def plans(num_prefill: int, bits_per_s: float, _mix: TrafficMix | None) -> SplitPlan:
         asked.append((num_prefill, bits_per_s))
         return SplitPlan(offload_threshold=777, rate_per_s=float(num_prefill))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError, words_of
 from prfaas.gateway.pools.subscription import Subscription
@@ -205,13 +205,15 @@ async def test_a_silent_pool_is_given_up(world: World) -> None:
     await until(lambda: world.pd_pool.num_subscriptions == 2)
 
 
-@pytest.mark.parametrize(("num_missing", "told"), [(0, Told.GOOD), (1, Told.NOTHING)])
+@pytest.mark.parametrize(
+    ("num_missing", "told"), [(0, BreakerOutcome.GOOD), (1, BreakerOutcome.NOTHING)]
+)
 async def test_a_transfer_whose_source_lacked_blocks_is_no_success_of_its_link(
-    world: World, monkeypatch: pytest.MonkeyPatch, num_missing: int, told: Told
+    world: World, monkeypatch: pytest.MonkeyPatch, num_missing: int, told: BreakerOutcome
 ) -> None:
-    found: list[tuple[tuple[str, str], Told]] = []
+    found: list[tuple[tuple[str, str], BreakerOutcome]] = []
 
-    def ended(link: tuple[str, str], told: Told, _: int) -> None:
+    def ended(link: tuple[str, str], told: BreakerOutcome, _: int) -> None:
         found.append((link, told))
 
     monkeypatch.setattr(type(world.gateway.guards), "ended", staticmethod(ended))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node.admin_http import AdminServer, Phase
+from prfaas.pool.node.admin_http import AdminServer, NodePhase
 
 from .conftest import World, running
 from .tenant_keys import HASHES, bearer, tenants
@@ -51,7 +51,7 @@ async def test_a_gateway_names_no_software(world: World, sent: bytes) -> None:
 
 @pytest.mark.parametrize("sent", WRONG, ids=range(len(WRONG)))
 async def test_a_pool_nodes_admin_port_names_no_software(sent: bytes) -> None:
-    server = AdminServer(PoolMetrics(), ("127.0.0.1", 0), lambda: Phase.READY)
+    server = AdminServer(PoolMetrics(), ("127.0.0.1", 0), lambda: NodePhase.READY)
     await server.open()
     try:
         head, _, body = (await answer(server.port, sent)).partition(b"\r\n\r\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
@@ -363,9 +363,9 @@ class Gateway:
         self.purges.append(source)
         return {"is_complete": False}  # The gateway repeats it where it failed.
 
-    def note(self, loop: Loop, action: str, what: str, **fields: Any) -> Entry:
+    def note(self, loop: Loop, action: str, what: str, **fields: Any) -> ChangeEntry:
         self.notes.append((loop, action, what))
-        return Entry(1, 0.0, loop, action, what, **fields)
+        return ChangeEntry(1, 0.0, loop, action, what, **fields)
 
 
 @pytest.mark.parametrize("is_busy", [False, True])

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from prfaas.lab.path import VNET_BYTES, WIRE_OVERHEAD_BYTES, Path, PathSettings
+from prfaas.lab.path import VNET_BYTES, WIRE_OVERHEAD_BYTES, LabPath, PathSettings
 
 MSS = 1000
 IP_BYTES = TCP_BYTES = 20
@@ -48,7 +48,7 @@ class Dice(random.Random):
 
 
 def test_a_packet_takes_its_bits_and_the_delay() -> None:
-    path = Path(PathSettings(delay_ns=10**6, rate_bits_per_s=8 * 10**6), random.Random(0))
+    path = LabPath(PathSettings(delay_ns=10**6, rate_bits_per_s=8 * 10**6), random.Random(0))
     wire_us = MSS + IP_BYTES + TCP_BYTES + WIRE_OVERHEAD_BYTES
     ((first, _),) = path.carry(packet(MSS, gso=False), 0)
     ((second, _),) = path.carry(packet(MSS, gso=False), 0)
@@ -57,13 +57,13 @@ def test_a_packet_takes_its_bits_and_the_delay() -> None:
 
 
 def test_an_unlimited_path_only_delays() -> None:
-    path = Path(PathSettings(delay_ns=5), random.Random(0))
+    path = LabPath(PathSettings(delay_ns=5), random.Random(0))
     assert path.carry(packet(10 * MSS), 7) == [(12, packet(10 * MSS))]
     assert path.counters.sent == 10
 
 
 def test_lost_segments_split_a_packet_into_runs() -> None:
-    path = Path(PathSettings(loss=0.5), Dice([1, 1, 0, 1, 0, 1]))
+    path = LabPath(PathSettings(loss=0.5), Dice([1, 1, 0, 1, 0, 1]))
     whole = packet(5 * MSS + 300)
     runs = [run for _, run in path.carry(whole, 0)]
     data = parts(whole)[2]
@@ -76,7 +76,7 @@ def test_lost_segments_split_a_packet_into_runs() -> None:
 
 
 def test_a_sequence_number_may_wrap() -> None:
-    path = Path(PathSettings(loss=0.5), Dice([0, 1]))
+    path = LabPath(PathSettings(loss=0.5), Dice([0, 1]))
     ((_, run),) = path.carry(packet(2 * MSS, seq=2**32 - 1), 0)
     assert parts(run)[0] == MSS - 1
 
@@ -84,7 +84,7 @@ def test_a_sequence_number_may_wrap() -> None:
 def test_a_full_queue_drops_the_rest_of_a_packet() -> None:
     wire_ns = (MSS + IP_BYTES + TCP_BYTES + WIRE_OVERHEAD_BYTES) * 1000
     settings = PathSettings(rate_bits_per_s=8 * 10**6, queue_ns=3 * wire_ns)
-    path = Path(settings, random.Random(0))
+    path = LabPath(settings, random.Random(0))
     ((_, run),) = path.carry(packet(10 * MSS), 0)
     assert len(parts(run)[2]) == 4 * MSS
     assert (path.counters.sent, path.counters.overflowed, path.counters.lost) == (10, 6, 0)
@@ -92,14 +92,14 @@ def test_a_full_queue_drops_the_rest_of_a_packet() -> None:
 
 
 def test_a_blackhole_lets_nothing_pass_and_counts_it() -> None:
-    path = Path(PathSettings(is_down=True), random.Random(0))
+    path = LabPath(PathSettings(is_down=True), random.Random(0))
     assert path.carry(packet(3 * MSS), 0) == []
     assert path.counters.blackholed == path.counters.sent == 3
 
 
 @pytest.mark.parametrize("loss", [0.001, 0.01, 0.3])
 def test_losses_are_as_many_as_asked_for(loss: float) -> None:
-    path = Path(PathSettings(loss=loss), random.Random(1))
+    path = LabPath(PathSettings(loss=loss), random.Random(1))
     whole = packet(50 * MSS)
     for _ in range(2000):
         path.carry(whole, 0)
@@ -109,7 +109,7 @@ def test_losses_are_as_many_as_asked_for(loss: float) -> None:
 
 
 def test_jitter_drifts_below_its_limit_and_keeps_the_order() -> None:
-    path = Path(PathSettings(delay_ns=10**6, jitter_ns=8 * 10**6), random.Random(1))
+    path = LabPath(PathSettings(delay_ns=10**6, jitter_ns=8 * 10**6), random.Random(1))
     times = [
         (now_ns, path.carry(packet(MSS, gso=False), now_ns)[0][0])
         for now_ns in range(0, 2 * 10**9, 10**6)
@@ -123,7 +123,7 @@ def test_jitter_drifts_below_its_limit_and_keeps_the_order() -> None:
 
 def test_reordered_segments_come_after_those_behind_them() -> None:
     settings = PathSettings(delay_ns=5, reorder=0.5, reorder_ns=100)
-    path = Path(settings, Dice([1, 0, 1]))
+    path = LabPath(settings, Dice([1, 0, 1]))
 
     runs = path.carry(packet(3 * MSS), 0)
 
@@ -140,7 +140,7 @@ def test_reordered_segments_come_after_those_behind_them() -> None:
 
 
 def test_a_packet_whose_segments_are_all_late_comes_once() -> None:
-    path = Path(PathSettings(reorder=0.5, reorder_ns=100), Dice([0, 0]))
+    path = LabPath(PathSettings(reorder=0.5, reorder_ns=100), Dice([0, 0]))
 
     assert [(at, len(parts(run)[2])) for at, run in path.carry(packet(2 * MSS), 0)] == [
         (100, 2 * MSS)
@@ -148,7 +148,7 @@ def test_a_packet_whose_segments_are_all_late_comes_once() -> None:
 
 
 def test_lost_segments_are_not_reordered() -> None:
-    path = Path(PathSettings(loss=0.5, reorder=0.5, reorder_ns=100), Dice([0, 1, 0]))
+    path = LabPath(PathSettings(loss=0.5, reorder=0.5, reorder_ns=100), Dice([0, 1, 0]))
 
     ((at, run),) = path.carry(packet(2 * MSS), 0)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
 from tests.live.model_kinds import ALL_KINDS, make_kind
 
@@ -89,7 +89,7 @@ async def ask(topology: Topology, http: aiohttp.ClientSession, number: str, num_
 
 
 async def try_start(
-    topology: Topology, engines: list[Part], http: aiohttp.ClientSession, start: int
+    topology: Topology, engines: list[ProcessPart], http: aiohttp.ClientSession, start: int
 ) -> bool:
     """Start both engines, send the prompts, stop the engines."""
     is_good = True

@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.operate.ctl_views import joined, status_lines
 from prfaas.engines.launch import Command
 from prfaas.errors import PrfaasError
@@ -142,7 +142,9 @@ class Row:
 class World:
     """The running deployment, and the engine that is started anew for each case."""
 
-    def __init__(self, topology: Topology, remote: Part, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, topology: Topology, remote: ProcessPart, http: aiohttp.ClientSession
+    ) -> None:
         self.topology, self.remote, self.http = topology, remote, http
         self.url = topology.gateway_url
 
@@ -158,7 +160,7 @@ class World:
             row.refused = str(error).splitlines()[-1].strip()[:200]
         return row
 
-    def _part(self, name: str, case: Case) -> Part:
+    def _part(self, name: str, case: Case) -> ProcessPart:
         part = copy.copy(self.remote)
         args = [*self.remote.command.args, *case.args]
         part.warm_up = None

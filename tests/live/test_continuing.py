@@ -13,9 +13,9 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan
-from prfaas.gateway.serving.stream_handover import Ending
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.serving.routing_step import RoutedPrompt
+from prfaas.gateway.serving.stream_handover import StreamHandover
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from tests.live.conftest import Live, gateway_over
 
 pytestmark = [
@@ -57,14 +57,16 @@ async def test_the_answer_goes_on_where_it_was(live: Live, monkeypatch: pytest.M
     in another order of additions than one by one.
     """
     seams: list[tuple[list[int], list[int]]] = []
-    find_seam = Ending.seam
+    find_seam = StreamHandover.seam
 
-    async def seam(self: Ending, exchange: Exchange, plan: Plan) -> tuple[ClientRequest, Prompt]:
+    async def seam(
+        self: StreamHandover, exchange: Exchange, plan: RoutedPrompt
+    ) -> tuple[ClientRequest, EncodedPrompt]:
         rest, prompt = await find_seam(self, exchange, plan)
         seams.append((list(plan.prompt.token_ids), list(prompt.token_ids)))
         return rest, prompt
 
-    monkeypatch.setattr(Ending, "seam", seam)
+    monkeypatch.setattr(StreamHandover, "seam", seam)
     expected = await live.alone(TEXT, "continued", max_tokens=NUM_TOKENS)
     body = live.chat_body(TEXT, max_tokens=NUM_TOKENS, stream=True)
     body["stream_options"] = {"include_usage": True}

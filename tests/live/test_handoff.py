@@ -8,7 +8,7 @@ import json
 import openai
 import pytest
 
-from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.core.admission.quotas import Quota, TenantLimits
 from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.openai.requests import Api, parse_request
@@ -148,7 +148,7 @@ async def test_a_growing_conversation_is_tokenised_as_the_engine_does(live: Live
         async with live.http.post(url, json=body) as reply:
             expected = (await reply.json())["tokens"]
         client = parse_request(json.dumps(body).encode(), Api.CHAT, live.model, maker.vocab_size)
-        tenant = Tenant("default", "salt", Quota(Limits()))
+        tenant = Tenant("default", "salt", Quota(TenantLimits()))
         prompt = await maker.prompt(client, tenant, None, 16384)
         assert list(prompt.token_ids) == expected
         messages.append({"role": "assistant", "content": document(500, start=700)})

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.membership.machine import Membership
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site
+from prfaas.core.membership.members import (
+    Listed,
+    Member,
+    MemberKind,
+    RefusalCause,
+    RefusedEntry,
+    Site,
+)
 from prfaas.membership.folder import Folder
-from prfaas.membership.follower import Follower
+from prfaas.membership.follower import MembershipFollower
 from prfaas.membership.port import OnList
 
 POOL = 'kind = "pool"\ncluster = "pd"\naddress = "10.0.0.1:7100"\n'
@@ -26,10 +33,10 @@ class Seen:
     def __init__(self, source: Folder) -> None:
         self.source = source
         self.listed: dict[str, Listed] = {}
-        self.refused: dict[str, Refusal] = {}
+        self.refused: dict[str, RefusedEntry] = {}
         self._changed = asyncio.Event()
 
-    def on_list(self, listed: Sequence[Listed], refused: Sequence[Refusal]) -> None:
+    def on_list(self, listed: Sequence[Listed], refused: Sequence[RefusedEntry]) -> None:
         self.listed = {each.member.name: each for each in listed}
         self.refused = {each.name: each for each in refused}
         self._changed.set()
@@ -60,12 +67,14 @@ def write(path: Path, text: str) -> None:
 async def test_files_come_change_and_go(tmp_path: Path) -> None:
     write(tmp_path / "pool-a.toml", POOL)
     async with following(tmp_path) as seen:
-        assert seen.listed["pool-a"] == Listed(Member("pool-a", Kind.POOL, "pd", "10.0.0.1:7100"))
+        assert seen.listed["pool-a"] == Listed(
+            Member("pool-a", MemberKind.POOL, "pd", "10.0.0.1:7100")
+        )
         write(tmp_path / "e1.toml", ENGINE + "sequences_max = 7\n")
         await seen.change()
         assert seen.listed["e1"].member == Member(
             "e1",
-            Kind.ENGINE,
+            MemberKind.ENGINE,
             "pd",
             "http://10.0.0.2:8100",
             "pool-a",
@@ -133,7 +142,7 @@ async def test_a_source_that_fails_in_an_unforeseen_way_is_a_fault_and_followed_
             self.calls += 1
             if self.calls == 1:
                 raise RecursionError("too deep")
-            on_list([Listed(Member("pool-a", Kind.POOL, "pd", "10.0.0.1:7100"))], ())
+            on_list([Listed(Member("pool-a", MemberKind.POOL, "pd", "10.0.0.1:7100"))], ())
             self.fault = ""
             await asyncio.Event().wait()
 
@@ -154,7 +163,7 @@ async def test_a_source_that_fails_in_an_unforeseen_way_is_a_fault_and_followed_
 
     source, nobody = Odd(), Nobody()
     machine = Membership(Site({"pd": ("both",)}, "m"))
-    follower = Follower(machine, nobody, [source], failed_pause_s=0.01)
+    follower = MembershipFollower(machine, nobody, [source], failed_pause_s=0.01)
     follower.start()
     await nobody.has_joined.wait()
     assert source.calls == 2
@@ -180,7 +189,7 @@ async def test_a_file_that_cannot_be_read_is_refused_alone(
     (tmp_path / f"{name}.toml").write_text(text)
     async with following(tmp_path) as seen:
         assert set(seen.listed) == {"pool-a"}
-        assert seen.refused[name].reason is Reason.INVALID
+        assert seen.refused[name].reason is RefusalCause.INVALID
         assert words in seen.refused[name].words
 
 

@@ -9,16 +9,23 @@ import pytest
 
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.machine import Join, Membership
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site
+from prfaas.core.membership.members import (
+    Listed,
+    Member,
+    MemberKind,
+    RefusalCause,
+    RefusedEntry,
+    Site,
+)
 from prfaas.membership.entries import site_of
 from tests.deployments import LAPTOP
 
-POOL = Listed(Member("pd-pool", Kind.POOL, "pd", "10.0.0.1:7100"))
+POOL = Listed(Member("pd-pool", MemberKind.POOL, "pd", "10.0.0.1:7100"))
 FILES = frozenset({"folder"})
 
 
 def engine(url: str) -> Listed:
-    return Listed(Member("engine", Kind.ENGINE, "pd", url, "pd-pool", "both"))
+    return Listed(Member("engine", MemberKind.ENGINE, "pd", url, "pd-pool", "both"))
 
 
 def listed(url: str, source: str = "folder", identified: Set[str] = FILES) -> list[str]:
@@ -43,7 +50,7 @@ def listed(url: str, source: str = "folder", identified: Set[str] = FILES) -> li
     ],
 )
 def test_an_engine_of_another_machine_without_an_identity_is_refused(url: str) -> None:
-    assert listed(url) == ["pd-pool", Reason.NO_IDENTITY]
+    assert listed(url) == ["pd-pool", RefusalCause.NO_IDENTITY]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_the_setting_names_the_sources(
 
     names = listed("http://10.0.0.2:8100", source, sources)
 
-    assert (Reason.NO_IDENTITY in names) is is_refused
+    assert (RefusalCause.NO_IDENTITY in names) is is_refused
 
 
 def test_an_engine_that_loses_its_identity_drains() -> None:
@@ -85,8 +92,8 @@ def test_an_engine_that_loses_its_identity_drains() -> None:
     members.listed("folder", [POOL, engine("https://10.0.0.2:8100")], 1)
     members.listed("folder", [POOL, engine("http://10.0.0.2:8100")], 2)
 
-    refusals = [row.refusal for row in members.rows() if isinstance(row.refusal, Refusal)]
+    refusals = [row.refusal for row in members.rows() if isinstance(row.refusal, RefusedEntry)]
 
-    assert [each.reason for each in refusals] == [Reason.NO_IDENTITY]
+    assert [each.reason for each in refusals] == [RefusalCause.NO_IDENTITY]
     assert "https URL" in refusals[0].words
     assert members.is_draining

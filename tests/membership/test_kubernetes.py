@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prfaas.config.membership import KubernetesTable
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
+from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, RefusedEntry
 from prfaas.errors import ConfigError
 from prfaas.membership.endpoint_slices import (
     EndpointSlice,
@@ -44,10 +44,10 @@ class Followed:
     def __init__(self, source: Kubernetes) -> None:
         self.source = source
         self.listed: dict[str, Listed] = {}
-        self.refused: Sequence[Refusal] = ()
+        self.refused: Sequence[RefusedEntry] = ()
         self.num_calls = 0
 
-    def on_list(self, listed: Sequence[Listed], refused: Sequence[Refusal]) -> None:
+    def on_list(self, listed: Sequence[Listed], refused: Sequence[RefusedEntry]) -> None:
         self.listed, self.refused = {each.member.name: each for each in listed}, refused
         self.num_calls += 1
 
@@ -102,15 +102,17 @@ def test_a_slice_is_read_as_members() -> None:
     listed, refused = members_in(map(read_slice, slices))
     events = (("kv_events", "tcp://10.0.1.1:5557"), ("kv_events_replay", "tcp://10.0.1.1:5558"))
     found = {each.member.name: each for each in listed}
-    assert found["pool-a"] == Listed(Member("pool-a", Kind.POOL, "pd", "10.0.0.1:7100"))
+    assert found["pool-a"] == Listed(Member("pool-a", MemberKind.POOL, "pd", "10.0.0.1:7100"))
     assert found["e1"] == Listed(
-        Member("e1", Kind.ENGINE, "pd", "https://10.0.1.1:8100", "pool-a", "both", "tiny", events)
+        Member(
+            "e1", MemberKind.ENGINE, "pd", "https://10.0.1.1:8100", "pool-a", "both", "tiny", events
+        )
     )
     states = {name: (each.is_ready, each.is_ending) for name, each in found.items()}
     assert states["e2"] == (False, False)
     assert states["e3"] == (False, True)
     assert found["e4"].member.pool == "", "there is no pool node on its node"
-    assert [(each.name, each.reason) for each in refused] == [("E5", Reason.INVALID)]
+    assert [(each.name, each.reason) for each in refused] == [("E5", RefusalCause.INVALID)]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -12,16 +12,16 @@ from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode
 from prfaas.core.request.events import AnyEvent
-from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.request.held import life_of
 from prfaas.core.request.machine import RequestLife, Route
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
 
 from .rules import BLOCK_TOKENS, World, held
 
-LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
+LIMITS = RequestLimits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
 HELD_ONE_IN = 4
 """One request in so many is for engines that cannot wait for blocks."""
 
@@ -30,12 +30,12 @@ HELD_ONE_IN = 4
 class NotedBreakers:
     """Breakers that note what they are told."""
 
-    told: list[tuple[str | tuple[str, str], Told | None]] = field(default_factory=list)
+    told: list[tuple[str | tuple[str, str], BreakerOutcome | None]] = field(default_factory=list)
 
     def began(self, target: str | tuple[str, str], now_ns: int) -> None:
         self.told.append((target, None))
 
-    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+    def ended(self, target: str | tuple[str, str], told: BreakerOutcome, now_ns: int) -> None:
         self.told.append((target, told))
 
 
@@ -45,7 +45,7 @@ class Lives:
     def __init__(self, world: World) -> None:
         self.world, self.now_ns = world, 0
         self.breakers = NotedBreakers()
-        self._fleet = Fleet(world.driver, self.breakers, LIMITS)
+        self._fleet = SharedState(world.driver, self.breakers, LIMITS)
         self._lives: dict[int, RequestLife] = {}
 
     def arrive(self, number: int, family: int, num_blocks: int) -> object:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prfaas.core.control.role_loop import Role, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.types import Refused, Routed, ThresholdMoved
+from prfaas.core.dispatch.types import RefusedRequest, Routed, ThresholdMoved
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import Costs
@@ -46,7 +46,7 @@ TENANTS = {"t0": ["eu"], "t1": ["eu", "us"], "t2": ["eu"], "t3": None}
 EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, smoothing_ns=NS_PER_S, conversion_ns=0)
 CALIBRATION = CalibrationSettings(proven_first=True)
 """As the simulator has it."""
-Action = Routed | Refused
+Action = Routed | RefusedRequest
 COSTS = Costs(
     local_ns=[300_000 * n for n in range(200)],
     remote_ns=[100_000 * n for n in range(200)],

@@ -17,8 +17,8 @@ from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.core.transfer.residency import EVERYWHERE, Residency, frozen
-from prfaas.sim.engine.dispatch_driver import Front
-from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
+from prfaas.sim.engine.dispatch_driver import SimulatedDriver
+from prfaas.sim.engine.role_changes import RoleChanges as SimulatedRoles
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import (
     BlockSetup,
@@ -62,10 +62,10 @@ UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 
 @dataclass
 class SimulatorWorld(World):
-    """The simulator's `Front`, fed as `Simulation`, `Transport` and `Telemetry` feed it."""
+    """The simulator's `SimulatedDriver`, fed as `Simulation`, `Transport` and `Telemetry` feed it."""
 
     rules: Rules
-    driver: Front = field(init=False)
+    driver: SimulatedDriver = field(init=False)
     _goodputs: defaultdict[Ends, tuple[LinkGoodput, Delivered]] = field(
         default_factory=lambda: defaultdict(lambda: (LinkGoodput(), Delivered()))
     )
@@ -73,7 +73,7 @@ class SimulatorWorld(World):
 
     def __post_init__(self) -> None:
         setup = _setup(self.rules)
-        self.driver = Front(setup)
+        self.driver = SimulatedDriver(setup)
         self.decode_names = self.driver.decode_names if self.driver.has_roles else HOME
         self.links = self.driver.links
         for ends in self.links:
@@ -168,7 +168,7 @@ class _Clock:
 class _System:
     """As much of a simulated run as its roles look at."""
 
-    def __init__(self, setup: Setup, front: Front, clock: _Clock) -> None:
+    def __init__(self, setup: Setup, front: SimulatedDriver, clock: _Clock) -> None:
         self.setup, self.front, self.clock = setup, front, clock
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.core.control.role_loop import Role, StageLoad
-from prfaas.core.dispatch.types import Refused, Routed
+from prfaas.core.dispatch.types import RefusedRequest, Routed
 from prfaas.core.routing.decision import Path
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
@@ -196,7 +196,7 @@ class Run:
 
     def _arrive(self, number: int, *, again: bool) -> Action:
         found = self.world.arrive(number, *self.open[number], self.now_ns, again)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedRequest):
             del self.open[number]
         else:
             self._count_own(found, *self.open[number])
@@ -241,7 +241,7 @@ def _name(action: object) -> str:
             return "decode"
         case Routed():
             return _way(action)
-        case Refused():
+        case RefusedRequest():
             return action.reason.value
         case [_, *_]:
             return "several"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prfaas.planner.hardware.profiles import PrefillProfile, fixed_decode
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind
-from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
+from prfaas.planner.problem import PdCluster, PlannedLink, PrfaasCluster, Problem, Workload
 from prfaas.planner.workload.prompt_lengths import (
     EmpiricalLengths,
     LengthDistribution,
@@ -71,7 +71,7 @@ def problems(draw: st.DrawFn, curves: st.SearchStrategy[PrefillProfile] | None =
                 num_instances=draw(st.integers(1, 8)),
                 gpus_per_instance=8,
                 prefill=draw(curve),
-                link=Link(draw(st.floats(1e8, 1e12)), price_per_tb=draw(st.floats(0, 2))),
+                link=PlannedLink(draw(st.floats(1e8, 1e12)), price_per_tb=draw(st.floats(0, 2))),
                 price_per_gpu_h=draw(st.floats(0.5, 4)),
             )
             for i in range(draw(st.integers(1, 2)))

@@ -18,7 +18,7 @@ from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.split_plans import split_plans
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 from .paths import EXAMPLES
 
@@ -38,7 +38,7 @@ def wire_ratio(found: designs.Design) -> float:
 
 def test_attention_shrinks_on_the_link_and_float32_state_does_not() -> None:
     question = load_question(CASE, [SCARCE, AUTO])
-    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+    found = designs.prfaas_pd(question.problem, StageMode.EXACT)
     attention = TOKEN_BYTES * found.operation.mean_long
 
     expected = (attention / 1.33 + STATE_BYTES) / (attention + STATE_BYTES)
@@ -49,7 +49,7 @@ def test_attention_shrinks_on_the_link_and_float32_state_does_not() -> None:
 def test_state_in_bfloat16_shrinks_too() -> None:
     question = load_question(CASE, [SCARCE, AUTO, 'model.state_dtype="bfloat16"'])
 
-    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+    found = designs.prfaas_pd(question.problem, StageMode.EXACT)
 
     assert wire_ratio(found) == pytest.approx(1 / 1.33)
 
@@ -110,7 +110,7 @@ def test_traffic_is_priced_by_the_bytes_of_each_link() -> None:
     prices = ["prfaas.0.link.price_per_tb=10", "prfaas.1.link.price_per_tb=0"]
     question = load_question(file, [*prices, 'prfaas.1.link.codec="always"'])
 
-    found = designs.prfaas_pd(question.problem, Mode.EXACT)
+    found = designs.prfaas_pd(question.problem, StageMode.EXACT)
 
     operation = found.operation
     assert sum(operation.traffic_shares) == pytest.approx(1)
@@ -210,7 +210,7 @@ def test_lanes_are_a_limit_of_a_raw_link_too() -> None:
     limited = load_question(CASE, [*wide, 'prfaas.0.link.lane_rate="2.5Gbps"']).problem
     scarce = load_question(CASE, [SCARCE]).problem
 
-    found, expected = (designs.prfaas_pd(p, Mode.EXACT) for p in (limited, scarce))
+    found, expected = (designs.prfaas_pd(p, StageMode.EXACT) for p in (limited, scarce))
 
     assert found.operation.rate_per_s == pytest.approx(expected.operation.rate_per_s)
     assert limited.prfaas[0].wire_bits_per_s == 5e9

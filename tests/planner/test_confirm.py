@@ -18,7 +18,7 @@ from prfaas.planner.sizing import neighbours
 from prfaas.planner.sizing.fleet import size
 from prfaas.planner.solve.overload import carried
 from prfaas.planner.solve.search import optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.sizing.trial import Figures, Trial
 
 from .paths import EXAMPLES
@@ -29,7 +29,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
 def as_planned(trial: Trial) -> Figures:
     """The planner's figures of a trial, in place of a simulation."""
     kept = replace(trial.problem, threshold=trial.offload_threshold, num_prefill=trial.num_prefill)
-    rate = carried(kept, optimum(kept, Mode.EXACT), trial.rate_per_s)
+    rate = carried(kept, optimum(kept, StageMode.EXACT), trial.rate_per_s)
     return Figures(
         16_000, trial.rate_per_s, rate, 0.0, 0.0, 0.0, 5.0 + 0.1 * trial.seed, 9.0, 0.02, 0
     )

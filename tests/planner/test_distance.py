@@ -8,19 +8,19 @@ from pathlib import Path as File
 
 import pytest
 
-from prfaas.core.transfer.tcp_goodput import CongestionControl, Path, Transport, goodput_bits_per_s
+from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds, TcpPath, goodput_bits_per_s
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.fit_map.movers import at
 from prfaas.planner.fit_map.point import PathPlans
 from prfaas.planner.report.what_if_api import interactive
 from prfaas.planner.solve import sensitivity
-from prfaas.planner.solve.latency import Transfer, service_ttft
+from prfaas.planner.solve.latency import TransferOverlap, service_ttft
 from prfaas.planner.solve.split_plans import split_plans
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
-from prfaas.sim.scenario.scenario_file import LinkTable, ScenarioFile
+from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioLinkTable
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.system.setup import LinkSetup
 from prfaas.sim.workloads.table import WorkloadTable
@@ -47,7 +47,7 @@ def simulated(asked: Question, **link: object) -> LinkSetup:
         title="x",
         plan="",
         workload=WorkloadTable(rate=1.0),
-        link=LinkTable(**link),  # type: ignore[arg-type]
+        link=ScenarioLinkTable(**link),  # type: ignore[arg-type]
     )
     setup, _ = make_setup(file, asked, 131_072)
     return setup.prfaas[0].link
@@ -55,9 +55,9 @@ def simulated(asked: Question, **link: object) -> LinkSetup:
 
 def test_half_the_world_away_it_does_not_pay_at_any_bandwidth() -> None:
     near, far = make_plan(question("2ms", 0.0)), make_plan(question("200ms", 0.0))
-    assert near.verdict.answer is Answer.PAYS
+    assert near.verdict.answer is VerdictAnswer.PAYS
     assert near.exact.gain == pytest.approx(0.179, abs=0.005)
-    assert far.verdict.answer is Answer.DOES_NOT_PAY
+    assert far.verdict.answer is VerdictAnswer.DOES_NOT_PAY
     assert far.exact.gain == pytest.approx(-0.13, abs=0.01)
     assert near.break_even_bits_per_s == pytest.approx(8.4e9, rel=0.02)
     assert far.break_even_bits_per_s is None
@@ -71,36 +71,36 @@ def test_verdict_map_what_if_gateway_and_simulation_have_one_link(name: str) -> 
     rtt, loss = PATHS[name]
     asked = question(rtt, loss)
     [cluster] = asked.problem.prfaas
-    path = Path(100e9, cluster.link.rtt_s, loss)
-    carried = goodput_bits_per_s(path, Transport(HOSTS))
+    path = TcpPath(100e9, cluster.link.rtt_s, loss)
+    carried = goodput_bits_per_s(path, TcpEnds(HOSTS))
     assert cluster.goodput_bits_per_s == pytest.approx(carried)
-    gain = sensitivity.gain(asked.problem, Mode.EXACT)
+    gain = sensitivity.gain(asked.problem, StageMode.EXACT)
     # The map has its own round trips and losses, whatever the plan's.
-    plans = PathPlans(question("0ms", 0.0).problem, Transport(0))
+    plans = PathPlans(question("0ms", 0.0).problem, TcpEnds(0))
     assert plans.gain(path) == pytest.approx(gain)
     assert plans.point(path).goodput_bits_per_s == pytest.approx(carried)
     crossover = at(plans, path).bits_per_s
-    even = sensitivity.break_even_bandwidth(asked.problem, Mode.EXACT)
+    even = sensitivity.break_even_bandwidth(asked.problem, StageMode.EXACT)
     assert crossover == (pytest.approx(even, rel=0.02) if even else float("inf"))
     found = interactive(CASE, [f'prfaas.0.link.rtt="{rtt}"', f"prfaas.0.link.loss={loss}"])
     assert found["plan"]["exact"]["gain_at_equal_cost"] == pytest.approx(gain)
     setup = simulated(asked)
     assert setup.bits_per_s == pytest.approx(carried)
     assert setup.planned_bits_per_s == pytest.approx(carried)
-    one = goodput_bits_per_s(path, Transport(1))
+    one = goodput_bits_per_s(path, TcpEnds(1))
     assert min(setup.flow_bits_per_s, setup.bits_per_s) == pytest.approx(min(one, carried))
 
 
 def test_a_scenario_may_have_another_path_and_other_ends_than_the_plan() -> None:
     asked = question("40ms", 0.001)
     for link, path, ends in (
-        ({"rtt": "0ms", "loss": 0.0}, Path(100e9), Transport(HOSTS)),
-        ({"rtt": "80ms"}, Path(100e9, 0.08, 0.001), Transport(HOSTS)),
-        ({"loss": 0.01, "pool_nodes": 2}, Path(100e9, 0.04, 0.01), Transport(2)),
+        ({"rtt": "0ms", "loss": 0.0}, TcpPath(100e9), TcpEnds(HOSTS)),
+        ({"rtt": "80ms"}, TcpPath(100e9, 0.08, 0.001), TcpEnds(HOSTS)),
+        ({"loss": 0.01, "pool_nodes": 2}, TcpPath(100e9, 0.04, 0.01), TcpEnds(2)),
         (
             {"congestion_control": "cubic", "connections": 4},
-            Path(100e9, 0.04, 0.001),
-            Transport(HOSTS, 4, CongestionControl.CUBIC),
+            TcpPath(100e9, 0.04, 0.001),
+            TcpEnds(HOSTS, 4, CongestionControl.CUBIC),
         ),
     ):
         setup = simulated(asked, **link)
@@ -136,10 +136,13 @@ def test_one_transfer_is_sent_by_one_pool_node() -> None:
     problem = question("200ms", 0.0).problem
     [cluster] = problem.prfaas
     assert cluster.transfer_bits_per_s == pytest.approx(cluster.goodput_bits_per_s / HOSTS)
-    found = best_operation(problem, Mode.EXACT)
+    found = best_operation(problem, StageMode.EXACT)
     wide = replace(cluster, link=cluster.link.measured(cluster.goodput_bits_per_s))
-    alone = service_ttft(problem, found, Transfer.OVERLAPPED).p99
-    assert alone > service_ttft(replace(problem, prfaas=(wide,)), found, Transfer.OVERLAPPED).p99
+    alone = service_ttft(problem, found, TransferOverlap.OVERLAPPED).p99
+    assert (
+        alone
+        > service_ttft(replace(problem, prfaas=(wide,)), found, TransferOverlap.OVERLAPPED).p99
+    )
 
 
 def test_what_gateways_measure_is_what_a_link_carries() -> None:

@@ -18,7 +18,7 @@ from prfaas.planner.solve import designs, latency
 from prfaas.planner.solve.latency import queued_ttft
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.sensitivity import with_bandwidth
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.setup_builder import make_setup
@@ -41,7 +41,7 @@ def test_a_plan_without_prfaas_instances_is_printed_as_json() -> None:
 def test_a_dead_design_has_no_price() -> None:
     # 200 bit/s ship a request in a third of a year; its price was 36 million.
     problem = load_question(CASE, ['prfaas.0.link.bandwidth="200bps"']).problem
-    naive = designs.naive_heterogeneous(problem, Mode.EXACT)
+    naive = designs.naive_heterogeneous(problem, StageMode.EXACT)
     assert 0 < naive.operation.rate_per_s < designs.DEAD_PER_S
     assert naive.price_per_mtoken == float("inf")
 
@@ -71,8 +71,8 @@ def test_every_prompt_may_have_the_same_length(as_json: bool) -> None:
     result = CliRunner().invoke(plan, [str(CASE), *arguments, *(["--json"] if as_json else [])])
     assert result.exit_code == 0, result.exception
     problem = load_question(CASE, settings).problem
-    found = optimum(problem, Mode.EXACT)
-    assert found.rate_per_s == pytest.approx(optimum(problem, Mode.PAPER).rate_per_s)
+    found = optimum(problem, StageMode.EXACT)
+    assert found.rate_per_s == pytest.approx(optimum(problem, StageMode.PAPER).rate_per_s)
     # All offloaded or all local, whichever carries more.
     assert found.offload_fraction in {0.0, 1.0}
 
@@ -84,7 +84,7 @@ def test_no_length_is_refused() -> None:
 
 def _simulated_p99(problem: Problem, rate_per_s: float, seed: int) -> float:
     """P99 TTFT with gamma gaps between arrivals, at the optimum's settings, on a fast link."""
-    found, rng, count = optimum(problem, Mode.EXACT), np.random.default_rng(seed), 60_000
+    found, rng, count = optimum(problem, StageMode.EXACT), np.random.default_rng(seed), 60_000
     shape = 1 / problem.workload.arrival_cv**2
     lengths = rng.choice(problem.workload.lengths.sample()[0], count)
     arrivals = np.cumsum(rng.gamma(shape, 1 / rate_per_s / shape, count))
@@ -113,7 +113,7 @@ def test_the_p99_with_queueing_lies_in_the_range_that_is_printed(
     problem = replace(with_bandwidth(case_study.problem, 1e9), workload=workload)
     remote = replace(problem.prfaas[0], num_instances=int(rng.integers(1, 8)))
     problem = problem.with_cluster(0, remote)
-    found = optimum(problem, Mode.EXACT)
+    found = optimum(problem, StageMode.EXACT)
     rate = float(rng.uniform(0.5, 0.9)) * found.rate_per_s
     low, high = queued_ttft(problem, found, rate).p99_range
     assert low <= _simulated_p99(problem, rate, seed) <= high

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.fit.families import FAMILIES, Family, file_of, text_of
-from prfaas.core.transfer.tcp_goodput import Path, Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.fit_map.movers import at
 from prfaas.planner.fit_map.point import PathPlans
@@ -15,12 +15,12 @@ from prfaas.planner.model.kv_geometry import kv_bytes
 
 from .paths import EXAMPLES
 
-METRO = Path(1.0, 0.002, 0.001)
+METRO = TcpPath(1.0, 0.002, 0.001)
 
 
 def crossover_of(family: Family) -> float:
     problem = load_question(EXAMPLES / "families" / file_of(family)).problem
-    return at(PathPlans(problem, Transport(0)), METRO).bits_per_s
+    return at(PathPlans(problem, TcpEnds(0)), METRO).bits_per_s
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -17,8 +17,8 @@ from prfaas.core.transfer.connection_count import WINDOW_BYTES
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
     CongestionControl,
-    Path,
-    Transport,
+    TcpEnds,
+    TcpPath,
 )
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import make_plan
@@ -32,7 +32,7 @@ from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.fit_map.point import PLANNER_ERROR, Doubt, Fit, PathPlans
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import sensitivity
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from tests.svg_text import misplaced
 
 from .paths import EXAMPLES
@@ -40,7 +40,7 @@ from .strategies import problems
 
 CASE = EXAMPLES / "paper-case-study.toml"
 DENSE = EXAMPLES / "llama-3.3-70b-dense.toml"
-BBR, CUBIC = Transport(0), Transport(0, control=CongestionControl.CUBIC)
+BBR, CUBIC = TcpEnds(0), TcpEnds(0, control=CongestionControl.CUBIC)
 AXES = parse_axes("1Gbps,2.5Gbps,8Gbps,25Gbps", "2ms,40ms,300ms", "0,0.1%,1%")
 SMALL = ("--rtts", "2ms,300ms", "--losses", "0,0.1%", "--lengths", "1", "--bandwidths")
 
@@ -65,7 +65,7 @@ def run(*arguments: str) -> str:
 def test_a_point_has_the_gain_of_the_plan(case_study: Question) -> None:
     problem = case_study.problem
     link = problem.prfaas[0].link
-    point = PathPlans(problem, BBR).point(Path(link.bits_per_s, link.rtt_s))
+    point = PathPlans(problem, BBR).point(TcpPath(link.bits_per_s, link.rtt_s))
     assert point.gain == make_plan(case_study).exact.gain
     assert point.fit is Fit.PAYS
 
@@ -109,19 +109,21 @@ def test_a_free_link_of_any_plan_gains_with_bandwidth(
 ) -> None:
     free = tuple(replace(c, link=replace(c.link, price_per_tb=0.0)) for c in problem.prfaas)
     plans = PathPlans(replace(problem, prfaas=free), BBR)
-    narrow, wide = (plans.gain(Path(rate, 0.02, 0.001)) for rate in (bits_per_s, bits_per_s * more))
+    narrow, wide = (
+        plans.gain(TcpPath(rate, 0.02, 0.001)) for rate in (bits_per_s, bits_per_s * more)
+    )
     assert wide >= narrow - 1e-9
-    found = at(plans, Path(1.0, 0.02, 0.001)).bits_per_s
+    found = at(plans, TcpPath(1.0, 0.02, 0.001)).bits_per_s
     assert not math.isnan(found)
     if 0 < found < math.inf:
-        assert plans.gain(Path(found, 0.02, 0.001)) > 0
-        assert plans.gain(Path(found / (1 + 2 * TOLERANCE), 0.02, 0.001)) <= 0
+        assert plans.gain(TcpPath(found, 0.02, 0.001)) > 0
+        assert plans.gain(TcpPath(found / (1 + 2 * TOLERANCE), 0.02, 0.001)) <= 0
 
 
 def test_the_crossover_is_the_break_even_bandwidth_of_the_planner(case_study: Question) -> None:
     problem = case_study.problem
-    found = crossover(lambda bits: PathPlans(problem, BBR).gain(Path(bits)))
-    expected = sensitivity.break_even_bandwidth(problem, Mode.EXACT)
+    found = crossover(lambda bits: PathPlans(problem, BBR).gain(TcpPath(bits)))
+    expected = sensitivity.break_even_bandwidth(problem, StageMode.EXACT)
     assert expected is not None
     assert found.bits_per_s == pytest.approx(expected, rel=2 * TOLERANCE)
 
@@ -142,16 +144,16 @@ def test_a_gain_within_the_planners_error_is_not_proven(case_map: FitMap) -> Non
 @pytest.mark.parametrize(
     ("path", "control"),
     [
-        (Path(100e9, 2 * MEASURED.rtt_s), CongestionControl.BBR),
-        (Path(100e9, 0.01, 2 * MEASURED.loss), CongestionControl.BBR),
-        (Path(100e9, 0.01), CongestionControl.CUBIC),
+        (TcpPath(100e9, 2 * MEASURED.rtt_s), CongestionControl.BBR),
+        (TcpPath(100e9, 0.01, 2 * MEASURED.loss), CongestionControl.BBR),
+        (TcpPath(100e9, 0.01), CongestionControl.CUBIC),
     ],
     ids=["round trip", "loss", "cubic"],
 )
 def test_a_transport_that_was_never_measured_proves_no_gain(
-    case_study: Question, path: Path, control: CongestionControl
+    case_study: Question, path: TcpPath, control: CongestionControl
 ) -> None:
-    point = PathPlans(case_study.problem, Transport(100, control=control)).point(path)
+    point = PathPlans(case_study.problem, TcpEnds(100, control=control)).point(path)
     assert point.gain > PLANNER_ERROR
     assert (point.fit, point.doubt) == (Fit.NOT_PROVEN, Doubt.TRANSPORT)
 
@@ -164,15 +166,15 @@ def test_a_loss_that_no_transport_mends_is_proven(case_map: FitMap) -> None:
 def test_a_loss_over_a_far_path_is_proven_where_full_send_buffers_would_not_mend_it(
     case_study: Question,
 ) -> None:
-    far = Path(100e9, 2 * MEASURED.rtt_s)
-    assert PathPlans(case_study.problem, Transport(2)).point(far).fit is Fit.DOES_NOT_PAY
-    larger = Transport(2, window_bytes=40 * WINDOW_BYTES)
+    far = TcpPath(100e9, 2 * MEASURED.rtt_s)
+    assert PathPlans(case_study.problem, TcpEnds(2)).point(far).fit is Fit.DOES_NOT_PAY
+    larger = TcpEnds(2, window_bytes=40 * WINDOW_BYTES)
     assert PathPlans(case_study.problem, larger).point(far).fit is Fit.NOT_PROVEN
 
 
 def test_more_than_a_pool_node_was_seen_to_send_is_not_proven() -> None:
     dense = load_question(DENSE)
-    point = PathPlans(dense.problem, Transport(1)).point(Path(400e9, 0.001))
+    point = PathPlans(dense.problem, TcpEnds(1)).point(TcpPath(400e9, 0.001))
     assert point.doubt is Doubt.TRANSPORT
     assert "from one pool node" in point.reason
 
@@ -185,22 +187,22 @@ def test_prompts_longer_than_any_measured_one_are_not_proven(case_map: FitMap) -
 
 
 def test_a_gain_that_is_bought_with_latency_is_not_proven(case_study: Question) -> None:
-    point = PathPlans(case_study.problem, Transport(10_000)).point(Path(100e9, 0.04))
+    point = PathPlans(case_study.problem, TcpEnds(10_000)).point(TcpPath(100e9, 0.04))
     assert point.fit is Fit.PAYS
     slow = replace(case_study.problem.prfaas[0], prefill=case_study.problem.pd.prefill.scaled(1.6))
     cheap = replace(slow, price_per_gpu_h=0.2)
-    point = PathPlans(case_study.problem.with_cluster(0, cheap), BBR).point(Path(100e9, 0.04))
+    point = PathPlans(case_study.problem.with_cluster(0, cheap), BBR).point(TcpPath(100e9, 0.04))
     assert point.gain > PLANNER_ERROR
     assert point.doubt is Doubt.LATENCY
 
 
 def test_a_demand_above_capacity_does_not_pay_anywhere(case_study: Question) -> None:
-    point = PathPlans(case_study.problem, BBR, demand_per_s=100).point(Path(100e9, 0.002))
+    point = PathPlans(case_study.problem, BBR, demand_per_s=100).point(TcpPath(100e9, 0.002))
     assert point.fit is Fit.DOES_NOT_PAY
 
 
 def test_a_stage_that_few_requests_load_leaves_a_loss_proven(case_study: Question) -> None:
-    narrow = Path(20e6, 0.01)
+    narrow = TcpPath(20e6, 0.01)
     plans = PathPlans(case_study.problem, BBR)
     assert plans.point(narrow).gain < -0.4
     assert plans.point(narrow).fit is Fit.DOES_NOT_PAY

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prfaas.planner.answer.plan import Plan, compare, make_plan, verdict_of
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.problem import Problem
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.json_report import as_dict
@@ -24,12 +24,12 @@ from prfaas.planner.sizing.fleet import Fleet, size
 from prfaas.planner.sizing.obstacles import obstacle
 from prfaas.planner.solve import sensitivity
 from prfaas.planner.solve.search import optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 
 from .strategies import problems
 
-ORDER = {Answer.DOES_NOT_PAY: 0, Answer.DEPENDS: 1, Answer.PAYS: 2}
+ORDER = {VerdictAnswer.DOES_NOT_PAY: 0, VerdictAnswer.DEPENDS: 1, VerdictAnswer.PAYS: 2}
 targets = st.none() | st.floats(0.5, 60)
 pytestmark = pytest.mark.timeout(300)
 Change = Callable[[Problem, float, float], tuple[Problem, float]]
@@ -59,10 +59,10 @@ def _demand(problem: Problem, demand: float, factor: float) -> tuple[Problem, fl
     return problem, demand * factor
 
 
-def answer(problem: Problem, demand_per_s: float) -> Answer:
-    paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
+def answer(problem: Problem, demand_per_s: float) -> VerdictAnswer:
+    paper, exact = compare(problem, StageMode.PAPER), compare(problem, StageMode.EXACT)
     question = Question(problem, demand_per_s, problem.chunk_tokens)
-    swings = sensitivity.tornado(problem, Mode.EXACT)
+    swings = sensitivity.tornado(problem, StageMode.EXACT)
     return verdict_of(question, paper, exact, swings, None).answer
 
 
@@ -73,7 +73,7 @@ def test_the_verdict_never_improves_with(
     change: Change, problem: Problem, load: float, target_s: float | None
 ) -> None:
     asked = replace(problem, ttft_p90_s=target_s)
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    demand = load * optimum(problem, StageMode.EXACT).rate_per_s
     answers = [ORDER[answer(*change(asked, demand, factor))] for factor in (1.0, 1.6, 4.0)]
     assert answers == sorted(answers, reverse=True)
 
@@ -84,11 +84,11 @@ def test_a_stricter_target_never_carries_more(
     problem: Problem, target_s: float, stricter: float
 ) -> None:
     loose, strict = (
-        best_operation(replace(problem, ttft_p90_s=t), Mode.EXACT).rate_per_s
+        best_operation(replace(problem, ttft_p90_s=t), StageMode.EXACT).rate_per_s
         for t in (target_s, target_s * stricter)
     )
     assert strict <= loose * (1 + 1e-6)
-    assert loose <= optimum(problem, Mode.EXACT).rate_per_s * (1 + 1e-9)
+    assert loose <= optimum(problem, StageMode.EXACT).rate_per_s * (1 + 1e-9)
 
 
 @settings(max_examples=20, deadline=None)
@@ -102,11 +102,11 @@ def test_what_a_target_forbids_a_stricter_one_forbids_too(
     problem: Problem, load: float, target_s: float, stricter: float
 ) -> None:
     # The gain itself may rise: a stricter target may be one that only PrfaaS-PD meets.
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    demand = load * optimum(problem, StageMode.EXACT).rate_per_s
     forbidden = []
     for seconds in (target_s, target_s * stricter):
         asked = replace(problem, ttft_p90_s=seconds)
-        ours = compare(asked, Mode.EXACT).prfaas
+        ours = compare(asked, StageMode.EXACT).prfaas
         forbidden.append(bool(obstacle(asked, ours, demand, None)))
     assert forbidden == sorted(forbidden)
 
@@ -121,7 +121,7 @@ def test_a_larger_demand_never_costs_less(
     problem: Problem, load: float, target_s: float | None, more: float
 ) -> None:
     asked = replace(problem, ttft_p90_s=target_s)
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    demand = load * optimum(problem, StageMode.EXACT).rate_per_s
     less, larger = (size(asked, demand * factor) for factor in (1.0, more))
     assert _price(less.homogeneous) <= _price(larger.homogeneous) * (1 + 1e-9)
     assert _price(less.cheapest) <= _price(larger.cheapest) * (1 + 1e-9)
@@ -148,7 +148,7 @@ def test_no_number_of_a_plan_is_nan_infinite_or_negative(
     problem: Problem, load: float, target_s: float | None
 ) -> None:
     question = replace(problem, ttft_p90_s=target_s)
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    demand = load * optimum(problem, StageMode.EXACT).rate_per_s
     made = make_plan(Question(question, demand, 8192))
     check_numbers(made)
 

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.problem import PrfaasCluster
 from prfaas.planner.report.json_report import as_dict
 from prfaas.planner.sizing.fleet import size
@@ -47,7 +47,7 @@ def test_a_worthless_cluster_does_not_decide(
     assert plan.left_out is not None
     assert plan.left_out.names == (name,)
     assert plan.left_out.gain == pytest.approx(alone.exact.gain)
-    assert plan.verdict.answer is Answer.DEPENDS
+    assert plan.verdict.answer is VerdictAnswer.DEPENDS
     assert f"without {name} it is {alone.exact.gain:+.1%}" in plan.verdict.sentence
     assert as_dict(plan)["left_out"]["names"] == [name] or as_dict(plan)["left_out"]["names"] == (
         name,
@@ -71,7 +71,7 @@ def test_clusters_that_are_worth_it_stay(case_study: Question) -> None:
     problem = replace(case_study.problem, prfaas=(half, replace(half, name="b")))
     plan = make_plan(replace(case_study, problem=problem))
     assert plan.left_out is None
-    assert plan.verdict.answer is Answer.PAYS
+    assert plan.verdict.answer is VerdictAnswer.PAYS
     assert "without" not in plan.verdict.sentence
     assert make_plan(case_study).left_out is None
 
@@ -83,7 +83,7 @@ def test_the_rest_has_to_carry_the_demand(case_study: Question) -> None:
     assert alone < both
     plan = make_plan(replace(asked, arrival_per_s=(alone + both) / 2))
     assert plan.left_out is None
-    assert plan.verdict.answer is Answer.DOES_NOT_PAY
+    assert plan.verdict.answer is VerdictAnswer.DOES_NOT_PAY
 
 
 def test_a_target_that_only_the_far_cluster_misses_is_met_without_it(case_study: Question) -> None:
@@ -91,7 +91,7 @@ def test_a_target_that_only_the_far_cluster_misses_is_met_without_it(case_study:
     problem = replace(asked.problem, ttft_p90_s=12.0)
     plan = make_plan(replace(asked, problem=problem, arrival_per_s=1.0))
     assert plan.left_out is not None
-    assert plan.verdict.answer is Answer.DEPENDS
+    assert plan.verdict.answer is VerdictAnswer.DEPENDS
 
 
 def test_the_cheapest_fleet_leaves_it_out_as_well(case_study: Question) -> None:

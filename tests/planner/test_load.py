@@ -10,7 +10,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import at_threshold
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 from .paths import EXAMPLES
 
@@ -74,7 +74,7 @@ def test_a_falling_profile_is_refused() -> None:
 def test_a_threshold_outside_the_lengths_is_refused() -> None:
     problem = load_question(CASE).problem
     with pytest.raises(ConfigError, match=r"threshold 200000 is outside .* 128 to 131072"):
-        at_threshold(problem, Mode.PAPER, 200_000)
+        at_threshold(problem, StageMode.PAPER, 200_000)
 
 
 def test_overrides_are_applied() -> None:

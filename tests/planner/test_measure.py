@@ -23,8 +23,8 @@ from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, profile_toml
 from prfaas.planner.hardware.layer_stack import LayerStack
 from prfaas.planner.hardware.measure import (
     Completion,
+    MeasuredPoint,
     Prompts,
-    Sample,
     measure_decode,
     measure_prefill,
     step_times,
@@ -98,7 +98,7 @@ async def test_a_cache_hit_is_an_error() -> None:
 
 
 def test_falling_medians_are_raised_and_said() -> None:
-    samples = [Sample(x, (y,)) for x, y in ((1, 1.0), (2, 0.9), (3, 2.0))]
+    samples = [MeasuredPoint(x, (y,)) for x, y in ((1, 1.0), (2, 0.9), (3, 2.0))]
     fit = fit_prefill(samples)
     assert fit.seconds == (1.0, 1.0, 2.0)
     assert "1 falling medians raised" in fit.words()
@@ -205,7 +205,7 @@ def test_lengths_have_to_make_a_curve(tmp_path: Path, option: str, message: str)
     assert message in f"{result.output} {result.exception}"
 
 
-async def prefill_of(layers: int) -> list[Sample]:
+async def prefill_of(layers: int) -> list[MeasuredPoint]:
     engine = FormulaEngine(layers=layers)
     return await measure_prefill(engine, prompts(), [512, 4096], repeats=2, report=lambda _: None)
 
@@ -219,7 +219,7 @@ async def test_two_engines_with_part_of_the_layers_give_the_times_of_all() -> No
 
 def test_the_spread_of_a_whole_has_that_of_both_engines() -> None:
     # 1 s a layer and none besides; each engine within 10 % of its median.
-    few, more = Sample(512, (1.9, 2.0, 2.1)), Sample(512, (3.8, 4.0, 4.2))
+    few, more = MeasuredPoint(512, (1.9, 2.0, 2.1)), MeasuredPoint(512, (3.8, 4.0, 4.2))
     [whole] = LayerStack(2, 4, 10).whole_samples([few], [more])
     assert whole.seconds == pytest.approx((4.2 - 0.4 - 0.4 + 3 * 1.7 + 0.4, 10.0, 4.2 + 3 * 2.3))
 
@@ -227,7 +227,9 @@ def test_the_spread_of_a_whole_has_that_of_both_engines() -> None:
 @pytest.mark.parametrize("more", [2.0, 1.9])
 def test_layers_that_take_no_time_are_an_error(more: float) -> None:
     with pytest.raises(EngineError, match=r"at 512, 4 layers take .* more layers have to take lo"):
-        LayerStack(2, 4, 10).whole_samples([Sample(512, (2.0,))], [Sample(512, (more,))])
+        LayerStack(2, 4, 10).whole_samples(
+            [MeasuredPoint(512, (2.0,))], [MeasuredPoint(512, (more,))]
+        )
 
 
 @pytest.mark.parametrize("layers", [(8, 8, 61), (16, 8, 61), (8, 16, 16), (0, 8, 61)])

@@ -14,11 +14,11 @@ from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.problem import Problem
 from prfaas.planner.report.json_report import as_dict
 from prfaas.planner.solve import designs, sensitivity
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 from .strategies import problems
 
-modes = st.sampled_from(Mode)
+modes = st.sampled_from(StageMode)
 
 
 def with_price(problem: Problem, price_per_tb: float) -> Problem:
@@ -28,9 +28,9 @@ def with_price(problem: Problem, price_per_tb: float) -> Problem:
     return replace(problem, prfaas=clusters)
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", StageMode)
 def test_the_break_even_price_of_the_case_study_gives_no_gain(
-    case_study: Question, mode: Mode
+    case_study: Question, mode: StageMode
 ) -> None:
     found = sensitivity.break_even_price(case_study.problem, mode).per_tb
     assert found is not None
@@ -45,7 +45,7 @@ def test_the_break_even_price_of_the_case_study_gives_no_gain(
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(), mode=modes, target_s=st.none() | st.floats(0.5, 60))
 def test_the_break_even_price_gives_no_gain(
-    problem: Problem, mode: Mode, target_s: float | None
+    problem: Problem, mode: StageMode, target_s: float | None
 ) -> None:
     problem = replace(problem, ttft_p90_s=target_s)
     found = sensitivity.break_even_price(problem, mode)
@@ -62,7 +62,7 @@ def test_gains_do_not_jump_with_a_price(case_study: Question) -> None:
     gains = [
         sensitivity.gain(
             problem.with_cluster(0, replace(problem.prfaas[0], price_per_gpu_h=1.5 + n / 200)),
-            Mode.EXACT,
+            StageMode.EXACT,
         )
         for n in range(200)
     ]
@@ -76,10 +76,12 @@ def test_part_of_a_baseline_instance_is_bought_and_shown(case_study: Question) -
     # 8 % dearer H200s buy 16.64 instances of H20; whole instances made the gain jump.
     dear = replace(case_study.problem.prfaas[0], price_per_gpu_h=2.16)
     problem = case_study.problem.with_cluster(0, dear)
-    found = designs.equal_cost(problem, Mode.EXACT)
+    found = designs.equal_cost(problem, StageMode.EXACT)
     assert found.num_gpus == pytest.approx(16.64 * 8)
     assert found.price_per_h == pytest.approx(problem.gpu_price_per_h)
-    rates = [designs.homogeneous(problem, Mode.EXACT, n, "").operation.rate_per_s for n in (16, 17)]
+    rates = [
+        designs.homogeneous(problem, StageMode.EXACT, n, "").operation.rate_per_s for n in (16, 17)
+    ]
     assert found.operation.rate_per_s == pytest.approx(0.36 * rates[0] + 0.64 * rates[1])
 
 

@@ -16,7 +16,7 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.latency import service_ttft
 from prfaas.planner.solve.search import Bottleneck, at_threshold, optimum
-from prfaas.planner.solve.throughput import Mode, cluster_egress, kv_throughput
+from prfaas.planner.solve.throughput import StageMode, cluster_egress, kv_throughput
 from prfaas.planner.workload.prompt_lengths import mean_length
 
 MIB = 2**20
@@ -90,7 +90,7 @@ def test_ratios_of_table_3(dense: str, hybrid: str, ratio: int) -> None:
 
 def test_workload(problem: Problem) -> None:
     lengths = problem.workload.lengths
-    found = at_threshold(problem, Mode.PAPER, 19_400)
+    found = at_threshold(problem, StageMode.PAPER, 19_400)
     assert mean_length(lengths) == pytest.approx(27_486, abs=1)  # [C]; printed "~27K"
     assert found.offload_fraction == pytest.approx(0.4957, abs=5e-5)  # [C]; printed 49.6 %
     assert found.mean_long == pytest.approx(45_046, abs=1)  # [C]; printed "~44K" of 1,024
@@ -99,7 +99,7 @@ def test_workload(problem: Problem) -> None:
 
 
 def test_table_6_prfaas_pd(problem: Problem) -> None:
-    found = optimum(problem, Mode.PAPER)
+    found = optimum(problem, StageMode.PAPER)
     assert (found.num_prfaas, found.num_prefill, found.num_decode) == (4, 3, 5)
     assert found.offload_threshold == pytest.approx(19_400, rel=0.02)
     assert found.prfaas_per_s == pytest.approx(1.61, rel=0.01)
@@ -112,7 +112,7 @@ def test_table_6_prfaas_pd(problem: Problem) -> None:
 
 
 def test_table_6_homogeneous(problem: Problem) -> None:
-    found = designs.equal_gpus(problem, Mode.PAPER).operation
+    found = designs.equal_gpus(problem, StageMode.PAPER).operation
     assert (found.num_prfaas, found.num_prefill, found.num_decode) == (0, 9, 3)
     assert found.pd_prefill_per_s == pytest.approx(2.11, rel=0.01)
     assert found.decode_per_s == pytest.approx(2.35, rel=0.01)
@@ -120,7 +120,7 @@ def test_table_6_homogeneous(problem: Problem) -> None:
 
 
 def test_table_6_naive_heterogeneous(problem: Problem) -> None:
-    found = designs.naive_heterogeneous(problem, Mode.PAPER).operation
+    found = designs.naive_heterogeneous(problem, StageMode.PAPER).operation
     assert (found.num_prfaas, found.num_prefill, found.num_decode) == (4, 0, 8)
     assert found.prfaas_per_s == pytest.approx(2.45, rel=0.01)
     assert found.decode_per_s == pytest.approx(6.25, rel=0.01)
@@ -133,22 +133,22 @@ def test_table_6_naive_heterogeneous(problem: Problem) -> None:
 )
 def test_table_6_ttft(problem: Problem, design: str, mean: float, p90: float) -> None:
     # The printed means are expectations over lengths, E[T(L)], not T(E[L]).
-    found = getattr(compare(problem, Mode.PAPER), design).operation
+    found = getattr(compare(problem, StageMode.PAPER), design).operation
     ttft = service_ttft(problem, found)
     assert ttft.mean == pytest.approx(mean, rel=0.01)
     assert ttft.p90 == pytest.approx(p90, rel=0.01)
 
 
 def test_gain_at_equal_cost(problem: Problem) -> None:
-    comparison = compare(problem, Mode.PAPER)
+    comparison = compare(problem, StageMode.PAPER)
     assert comparison.equal_cost.num_gpus == 128  # an H200 costs 2.0 H20
     assert comparison.gain == pytest.approx(0.15, abs=0.01)
 
 
 def test_exact_expectations(problem: Problem) -> None:
     # [C] T is convex, so the paper's representative lengths overstate capacity.
-    found = at_threshold(problem, Mode.EXACT, 19_400)
-    others = compare(problem, Mode.EXACT)
+    found = at_threshold(problem, StageMode.EXACT, 19_400)
+    others = compare(problem, StageMode.EXACT)
     assert others.naive is not None
     assert found.rate_per_s == pytest.approx(3.17, rel=0.01)
     assert others.equal_gpus.operation.rate_per_s == pytest.approx(2.02, rel=0.01)

@@ -14,25 +14,25 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
 from prfaas.planner.solve.search import grid_for, optimum, search_grid, thresholds
 from prfaas.planner.solve.sensitivity import scaled_geometry, with_bandwidth
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.workload.prompt_lengths import LengthDistribution
 
 from .strategies import affine_profiles, lengths, problems
 
 ALMOST = 1 - 1e-9
-modes = st.sampled_from(Mode)
+modes = st.sampled_from(StageMode)
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), modes, st.floats(1, 100))
-def test_more_bandwidth_never_hurts(problem: Problem, mode: Mode, factor: float) -> None:
+def test_more_bandwidth_never_hurts(problem: Problem, mode: StageMode, factor: float) -> None:
     before = optimum(problem, mode).rate_per_s
     assert optimum(with_bandwidth(problem, factor), mode).rate_per_s >= before * ALMOST
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), modes)
-def test_more_instances_never_hurt(problem: Problem, mode: Mode) -> None:
+def test_more_instances_never_hurt(problem: Problem, mode: StageMode) -> None:
     before = optimum(problem, mode).rate_per_s
     remote = replace(problem.prfaas[0], num_instances=problem.prfaas[0].num_instances + 1)
     local = replace(problem.pd, num_instances=problem.pd.num_instances + 1)
@@ -40,7 +40,7 @@ def test_more_instances_never_hurt(problem: Problem, mode: Mode) -> None:
     assert optimum(replace(problem, pd=local), mode).rate_per_s >= before * ALMOST
 
 
-def _producers(problem: Problem, mode: Mode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _producers(problem: Problem, mode: StageMode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     terms = tp.stage_terms(problem, thresholds(problem), mode)
     p = terms.offload_fraction
     inner = (p > 1e-6) & (p < 1 - 1e-6)
@@ -58,7 +58,7 @@ def _never_rises(values: np.ndarray) -> bool:
 @given(problems())
 def test_producers_move_apart_with_p_exactly(problem: Problem) -> None:
     # Thresholds rise along the arrays, so p falls along them.
-    _, remote, local = _producers(problem, Mode.EXACT)
+    _, remote, local = _producers(problem, StageMode.EXACT)
     assert _never_rises(remote[::-1])
     assert _never_rises(local)
 
@@ -68,13 +68,13 @@ def test_producers_move_apart_with_p_exactly(problem: Problem) -> None:
 def test_producers_move_apart_with_p_in_the_papers_mode(problem: Problem) -> None:
     # With representative lengths this holds while the tangent of T at l_long is not negative at t,
     # which every affine profile and the paper's own satisfy.
-    _, remote, local = _producers(problem, Mode.PAPER)
+    _, remote, local = _producers(problem, StageMode.PAPER)
     assert _never_rises(remote[::-1])
     assert _never_rises(local)
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_producers_move_apart_in_the_case_study(case_study: Question, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", StageMode)
+def test_producers_move_apart_in_the_case_study(case_study: Question, mode: StageMode) -> None:
     _, remote, local = _producers(case_study.problem, mode)
     assert _never_rises(remote[::-1])
     assert _never_rises(local)
@@ -82,7 +82,7 @@ def test_producers_move_apart_in_the_case_study(case_study: Question, mode: Mode
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), modes)
-def test_the_optimum_beats_its_grid_neighbours(problem: Problem, mode: Mode) -> None:
+def test_the_optimum_beats_its_grid_neighbours(problem: Problem, mode: StageMode) -> None:
     best = optimum(problem, mode)
     assert best.offload_threshold is not None
     tried = thresholds(problem)
@@ -96,7 +96,7 @@ def test_the_optimum_beats_its_grid_neighbours(problem: Problem, mode: Mode) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), modes)
-def test_the_optimum_is_the_grid_maximum(problem: Problem, mode: Mode) -> None:
+def test_the_optimum_is_the_grid_maximum(problem: Problem, mode: StageMode) -> None:
     grid = search_grid(problem, mode)
     best = optimum(problem, mode, grid)
     assert best.rate_per_s >= grid.rate.max() * ALMOST
@@ -107,7 +107,7 @@ def test_the_optimum_is_the_grid_maximum(problem: Problem, mode: Mode) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), modes, st.sampled_from([2.0, 8.0]))
-def test_units_scale(problem: Problem, mode: Mode, factor: float) -> None:
+def test_units_scale(problem: Problem, mode: StageMode, factor: float) -> None:
     before = optimum(problem, mode)
     # Time in other units: everything that takes time takes `factor` as much.
     slow = replace(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.control.split import Plans
-from prfaas.core.control.traffic_mix import Mix
+from prfaas.core.control.traffic_mix import TrafficMix
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum, search_grid
 from prfaas.planner.solve.split_plans import split_plans
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 PROBLEM = load_question(PLAN).problem
@@ -23,7 +23,7 @@ def plans() -> Plans:
     return split_plans(PROBLEM)
 
 
-def best(plans: Plans, mix: Mix | None) -> int:
+def best(plans: Plans, mix: TrafficMix | None) -> int:
     """The split that sustains most."""
     splits = range(1, PROBLEM.pd.num_instances)
     found = {n: plans(n, GBPS_100, mix) for n in splits}
@@ -31,7 +31,7 @@ def best(plans: Plans, mix: Mix | None) -> int:
 
 
 def test_without_a_mix_the_plan_s_own_requests_count(plans: Plans) -> None:
-    found = optimum(PROBLEM, Mode.EXACT)
+    found = optimum(PROBLEM, StageMode.EXACT)
     assert best(plans, None) == found.num_prefill
     plan = plans(found.num_prefill, GBPS_100, None)
     assert plan is not None
@@ -41,15 +41,19 @@ def test_without_a_mix_the_plan_s_own_requests_count(plans: Plans) -> None:
 
 def test_the_best_split_follows_the_mix(plans: Plans) -> None:
     lengths = tuple(range(10_000, 60_000, 500))
-    reads = Mix(lengths, 35_000, 200)
-    writes = Mix(tuple(length // 20 for length in lengths), 1_750, 4000)
+    reads = TrafficMix(lengths, 35_000, 200)
+    writes = TrafficMix(tuple(length // 20 for length in lengths), 1_750, 4000)
     assert best(plans, writes) < best(plans, None) < best(plans, reads)
 
 
 @pytest.mark.parametrize(
-    "mix", [Mix((5,) * 100, 5, 1000), Mix((1, 10**9) * 50, 10**9, 0)], ids=["one length", "odd"]
+    "mix",
+    [TrafficMix((5,) * 100, 5, 1000), TrafficMix((1, 10**9) * 50, 10**9, 0)],
+    ids=["one length", "odd"],
 )
-def test_requests_beyond_the_plan_are_planned_for_all_the_same(plans: Plans, mix: Mix) -> None:
+def test_requests_beyond_the_plan_are_planned_for_all_the_same(
+    plans: Plans, mix: TrafficMix
+) -> None:
     plan = plans(3, GBPS_100, mix)
     assert plan is None or plan.rate_per_s > 0
 
@@ -60,7 +64,7 @@ def test_a_link_of_nothing_and_no_prfaas_cluster_have_no_plan(plans: Plans) -> N
 
 def test_of_equal_thresholds_the_one_that_leaves_most_room_is_planned(plans: Plans) -> None:
     """With one instance that decodes, decode binds whatever is offloaded."""
-    grid = search_grid(PROBLEM, Mode.EXACT)
+    grid = search_grid(PROBLEM, StageMode.EXACT)
     row = PROBLEM.pd.num_instances - 1
     is_equal = grid.rate[row] >= grid.rate[row].max() * (1 - 1e-9)
     equal = grid.terms.threshold[is_equal]

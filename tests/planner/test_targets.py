@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from prfaas.cli.plan.plan_command import plan
 from prfaas.planner.answer.plan import Plan, make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.confidence import few_long_prompts
 from prfaas.planner.solve.designs import DEAD_PER_S
 from prfaas.planner.solve.latency import queued_ttft
 from prfaas.planner.solve.search import Bottleneck, optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 
 from .paths import EXAMPLES
@@ -35,19 +35,19 @@ def answered(*changes: str) -> Plan:
 def test_a_round_trip_of_a_minute_does_not_pay_without_a_target() -> None:
     """TCP carries next to nothing over it; without that limit the first token would be late."""
     found = answered('prfaas.0.link.rtt="60s"')
-    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    assert found.verdict.answer is VerdictAnswer.DOES_NOT_PAY
     [cluster] = found.question.problem.prfaas
     measured = replace(cluster, link=cluster.link.measured(100e9))
     plan = make_plan(
         replace(found.question, problem=found.question.problem.with_cluster(0, measured))
     )
-    assert plan.verdict.answer is Answer.DEPENDS
+    assert plan.verdict.answer is VerdictAnswer.DEPENDS
     assert "TTFT P90 without waiting is 63.43 s against 9.73 s" in plan.verdict.sentence
 
 
 def test_a_round_trip_of_a_minute_does_not_pay_within_a_target() -> None:
     found = answered('prfaas.0.link.rtt="60s"', 'slo.ttft_p90="12s"')
-    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    assert found.verdict.answer is VerdictAnswer.DOES_NOT_PAY
     # Only a threshold that fewer than one in ten exceed meets the target.
     assert found.exact.prfaas.operation.offload_fraction < 0.1
 
@@ -62,19 +62,19 @@ def test_a_target_is_met_at_the_rate_that_is_printed() -> None:
         assert 0.5 < rate < 3.2
         p90 = queued_ttft(problem, ours, rate * (1 - 1e-9)).p90
         assert p90 <= 12.01
-    assert found.verdict.answer is Answer.PAYS
+    assert found.verdict.answer is VerdictAnswer.PAYS
 
 
 def test_a_target_that_only_prfaas_meets_pays() -> None:
     found = answered('slo.ttft_p90="8s"')
-    assert found.verdict.answer is Answer.PAYS
+    assert found.verdict.answer is VerdictAnswer.PAYS
     assert "the homogeneous fleet for the same money misses the target" in found.verdict.sentence
     assert found.exact.equal_cost.operation.rate_per_s == 0
 
 
 def test_a_target_that_no_size_meets_says_what_binds_and_what_it_would_take() -> None:
     found = answered('slo.ttft_p90="2s"').verdict
-    assert found.answer is Answer.DOES_NOT_PAY
+    assert found.answer is VerdictAnswer.DOES_NOT_PAY
     for words in (
         "a TTFT P90 of 2.00 s is met at no load, threshold or size",
         "prefill time and round trip bind",
@@ -90,7 +90,7 @@ def test_what_a_missed_target_would_take_meets_it_when_it_is_given() -> None:
     (factor,) = re.findall(r"prefill that is ([\d.]+) times as fast", sentence)
     for faster, is_met in ((float(factor) * 1.01, True), (float(factor) * 0.97, False)):
         pd = replace(problem.pd, prefill=problem.pd.prefill.scaled(1 / faster))
-        rate = best_operation(replace(problem, pd=pd), Mode.EXACT).rate_per_s
+        rate = best_operation(replace(problem, pd=pd), StageMode.EXACT).rate_per_s
         assert (rate > DEAD_PER_S) is is_met
     assert "9.73 s with none" in sentence
 
@@ -105,20 +105,20 @@ def test_a_link_that_is_hopeless_is_named_with_what_it_sustains() -> None:
 def test_a_stage_that_sustains_nothing_is_named_in_place_of_the_target() -> None:
     # Not one sequence fits into the KV memory.
     found = answered('slo.ttft_p90="12s"', 'pd.kv_capacity="1MiB"').verdict
-    assert found.answer is Answer.DOES_NOT_PAY
+    assert found.answer is VerdictAnswer.DOES_NOT_PAY
     assert "PD-D decode sustains nothing, whatever the target" in found.sentence
 
 
 def test_a_demand_above_capacity_does_not_pay_and_says_what_it_would_take() -> None:
     found = answered("workload.arrival_rate=100")
-    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    assert found.verdict.answer is VerdictAnswer.DOES_NOT_PAY
     for words in (
         "a demand of 100 req/s is above the 3.18 req/s that it sustains",
         "PrfaaS prefill binds",
         "it would take",
     ):
         assert words in found.verdict.sentence
-    assert answered("workload.arrival_rate=3").verdict.answer is Answer.PAYS
+    assert answered("workload.arrival_rate=3").verdict.answer is VerdictAnswer.PAYS
 
 
 def test_a_target_for_the_time_per_token_is_the_stricter_of_two() -> None:
@@ -128,7 +128,7 @@ def test_a_target_for_the_time_per_token_is_the_stricter_of_two() -> None:
 
 def test_a_time_per_token_that_no_size_meets_is_a_verdict_like_that_of_the_first_token() -> None:
     found = answered('slo.tpot="5ms"', "workload.arrival_rate=3")
-    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    assert found.verdict.answer is VerdictAnswer.DOES_NOT_PAY
     for words in (
         "a TPOT of 5 ms is met at no load, threshold or size",
         "the smallest measured batch of H20 cluster, 20, takes 25 ms a step",
@@ -191,7 +191,9 @@ def test_the_cheapest_fleet_carries_the_demand_and_one_instance_less_does_not(
     if target_s is not None and best.offload_threshold is not None:
         sized = _sized(problem, best, 0)
         kept = replace(sized, threshold=best.offload_threshold, num_prefill=best.num_prefill)
-        assert queued_ttft(kept, optimum(kept, Mode.EXACT), demand_per_s).p90 <= target_s * 1.001
+        assert (
+            queued_ttft(kept, optimum(kept, StageMode.EXACT), demand_per_s).p90 <= target_s * 1.001
+        )
 
 
 def _sized(problem: Problem, found: fleet.Fleet, fewer: int) -> Problem:

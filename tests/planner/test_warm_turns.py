@@ -34,7 +34,7 @@ from prfaas.planner.hardware.roofline import Roofline, prefill_profile
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
-from prfaas.planner.solve.throughput import Mode, stage_terms
+from prfaas.planner.solve.throughput import StageMode, stage_terms
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths, LogNormalLengths
 from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.sizing.trial import Trial, try_out
@@ -270,8 +270,10 @@ def warm(question: Question, hits: float) -> Question:
     return replace(question, problem=replace(problem, workload=work, pd=pd, prfaas=clusters))
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_a_plan_charges_the_prefix_of_what_it_prefills(case_study: Question, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", StageMode)
+def test_a_plan_charges_the_prefix_of_what_it_prefills(
+    case_study: Question, mode: StageMode
+) -> None:
     cold, found = case_study.problem, warm(case_study, 0.5).problem
     assert found.mean_new_tokens == pytest.approx(cold.mean_new_tokens)
     at = np.array([20_000.0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.pool.store.disk_records import Place
+from prfaas.pool.store.disk_records import DiskPlace
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.origins import received
 from prfaas.wire.fragments import block_digest
@@ -41,7 +41,7 @@ def content(number: int, size: int) -> bytearray:
     return bytearray((number + at) % 251 for at in range(size))
 
 
-def append(files: SegmentFiles, number: int, size: int) -> Place:
+def append(files: SegmentFiles, number: int, size: int) -> DiskPlace:
     name, data = name_of(number), content(number, size)
     return files.append(max(files._open), name, data, block_digest(*name, data), ORIGIN)
 

@@ -17,7 +17,7 @@ from prfaas.core.kv.manifest import manifest_digest
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
-from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolClient
+from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.node import PoolNode
 from prfaas.pool.node.settings import PoolSettings
@@ -146,7 +146,7 @@ class Engine:
         self.done: dict[int, JobDone] = {}
         self._next_job = 1_000_000
         self.requests = BlockRequests(self.send, time.monotonic_ns)
-        self.client = PoolClient(
+        self.client = PoolConnection(
             socket_path,
             hello(name),
             self.descriptor,

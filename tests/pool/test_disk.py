@@ -12,7 +12,7 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_records import ALIGN_BYTES, Place
+from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
@@ -366,7 +366,7 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     num_segments = len(tier._index.segments)
     gone.clear()
 
-    def fail(*_: object) -> Place:
+    def fail(*_: object) -> DiskPlace:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(SegmentFiles, "append", fail)

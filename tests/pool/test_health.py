@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from prfaas.pool.node.admin_http import AdminServer, Phase
+from prfaas.pool.node.admin_http import AdminServer, NodePhase
 
 from .conftest import World
 
@@ -39,8 +39,8 @@ async def test_a_node_that_can_move_no_blocks_has_failed(
     assert await ask(prfaas.node.admin_port, "/health") == (200, "ready")
 
 
-@pytest.mark.parametrize("phase", Phase)
-async def test_every_state_has_its_answers(world: World, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", NodePhase)
+async def test_every_state_has_its_answers(world: World, phase: NodePhase) -> None:
     prfaas, _, _, _ = await world.two_sites()
     server = AdminServer(prfaas.node.metrics, ("127.0.0.1", 0), lambda: phase)
     await server.open()
@@ -48,5 +48,5 @@ async def test_every_state_has_its_answers(world: World, phase: Phase) -> None:
         ready, alive = await ask(server.port, "/health"), await ask(server.port, "/live")
     finally:
         await server.close()
-    assert ready == (200 if phase is Phase.READY else 503, phase.value)
-    assert alive == (503 if phase is Phase.FAILED else 200, phase.value)
+    assert ready == (200 if phase is NodePhase.READY else 503, phase.value)
+    assert alive == (503 if phase is NodePhase.FAILED else 200, phase.value)

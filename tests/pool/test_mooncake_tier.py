@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.shared.health import ALTERED_MAX
-from prfaas.pool.shared.mooncake.orders import Operation
+from prfaas.pool.shared.mooncake.orders import StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 LAYOUT_ID = LAYOUT.layout_id
 
 
-async def raw(site: Site, operation: Operation, *names: str, data: bytes = b"") -> list[int]:
+async def raw(site: Site, operation: StoreOperation, *names: str, data: bytes = b"") -> list[int]:
     """Do something with the store that no tier does; the first half of the memory is used."""
     memory = mooncake_of(site)._memory
     offset = memory.writes.take(max(1, len(data)))
@@ -44,7 +44,7 @@ async def stored(site: Site, name: str) -> bytes:
     memory = mooncake_of(site)._memory
     offset = memory.reads.take(1 << 20)
     assert offset is not None
-    (length,) = await mooncake_of(site).client.ask(Operation.GET, [name], offset, 1 << 20)
+    (length,) = await mooncake_of(site).client.ask(StoreOperation.GET, [name], offset, 1 << 20)
     memory.reads.give_back(offset, 1 << 20)
     return bytes(memory.view(offset, length))
 
@@ -101,8 +101,8 @@ async def test_objects_that_are_altered_or_swapped_are_misses_and_counted(
     middle = len(good) // 2
     altered = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
     for key, data in zip(KEYS, (altered, good, good[:40], b"x", other[:-1]), strict=False):
-        await raw(first, Operation.REMOVE, f"^{path(mooncake, key)}$")
-        assert await raw(first, Operation.PUT, path(mooncake, key), data=data) == [0]
+        await raw(first, StoreOperation.REMOVE, f"^{path(mooncake, key)}$")
+        assert await raw(first, StoreOperation.PUT, path(mooncake, key), data=data) == [0]
     site, engine = await connected(world, mooncake.settings, OTHER)
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
     assert await loads_right(engine, KEYS) == [False] * 5 + [True] * (len(KEYS) - 5)
@@ -116,8 +116,8 @@ async def test_a_store_whose_every_block_is_altered_is_closed(
     first, _ = await filled(world, mooncake.settings)
     assert len(KEYS) == ALTERED_MAX
     for key in KEYS:
-        await raw(first, Operation.REMOVE, f"^{path(mooncake, key)}$")
-        assert await raw(first, Operation.PUT, path(mooncake, key), data=b"x" * 64) == [0]
+        await raw(first, StoreOperation.REMOVE, f"^{path(mooncake, key)}$")
+        assert await raw(first, StoreOperation.PUT, path(mooncake, key), data=b"x" * 64) == [0]
     site, engine = await connected(world, mooncake.settings, OTHER)
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
     assert await loads_right(engine, KEYS) == [False] * len(KEYS)
@@ -149,7 +149,7 @@ async def test_blocks_that_the_store_has_evicted_are_misses_and_gateways_are_tol
     site, engine = await connected(world, mooncake.settings, OTHER)
     watch = await subscribe(site, world.identities)
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
-    await raw(site, Operation.REMOVE, f"^{mooncake.settings.prefix}/.*")
+    await raw(site, StoreOperation.REMOVE, f"^{mooncake.settings.prefix}/.*")
     assert await loads_right(engine, KEYS) == [False] * len(KEYS)
     assert site.metric("pool_shared_up") == 1
     await until(lambda: num_keys(watch, Evicted) == len(KEYS))
@@ -187,7 +187,7 @@ async def test_a_purge_deletes_all_blocks_of_the_site_and_no_others(
     world: World, mooncake: Mooncake
 ) -> None:
     site, engine = await filled(world, mooncake.settings)
-    assert await raw(site, Operation.PUT, "of-others/a", data=b"x") == [0]
+    assert await raw(site, StoreOperation.PUT, "of-others/a", data=b"x") == [0]
     other, other_engine = await connected(world, mooncake.settings, OTHER)
     assert await other_engine.look_up(KEYS) == [HIT] * len(KEYS)
     gateway = await subscribe(other, world.identities)
@@ -195,7 +195,7 @@ async def test_a_purge_deletes_all_blocks_of_the_site_and_no_others(
     assert answer.problem == ""
     assert await other_engine.look_up(KEYS) == [MISS] * len(KEYS)
     names = [path(mooncake, KEYS[0]), "of-others/a"]
-    assert await raw(other, Operation.EXIST, *names) == [0, 1]
+    assert await raw(other, StoreOperation.EXIST, *names) == [0, 1]
     del site, engine
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.cli.parts.pool_following import follow_sources
 from prfaas.config.load import load_deployment
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, State
+from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, State
 from prfaas.errors import ConfigError
 from prfaas.membership.deployment_file import DeploymentFile
 from prfaas.membership.folder import Folder
@@ -44,7 +44,7 @@ def identities(tmp_path: Path) -> Path:
 
 
 def at(name: str, port: int, cluster: str = "pd") -> Member:
-    return Member(name, Kind.POOL, cluster, f"{LOOPBACK}:{port}")
+    return Member(name, MemberKind.POOL, cluster, f"{LOOPBACK}:{port}")
 
 
 class Followed:
@@ -237,14 +237,14 @@ async def test_hosts_of_a_site_find_each_other(world: World) -> None:
 async def test_a_member_that_contradicts_is_refused_and_harms_nobody(world: World) -> None:
     pd = await world.start_pd()
     prfaas = await world.start("prfaas-pool")
-    engine = Member("engine", Kind.ENGINE, "pd", "http://127.0.0.1:1", "pd-pool", "both")
+    engine = Member("engine", MemberKind.ENGINE, "pd", "http://127.0.0.1:1", "pd-pool", "both")
     async with followed(prfaas, PUSHES) as sender:
         await world.linked(prfaas, pd)
         link = prfaas.node.links["pd-pool"]
         taken = at("pd-pool-2", world.relay.port)
         sender.list(at("pd-pool", 9), taken, at("elsewhere", 7, "other"), engine)
         reasons = {each.reason for each in sender.members.follower.refusals().values()}
-        assert reasons == {Reason.DUPLICATE_NAME, Reason.ADDRESS_TAKEN}
+        assert reasons == {RefusalCause.DUPLICATE_NAME, RefusalCause.ADDRESS_TAKEN}
         assert prfaas.node.links == {"pd-pool": link}
         assert link.is_up
         prfaas.node.metrics.on_read()

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas import log_throttle
 from prfaas.errors import ConfigError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.node.host_limits import check_limits
 
 from .conftest import World
@@ -31,7 +31,7 @@ async def test_a_pool_that_may_not_push_says_so_once_at_both_ends(
 
 def test_a_thing_is_said_once_a_minute_and_not_too_many_are() -> None:
     now = [0]
-    new = SaidOnce(lambda: now[0]).is_new
+    new = LogThrottle(lambda: now[0]).is_new
     assert [new("a"), new("a"), new("b")] == [True, False, True]
     assert sum(new(str(n)) for n in range(1000)) == log_throttle.TEXTS_MAX - 2
     now[0] = log_throttle.EVERY_NS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
+from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.renewal import Renewal
@@ -81,7 +81,7 @@ async def test_an_authority_is_changed_between_transfers(world: World) -> None:
             layouts=frozenset(),
             free_bytes=1 << 20,
         )
-    assert refused.value.reason is Refusal.UNKNOWN_SIGNER
+    assert refused.value.reason is TicketRefusal.UNKNOWN_SIGNER
 
 
 async def test_files_that_do_not_fit_change_nothing(

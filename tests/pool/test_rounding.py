@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import Form, Mode, Refused, Segment, form_of, read_head
+from prfaas.core.codec.lossy import (
+    CodedSegment,
+    Form,
+    SegmentMode,
+    UncodedGroup,
+    form_of,
+    read_head,
+)
 from prfaas.core.codec.quality import GROUP_VALUES, KIVI_GROUP, Quality
 from prfaas.core.kv.blocks import CacheGroup, GroupKind
 from prfaas.core.kv.planes import KvPage, Plane
@@ -59,7 +66,7 @@ def blocks(draw: st.DrawFn, num_values: int) -> bytes:
 def test_fp8_is_within_a_sixteenth_of_each_number(data: st.DataObject) -> None:
     num = data.draw(st.integers(1, 700))
     block = data.draw(blocks(num))
-    _, back = rounded(Form((Segment(Mode.FP8, (num, 0, 0, 0)),)), block)
+    _, back = rounded(Form((CodedSegment(SegmentMode.FP8, (num, 0, 0, 0)),)), block)
     before, after = numbers(block), numbers(back)
     for start in range(0, num, GROUP_VALUES):
         old, new = before[start : start + GROUP_VALUES], after[start : start + GROUP_VALUES]
@@ -82,7 +89,7 @@ def test_kivi_is_within_half_a_step_of_each_number(data: st.DataObject) -> None:
     by_token = data.draw(st.booleans())
     block = data.draw(blocks(tokens * heads * (keys + values)))
     sizes = tokens, heads, keys, values
-    _, back = rounded(Form((Segment(Mode.KIVI4, sizes, 1, by_token),)), block)
+    _, back = rounded(Form((CodedSegment(SegmentMode.KIVI4, sizes, 1, by_token),)), block)
     shape = (tokens, heads, -1) if by_token else (heads, tokens, -1)
     old, new = (numbers(each).reshape(shape) for each in (block, back))
     if by_token:
@@ -115,7 +122,7 @@ def _is_near(old: Numbers, new: Numbers) -> None:
 @pytest.mark.timeout(300)
 def test_state_is_the_nearest_bfloat16(bits: list[int]) -> None:
     block = np.array(bits, np.uint32).tobytes()
-    _, back = rounded(Form((Segment(Mode.STATE, (len(bits), 0, 0, 0)),)), block)
+    _, back = rounded(Form((CodedSegment(SegmentMode.STATE, (len(bits), 0, 0, 0)),)), block)
     old, new = np.frombuffer(block, np.float32), np.frombuffer(back, np.float32)
     assert (np.isnan(old) == np.isnan(new)).all()
     assert not (np.frombuffer(back, np.uint32) & 0xFFFF).any()
@@ -156,18 +163,20 @@ def test_a_mutated_stream_is_refused_or_decodes_within_its_block(data: st.DataOb
 @pytest.mark.parametrize(
     "segment",
     [
-        Segment(Mode.FP8, (1 << 28, 0, 0, 0)),
-        Segment(Mode.RAW, (1, 0, 0, 0), 1 << 28),
-        Segment(Mode.KIVI4, (1 << 28, 1 << 28, 1 << 28, 1 << 28), 1 << 28),
+        CodedSegment(SegmentMode.FP8, (1 << 28, 0, 0, 0)),
+        CodedSegment(SegmentMode.RAW, (1, 0, 0, 0), 1 << 28),
+        CodedSegment(SegmentMode.KIVI4, (1 << 28, 1 << 28, 1 << 28, 1 << 28), 1 << 28),
     ],
 )
-def test_a_head_that_claims_more_than_its_block_is_refused(segment: Segment) -> None:
+def test_a_head_that_claims_more_than_its_block_is_refused(segment: CodedSegment) -> None:
     with pytest.raises(PeerError, match="claims"):
         read_head(Form((segment,)).head, 4096)
 
 
 def test_a_segment_within_a_number_is_refused() -> None:
-    form = Form((Segment(Mode.RAW, (1, 0, 0, 0)), Segment(Mode.FP8, (8, 0, 0, 0))))
+    form = Form(
+        (CodedSegment(SegmentMode.RAW, (1, 0, 0, 0)), CodedSegment(SegmentMode.FP8, (8, 0, 0, 0)))
+    )
     with pytest.raises(PeerError, match="within a number"):
         read_head(form.head + bytes(form.coded_bytes - len(form.head)), form.decoded_bytes)
 
@@ -191,7 +200,7 @@ def test_a_group_that_cannot_be_rounded_has_a_reason(
 ) -> None:
     num_bytes = sum(plane.num_bytes for plane in planes) or 64
     found = form_of(CacheGroup(0, kind, 16, num_bytes, 0, planes), quality)
-    assert isinstance(found, Refused)
+    assert isinstance(found, UncodedGroup)
     assert reason in found.reason
 
 
@@ -200,7 +209,7 @@ def test_state_of_a_linear_layer_is_rounded_by_its_own_switch_alone() -> None:
     group = CacheGroup(1, GroupKind.LINEAR_STATE, 512, 7680, 0, planes)
     form = form_of(group, Quality.FP8_STATE)
     assert isinstance(form, Form)
-    assert form.modes == {Mode.STATE}
+    assert form.modes == {SegmentMode.STATE}
     block = np.random.default_rng(0).bytes(7680)
     _, back = rounded(form, block)
     assert (back[:640], back[-640:]) == (block[:640], block[-640:])

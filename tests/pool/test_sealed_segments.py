@@ -20,7 +20,7 @@ from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.disk_keys import disk_wrapper
-from prfaas.pool.store.disk_records import ALIGN_BYTES, Place
+from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace
 from prfaas.pool.store.disk_segments import MARKER, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import Origin
@@ -46,13 +46,13 @@ def sealed(folder: Path, wrapper: SiteKeyWrapper | None) -> Iterator[SegmentFile
         files.close()
 
 
-def write(files: SegmentFiles, segment: int, number: int, tenant: str) -> Place:
+def write(files: SegmentFiles, segment: int, number: int, tenant: str) -> DiskPlace:
     name, data = name_of(number), content(number, SIZE)
     origin = Origin(frozenset(), "engine", b"", tenant)
     return files.append(segment, name, data, block_digest(*name, data), origin)
 
 
-def read(files: SegmentFiles, name: BlockName, place: Place) -> bytes | None:
+def read(files: SegmentFiles, name: BlockName, place: DiskPlace) -> bytes | None:
     into = bytearray(place.num_bytes)
     digest = files.read(name, place, memoryview(into))
     assert digest is None or digest == block_digest(*name, into)

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
-from prfaas.core.billing.usage import Phase
+from prfaas.core.billing.usage import UsagePhase
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.pool.node.prefix_purging import BARS_MAX
@@ -230,9 +230,9 @@ async def test_the_bill_of_transfers_and_storage_is_by_site(tmp_path: Path) -> N
         }
     bill = make_bill(logs_in_folders([tmp_path / "audit"]), Period())
     rows = {(key.tenant, key.phase): row.amounts for key, row in bill.rows.items()}
-    assert {site: rows[site, Phase.TRANSFER].sent_bytes for site in "ab"} == sent
+    assert {site: rows[site, UsagePhase.TRANSFER].sent_bytes for site in "ab"} == sent
     assert all(sent.values())
-    assert all(rows[site, Phase.STORAGE].byte_ns for site in "ab")
+    assert all(rows[site, UsagePhase.STORAGE].byte_ns for site in "ab")
 
 
 async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_ke
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share, idle_share
 from prfaas.core.transfer.tickets import Ticket
-from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
+from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
@@ -250,7 +250,7 @@ async def test_a_gateway_knows_which_ping_a_pool_node_answered(trunk: Trunk) -> 
     followed = Subscription("prfaas-a", index, Transfers())
     address = LOOPBACK, trunk.senders["prfaas-a"].port
     tls = identity_in(trunk.identities, "gateway").client_context()
-    client = PoolClient("prfaas-a", address, "gateway", tls, followed, PoolTiming())
+    client = PoolSubscription("prfaas-a", address, "gateway", tls, followed, PoolTiming())
     running = asyncio.create_task(client.run())
     await until(lambda: followed.is_live)
     assert client.answered_ns == 0

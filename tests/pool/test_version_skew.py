@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.pool_client import PoolConnection
 from prfaas.wire.frames import MAGIC, VERSION, VersionError, encode_control
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Unsupported
@@ -135,7 +135,7 @@ async def test_an_engine_names_the_pool_node_that_it_can_not_use_and_why_once(
     server = await asyncio.start_unix_server(refuse, path)
     descriptor = os.memfd_create("engine")
     ignore: Callable[[object], None] = lambda _: None  # noqa: E731
-    client = PoolClient(path, hello("engine"), descriptor, ignore, lambda: None)
+    client = PoolConnection(path, hello("engine"), descriptor, ignore, lambda: None)
     await until(lambda: calls >= 3)
     lines = [record.getMessage() for record in caplog.records]
     why = "go away" if b"go away" in answer else WHY

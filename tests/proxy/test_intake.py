@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.sharing.engine_queue import EngineQueue
-from prfaas.proxy.connections import Connection
+from prfaas.proxy.connections import GatewayConnection
 from prfaas.proxy.intake import (
     BODY_BYTES_MAX,
     HELD_BYTES_MAX,
@@ -35,13 +35,13 @@ UNREAD_MAX = MIB
 def received(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that the proxy reads, by site."""
     counts = Counter[str]()
-    receive = Connection.data_received
+    receive = GatewayConnection.data_received
 
-    def counted(self: Connection, data: bytes) -> None:
+    def counted(self: GatewayConnection, data: bytes) -> None:
         counts[self._site or ""] += len(data)
         receive(self, data)
 
-    monkeypatch.setattr(Connection, "data_received", counted)
+    monkeypatch.setattr(GatewayConnection, "data_received", counted)
     return counts
 
 

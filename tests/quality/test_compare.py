@@ -17,7 +17,7 @@ from prfaas.cli.operate.quality_command import InconclusiveError, quality
 from prfaas.core.codec.quality import Quality
 from prfaas.errors import ConfigError
 from prfaas.quality.caches import Change, LayerCache, rounded, unchanged, zeroed
-from prfaas.quality.compare import Found, Logits, compare
+from prfaas.quality.compare import Logits, TextFindings, compare
 from prfaas.quality.tasks import copying, later_chunks, recall
 
 VOCABULARY, SIZE = range(64), 64
@@ -75,7 +75,7 @@ class Induction:
         return np.array(found, np.float64)
 
 
-def measured(model: Induction, num: int = 6) -> list[Found]:
+def measured(model: Induction, num: int = 6) -> list[TextFindings]:
     return [
         compare(name, model, samples, ARMS)
         for name, samples in (

@@ -41,7 +41,7 @@ from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
 from prfaas.gateway.routing.dispatcher_setup import make_dispatcher
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.pool.tickets.ticket_checks import TicketChecks
-from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import (
     ClusterSetup,
@@ -234,7 +234,7 @@ class World:
         names = [pool.name for pool in self.pools]
         for ends in itertools.permutations(names, 2):
             live.set_link(*ends, up=True)
-        simulated = Front(self._setup())
+        simulated = SimulatedDriver(self._setup())
         signer = self.authority.signers[self.deployment.gateway_regions]
         for number, draw in enumerate(self.what.requests):
             tenant = draw % len(self.allowed)

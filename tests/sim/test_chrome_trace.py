@@ -16,7 +16,7 @@ from prfaas.core.request.events import Outcome
 from prfaas.errors import ConfigError
 from prfaas.sim.report.chrome_trace import trace_events
 from prfaas.sim.results.summary import digest
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
@@ -39,18 +39,18 @@ NEEDED = {
 }
 
 
-def recorded(num_recorded: int = 10_000) -> Run:
+def recorded(num_recorded: int = 10_000) -> ScenarioRun:
     scenario = load_scenario(EXAMPLES / "link-cut.toml", SETTINGS)
     return run(scenario, num_recorded=num_recorded)
 
 
 @pytest.fixture(scope="module")
-def found() -> Run:
+def found() -> ScenarioRun:
     return recorded()
 
 
 @pytest.fixture(scope="module")
-def events(found: Run) -> list[Event]:
+def events(found: ScenarioRun) -> list[Event]:
     made = [json.loads(json.dumps(event)) for event in trace_events(found)]
     assert isinstance(made, list)
     return made
@@ -60,7 +60,7 @@ def of(events: Iterable[Event], phases: str) -> list[Event]:
     return [event for event in events if event["ph"] in phases]
 
 
-def test_recording_changes_nothing(found: Run) -> None:
+def test_recording_changes_nothing(found: ScenarioRun) -> None:
     plain = run(load_scenario(EXAMPLES / "link-cut.toml", SETTINGS))
     assert digest(found.simulation) == digest(plain.simulation)
 
@@ -124,7 +124,7 @@ def test_arrows_begin_inside_a_slice_and_end_once(events: list[Event]) -> None:
         assert min(row, key=lambda step: (step[0], step[1] != "s"))[1] == "s"
 
 
-def test_the_trace_tells_what_happened(found: Run, events: list[Event]) -> None:
+def test_the_trace_tells_what_happened(found: ScenarioRun, events: list[Event]) -> None:
     whole = found.simulation.requests
     requests = [request for request in whole if request.outcome is not Outcome.REJECTED]
     begun = [e for e in of(events, "b") if e["name"].startswith("request ")]

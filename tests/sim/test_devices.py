@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.resources.prefill_instance import Job
+from prfaas.sim.resources.prefill_instance import PrefillJob
 from prfaas.sim.results.invariants import check
 from prfaas.sim.results.link_traffic import traffic_of
 from prfaas.sim.scenario.run import run
@@ -45,8 +45,10 @@ def played(setup: Setup, requests: list[Request]) -> tuple[Simulation, list[int]
     return simulation, [request.num_hit_tokens for request in simulation.requests], takers
 
 
-def noting(takers: list[str], name: str, then: Callable[[Job], None]) -> Callable[[Job], None]:
-    def started(job: Job) -> None:
+def noting(
+    takers: list[str], name: str, then: Callable[[PrefillJob], None]
+) -> Callable[[PrefillJob], None]:
+    def started(job: PrefillJob) -> None:
         takers.append(name)
         then(job)
 

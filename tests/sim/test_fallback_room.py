@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES
@@ -15,12 +15,12 @@ DECLINED = "routing.admission=false"
 FAILS = ('failure.0.at="4min"', 'workload.duration="9min"', 'workload.warmup="2min"')
 
 
-def ran(file: str, policy: PolicyName, *settings: str) -> Run:
+def ran(file: str, policy: PolicyName, *settings: str) -> ScenarioRun:
     scenario = load_scenario(EXAMPLES / f"{file}.toml", ["workload.rate=2.8125", *settings])
     return run(scenario.with_policy(policy).with_seed(1))
 
 
-def throughput(found: Run) -> float:
+def throughput(found: ScenarioRun) -> float:
     """Requests a second, until the last one has ended."""
     requests = found.simulation.requests
     return len(requests) * NS_PER_S / max(request.finished_at_ns for request in requests)

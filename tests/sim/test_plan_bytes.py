@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
@@ -14,13 +14,15 @@ ABUNDANT = ("paper-poisson", "workload.rate=2.8125")
 SCARCE = ("scarce-link", "workload.rate=1.75", 'plan_settings=["prfaas.0.link.bandwidth=5Gbps"]')
 
 
-def ran(file: str, *settings: str, policy: PolicyName, ratio: float, layouts: bool = True) -> Run:
+def ran(
+    file: str, *settings: str, policy: PolicyName, ratio: float, layouts: bool = True
+) -> ScenarioRun:
     plan = f"link.planned_bytes_ratio={ratio}", f"signals.layouts={str(layouts).lower()}"
     scenario = load_scenario(EXAMPLES / f"{file}.toml", [*SHORT, *plan, *settings])
     return run(scenario.with_policy(policy).with_seed(1))
 
 
-def num_offloaded(found: Run) -> int:
+def num_offloaded(found: ScenarioRun) -> int:
     return sum(request.offloaded for request in found.simulation.requests)
 
 

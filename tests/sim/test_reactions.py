@@ -12,7 +12,7 @@ from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check
 from prfaas.sim.results.summary import Results, digest
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.system.setup import Failure, FailureKind, Setup, SignalSetup
 from prfaas.units import NS_PER_S
@@ -22,7 +22,7 @@ S = NS_PER_S
 STEP_NS = 10 * MS
 
 
-def example(name: str) -> Run:
+def example(name: str) -> ScenarioRun:
     return run(load_scenario(EXAMPLES / f"{name}.toml"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.sim.results.tenant_figures import jain_index
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
@@ -18,7 +18,7 @@ OVERLOAD = [
 ]
 
 
-def simulated(*settings: str) -> Run:
+def simulated(*settings: str) -> ScenarioRun:
     return run(load_scenario(EXAMPLES / "paper-poisson.toml", [*OVERLOAD, *settings]))
 
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from prfaas.errors import ConfigError
 from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.workloads.arrivals import Swing, draw_arrivals
-from prfaas.sim.workloads.scaling import Workload, stretched
+from prfaas.sim.workloads.arrivals import SineSwing, draw_arrivals
+from prfaas.sim.workloads.scaling import ScaledWorkload, stretched
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.trace import Trace
 from prfaas.traces.formats.rate_curve import Steps, read_rate_curve
 from prfaas.traces.limits import TraceLimits
 from prfaas.traces.reader import read_requests
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.session_file import read_sessions
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES
@@ -43,7 +43,7 @@ def test_a_measured_curve_gives_its_rate_in_every_window() -> None:
 
 
 def test_a_swing_starts_low_and_keeps_its_mean() -> None:
-    swing = Swing(0.5, period_s=1000)
+    swing = SineSwing(0.5, period_s=1000)
     times = draw_arrivals(np.random.default_rng(1), 50.0, 1000.0, shape=swing)
     assert len(times) == pytest.approx(50_000, rel=0.02)
     first, second = np.histogram(times, [0, 100, 500])[0]
@@ -79,7 +79,7 @@ def test_a_trace_at_twice_the_rate_takes_half_the_time_with_all_its_tokens() -> 
 
 
 def test_jitter_stays_within_the_tick_and_keeps_every_request() -> None:
-    rows = tuple(Row(3 * NS_PER_S * (i // 10), 100 + i, 1) for i in range(100))
+    rows = tuple(RecordedRequest(3 * NS_PER_S * (i // 10), 100 + i, 1) for i in range(100))
     found = Trace(rows, jitter_ns=3 * NS_PER_S).requests(7)
     assert Counter(r.num_prompt_tokens for r in found) == Counter(range(100, 200))
     for request in found:
@@ -115,8 +115,8 @@ def test_common_prefixes_are_scaled_with_the_prompts(
 def test_tenants_get_their_shares_and_change_nothing_else() -> None:
     lengths = LogNormalLengths(7, 1, 100, 5000)
     source = Synthetic(10.0, 1000 * NS_PER_S, lengths, 100)
-    plain = Workload(source).requests(3)
-    shared = Workload(source, tenants={"batch": 3, "chat": 1}).requests(3)
+    plain = ScaledWorkload(source).requests(3)
+    shared = ScaledWorkload(source, tenants={"batch": 3, "chat": 1}).requests(3)
     counts = Counter(r.tenant for r in shared)
     assert counts["batch"] / len(shared) == pytest.approx(0.75, abs=0.03)
     assert set(counts) == {"batch", "chat"}

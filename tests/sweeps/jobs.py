@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.sweeps import Job
+from prfaas.sweeps import SweepJob
 
 
-def squares(folder: Path, count: int = 8, *, fatal: int = -1, times: int = 0) -> list[Job[int]]:
+def squares(
+    folder: Path, count: int = 8, *, fatal: int = -1, times: int = 0
+) -> list[SweepJob[int]]:
     """Jobs, one of which kills its worker so many times."""
     return [
-        Job(f"square of {i}", partial(square, folder, i, times if i == fatal else 0))
+        SweepJob(f"square of {i}", partial(square, folder, i, times if i == fatal else 0))
         for i in range(count)
     ]
 

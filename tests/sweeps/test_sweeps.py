@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.plan.simulate_command import simulate
 from prfaas.errors import ConfigError
-from prfaas.sweeps import RUNS_MAX, Job, JobError, Place, run_jobs
+from prfaas.sweeps import RUNS_MAX, JobError, SweepJob, SweepPlace, run_jobs
 from tests.sim.systems import EXAMPLES
 
 from . import jobs
@@ -32,7 +32,7 @@ def test_a_sweep_has_the_same_digests_in_one_process_and_in_several() -> None:
 
 @pytest.mark.timeout(120)
 def test_a_killed_worker_loses_no_job(tmp_path: Path) -> None:
-    found = list(run_jobs(jobs.squares(tmp_path, fatal=3, times=1), Place(2)))
+    found = list(run_jobs(jobs.squares(tmp_path, fatal=3, times=1), SweepPlace(2)))
     assert sorted(found) == [(i, i * i) for i in range(8)]
     assert jobs.runs(tmp_path, 3) == 2
     assert all(jobs.runs(tmp_path, i) <= 2 for i in range(8))
@@ -41,23 +41,25 @@ def test_a_killed_worker_loses_no_job(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_a_job_that_ends_every_worker_is_given_up_and_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=f"{RUNS_MAX} workers were lost that ran .*square of 3"):
-        list(run_jobs(jobs.squares(tmp_path, fatal=3, times=99), Place(2)))
+        list(run_jobs(jobs.squares(tmp_path, fatal=3, times=99), SweepPlace(2)))
     assert jobs.runs(tmp_path, 3) == RUNS_MAX
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_error_names_the_job_with_its_settings(num_workers: int) -> None:
-    quotients = [Job(f"1 over {i}", partial(jobs.divide, i)) for i in (2, 1, 0)]
+    quotients = [SweepJob(f"1 over {i}", partial(jobs.divide, i)) for i in (2, 1, 0)]
     with pytest.raises(JobError) as failed:
-        list(run_jobs(quotients, Place(num_workers)))
+        list(run_jobs(quotients, SweepPlace(num_workers)))
     assert str(failed.value).startswith("the job 1 over 0 failed: ZeroDivisionError: ")
     assert "jobs.py" in str(failed.value)
     with pytest.raises(ConfigError, match="a fleet of 7: 7 is no number of instances"):
-        list(run_jobs([Job("a fleet of 7", partial(jobs.refuse, 7))], Place(num_workers)))
+        list(run_jobs([SweepJob("a fleet of 7", partial(jobs.refuse, 7))], SweepPlace(num_workers)))
 
 
 def test_results_come_as_they_are_made_and_the_rest_is_left_when_nobody_asks() -> None:
-    made = run_jobs([Job(f"1 over {i}", partial(jobs.divide, i)) for i in range(2, 99)], Place(1))
+    made = run_jobs(
+        [SweepJob(f"1 over {i}", partial(jobs.divide, i)) for i in range(2, 99)], SweepPlace(1)
+    )
     assert next(made) == (0, 0.5)
     made.close()  # type: ignore[attr-defined]
 

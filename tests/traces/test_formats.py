@@ -11,9 +11,9 @@ from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
 from prfaas.traces.formats.detect import detect
 from prfaas.traces.limits import TraceLimits
-from prfaas.traces.part import Part
+from prfaas.traces.part import TracePart
 from prfaas.traces.reader import read_requests
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
 
 DATA = Path(__file__).parent / "data"
@@ -31,18 +31,18 @@ def written(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
 @pytest.mark.parametrize(
     ("name", "form", "count", "second"),
     [
-        ("mooncake_conversation_40.jsonl", "mooncake", 40, Row(0, 7322, 490)),
+        ("mooncake_conversation_40.jsonl", "mooncake", 40, RecordedRequest(0, 7322, 490)),
         ("claude_code_flat_12.jsonl", "mooncake", 12, None),
-        ("azure_conv_2023_40.csv", "azure", 40, Row(4_314_579_000, 396, 109)),
-        ("azure_code_2023_40.csv", "azure", 40, Row(52 * MS, 3180, 8)),
-        ("azure_2024.csv", "azure", 4, Row(3_500_000, 2604, 7)),
-        ("burstgpt.csv", "burstgpt", 3, Row(24 * NS_PER_S, 920, 144)),
-        ("burstgpt_3.csv", "burstgpt", 3, Row(7 * NS_PER_S, 812, 3)),
-        ("servegen.csv", "servegen", 3, Row(499_905_000, 15, 25)),
+        ("azure_conv_2023_40.csv", "azure", 40, RecordedRequest(4_314_579_000, 396, 109)),
+        ("azure_code_2023_40.csv", "azure", 40, RecordedRequest(52 * MS, 3180, 8)),
+        ("azure_2024.csv", "azure", 4, RecordedRequest(3_500_000, 2604, 7)),
+        ("burstgpt.csv", "burstgpt", 3, RecordedRequest(24 * NS_PER_S, 920, 144)),
+        ("burstgpt_3.csv", "burstgpt", 3, RecordedRequest(7 * NS_PER_S, 812, 3)),
+        ("servegen.csv", "servegen", 3, RecordedRequest(499_905_000, 15, 25)),
     ],
 )
 def test_every_public_format_is_detected_and_read(
-    name: str, form: str, count: int, second: Row | None
+    name: str, form: str, count: int, second: RecordedRequest | None
 ) -> None:
     reading = read_requests(DATA / name)
     assert (reading.form, len(reading.rows)) == (form, count)
@@ -102,15 +102,15 @@ UNORDERED = "90,G,1,1,2,A\n70,G,2,1,3,A\n80,G,3,1,4,A\n60,G,4,1,5,A\n100,G,5,1,6
 @pytest.mark.parametrize(
     ("part", "prompts"),
     [
-        (Part(), [4, 2, 3, 1, 5]),
-        (Part(num_requests=2), [4, 2]),
-        (Part(duration_ns=15 * NS_PER_S), [4, 2]),
-        (Part(start_ns=15 * NS_PER_S), [3, 1, 5]),
-        (Part(start_ns=5 * NS_PER_S, duration_ns=30 * NS_PER_S, num_requests=2), [2, 3]),
+        (TracePart(), [4, 2, 3, 1, 5]),
+        (TracePart(num_requests=2), [4, 2]),
+        (TracePart(duration_ns=15 * NS_PER_S), [4, 2]),
+        (TracePart(start_ns=15 * NS_PER_S), [3, 1, 5]),
+        (TracePart(start_ns=5 * NS_PER_S, duration_ns=30 * NS_PER_S, num_requests=2), [2, 3]),
     ],
 )
 def test_a_part_of_an_unordered_trace_counts_from_its_earliest_request(
-    tmp_path: Path, part: Part, prompts: list[int]
+    tmp_path: Path, part: TracePart, prompts: list[int]
 ) -> None:
     found = read_requests(written(tmp_path, BURSTGPT + UNORDERED), part=part)
     assert [row.num_prompt_tokens for row in found.rows] == prompts
@@ -121,7 +121,7 @@ def test_a_part_of_an_unordered_trace_counts_from_its_earliest_request(
 def test_a_part_does_not_count_from_a_damaged_instant(tmp_path: Path) -> None:
     early = "TIMESTAMP,ContextTokens,GeneratedTokens\n1970-01-01 00:00:00,9,1\n"
     rows = "".join(f"2024-05-10 00:00:0{7 - i},{i},1\n" for i in range(7))
-    part = Part(duration_ns=3 * NS_PER_S, num_requests=2)
+    part = TracePart(duration_ns=3 * NS_PER_S, num_requests=2)
     found = read_requests(written(tmp_path, early + rows), part=part, damaged_max=0.9)
     assert [row.num_prompt_tokens for row in found.rows] == [6, 5]
 
@@ -134,9 +134,9 @@ def test_mooncake_without_hashes_knows_no_prefixes(tmp_path: Path) -> None:
     )
     found = read_requests(written(tmp_path, rows), unit="ms").rows
     assert found == (
-        Row(0, 600, 3),
-        Row(4_500_000, 600, 1),
-        Row(7 * MS, 600, 9, (7, 8)),
+        RecordedRequest(0, 600, 3),
+        RecordedRequest(4_500_000, 600, 1),
+        RecordedRequest(7 * MS, 600, 9, (7, 8)),
     )
 
 

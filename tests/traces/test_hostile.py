@@ -18,9 +18,9 @@ from prfaas.planner.workload.traces import read_trace
 from prfaas.traces.figures import figures_of
 from prfaas.traces.formats.mooncake import mooncake_line
 from prfaas.traces.limits import TraceLimits
-from prfaas.traces.part import Part
+from prfaas.traces.part import TracePart
 from prfaas.traces.reader import read_requests
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_file import read_sessions
 from prfaas.traces.sessions.session_writer import session_lines
@@ -114,7 +114,7 @@ def test_a_file_with_a_change_is_read_or_refused(
 
 _rows = st.lists(
     st.builds(
-        Row,
+        RecordedRequest,
         st.integers(0, 10**15),
         st.integers(1, 5000),
         st.integers(1, 5000),
@@ -128,7 +128,9 @@ _rows = st.lists(
 
 @_many
 @given(rows=_rows, seed=st.integers(0, 10**6))
-def test_what_is_written_is_read_again_in_order(tmp_path: Path, rows: list[Row], seed: int) -> None:
+def test_what_is_written_is_read_again_in_order(
+    tmp_path: Path, rows: list[RecordedRequest], seed: int
+) -> None:
     with_ids = [
         row._replace(block_ids=tuple(range(seed, seed + ceil(row.num_prompt_tokens / 512))))
         for row in rows
@@ -178,6 +180,6 @@ def test_a_part_of_a_trace_without_an_end_is_read_no_further(tmp_path: Path) -> 
     path = tmp_path / "long.csv"
     path.write_text("tokens\n" + "5\n" * 500_000)
     read_requests(
-        path, "lengths", complete=False, part=Part(num_requests=3), on_progress=seen.append
+        path, "lengths", complete=False, part=TracePart(num_requests=3), on_progress=seen.append
     )
     assert not seen

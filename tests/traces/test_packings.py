@@ -16,7 +16,7 @@ import pytest
 from prfaas.cli.trace.importing import Import
 from prfaas.errors import ConfigError
 from prfaas.traces.formats.mooncake import Unit
-from prfaas.traces.part import Part
+from prfaas.traces.part import TracePart
 from prfaas.traces.reader import read_requests
 from prfaas.units import NS_PER_MS, NS_PER_S
 
@@ -117,7 +117,9 @@ def test_seconds_are_not_taken_for_milliseconds(tmp_path: Path, instants: list[f
     assert rows[-1].at_ns == round((instants[-1] - instants[0]) * NS_PER_S)
     units: tuple[tuple[Unit, int], ...] = (("s", NS_PER_S), ("ms", NS_PER_MS))
     for unit, factor in units:
-        made = Import(path, out, None, Part(), 512, 0.0, None, None, 0, overwrite=True, unit=unit)
+        made = Import(
+            path, out, None, TracePart(), 512, 0.0, None, None, 0, overwrite=True, unit=unit
+        )
         made.run(as_json=True)
         found = read_requests(out).rows[-1].at_ns
         assert found == pytest.approx((instants[-1] - instants[0]) * factor, abs=10)

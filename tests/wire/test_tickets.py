@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import VALID_DAYS, identity_in, make_authority, make_identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX
@@ -59,7 +59,7 @@ def opener(home: Path) -> TicketOpener:
     return TicketOpener(home / "ca.pem", GATEWAYS)
 
 
-def refusal(opener: TicketOpener, data: bytes, now_ns: int = NOW) -> Refusal:
+def refusal(opener: TicketOpener, data: bytes, now_ns: int = NOW) -> TicketRefusal:
     with pytest.raises(TicketRefusedError) as caught:
         opener.open(data, now_ns)
     return caught.value.reason
@@ -86,13 +86,13 @@ def test_a_trace_is_w3c_context_or_none(home: Path, opener: TicketOpener, trace:
     signer = TicketSigner(identity_in(home, "gateway"))
     untraced = replace(TICKET, trace="")
     assert opener.open(signer.seal(untraced), NOW) == untraced
-    assert refusal(opener, signer.seal(replace(TICKET, trace=trace))) is Refusal.MALFORMED
+    assert refusal(opener, signer.seal(replace(TICKET, trace=trace))) is TicketRefusal.MALFORMED
 
 
 def test_a_pool_can_not_sign_tickets(home: Path, opener: TicketOpener) -> None:
     """Its certificate is of the same authority, its name is not on the list."""
     data = TicketSigner(identity_in(home, "prfaas-pool")).seal(TICKET)
-    assert refusal(opener, data) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, data) is TicketRefusal.UNKNOWN_SIGNER
 
 
 def test_a_gateway_of_another_deployment_can_not_sign_tickets(
@@ -100,7 +100,7 @@ def test_a_gateway_of_another_deployment_can_not_sign_tickets(
 ) -> None:
     make_authority(tmp_path)
     data = TicketSigner(make_identity(tmp_path, "gateway")).seal(TICKET)
-    assert refusal(opener, data) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, data) is TicketRefusal.UNKNOWN_SIGNER
 
 
 def test_a_certificate_that_signed_itself_can_not_sign_tickets(
@@ -120,7 +120,7 @@ def test_a_certificate_that_signed_itself_can_not_sign_tickets(
     identity = identity_in(tmp_path, "gateway")
     identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     identity.key.write_bytes(pem_of(key))
-    assert refusal(opener, TicketSigner(identity).seal(TICKET)) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, TicketSigner(identity).seal(TICKET)) is TicketRefusal.UNKNOWN_SIGNER
 
 
 def test_the_certificate_of_another_under_a_pools_signature_is_refused(
@@ -129,12 +129,12 @@ def test_the_certificate_of_another_under_a_pools_signature_is_refused(
     """A gateway's certificate is public: only its key makes a ticket."""
     forged = msgspec.msgpack.decode(TicketSigner(identity_in(home, "prfaas-pool")).seal(TICKET))
     forged["certificates"] = msgspec.msgpack.decode(sealed)["certificates"]
-    assert refusal(opener, msgspec.msgpack.encode(forged)) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, msgspec.msgpack.encode(forged)) is TicketRefusal.UNKNOWN_SIGNER
 
 
 def test_a_certificate_that_ran_out_signs_nothing(opener: TicketOpener, sealed: bytes) -> None:
-    assert refusal(opener, sealed, NOW + (VALID_DAYS + 1) * DAY_NS) is Refusal.UNKNOWN_SIGNER
-    assert refusal(opener, sealed, NOW - DAY_NS) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, sealed, NOW + (VALID_DAYS + 1) * DAY_NS) is TicketRefusal.UNKNOWN_SIGNER
+    assert refusal(opener, sealed, NOW - DAY_NS) is TicketRefusal.UNKNOWN_SIGNER
 
 
 @pytest.mark.parametrize(
@@ -146,20 +146,22 @@ def test_no_field_can_be_changed(opener: TicketOpener, sealed: bytes, field: str
     value = inner[field]
     inner[field] = value + 1 if isinstance(value, int) else value[:-1] + value[:1]
     outer["ticket"] = msgspec.msgpack.encode(inner)
-    assert refusal(opener, msgspec.msgpack.encode(outer)) is Refusal.UNKNOWN_SIGNER
+    assert refusal(opener, msgspec.msgpack.encode(outer)) is TicketRefusal.UNKNOWN_SIGNER
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", Refusal.MISSING),
-        (b"\xc0", Refusal.MALFORMED),
-        (b"\x80", Refusal.MALFORMED),
-        (b"\x91" * 5000, Refusal.MALFORMED),
-        (b"\0" * (TICKET_BYTES_MAX + 1), Refusal.MALFORMED),
+        (b"", TicketRefusal.MISSING),
+        (b"\xc0", TicketRefusal.MALFORMED),
+        (b"\x80", TicketRefusal.MALFORMED),
+        (b"\x91" * 5000, TicketRefusal.MALFORMED),
+        (b"\0" * (TICKET_BYTES_MAX + 1), TicketRefusal.MALFORMED),
     ],
 )
-def test_what_is_no_ticket_is_refused(opener: TicketOpener, data: bytes, reason: Refusal) -> None:
+def test_what_is_no_ticket_is_refused(
+    opener: TicketOpener, data: bytes, reason: TicketRefusal
+) -> None:
     assert refusal(opener, data) is reason
 
 
@@ -180,12 +182,12 @@ def test_parts_over_their_limits_are_malformed(
     opener: TicketOpener, sealed: bytes, field: str, value: object
 ) -> None:
     changed = msgspec.msgpack.decode(sealed) | {field: value}
-    assert refusal(opener, msgspec.msgpack.encode(changed)) is Refusal.MALFORMED
+    assert refusal(opener, msgspec.msgpack.encode(changed)) is TicketRefusal.MALFORMED
 
 
 @given(data=st.binary(min_size=1, max_size=600))
 def test_garbage_is_malformed(opener: TicketOpener, data: bytes) -> None:
-    assert refusal(opener, data) is Refusal.MALFORMED
+    assert refusal(opener, data) is TicketRefusal.MALFORMED
 
 
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")

@@ -21,7 +21,7 @@ from prfaas.audit.log_ends import end_of, head_state
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.times import time_text
 from prfaas.core.audit.chain import GENESIS, Fields, make_line, parse_line
-from prfaas.core.audit.records import TORN, Kind, Why, file_header
+from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind, file_header
 from prfaas.errors import ConfigError
 
 Record = tuple[int, Fields]
@@ -73,14 +73,14 @@ class ChainFile:
             lines.append(line)
         self._write(b"".join(lines), number, previous)
 
-    def checkpoint(self, why: Why) -> None:
+    def checkpoint(self, why: CheckpointCause) -> None:
         """Sign all lines so far, and have the disk keep them.
 
         Raises:
             OSError: It could not be written.
         """
         number = self.num_lines + 1
-        fields = {"kind": Kind.CHECKPOINT, "why": why, "lines": number}
+        fields = {"kind": RecordKind.CHECKPOINT, "why": why, "lines": number}
         at = time_text(self._unix_ns())
         line, digest = make_line(number, at, fields, self._previous, self._key.sign)
         self._write(line, number, digest)
@@ -104,7 +104,7 @@ class ChainFile:
         Raises:
             OSError: There is no room for it; this one is continued.
         """
-        self.checkpoint(Why.ROTATION)
+        self.checkpoint(CheckpointCause.ROTATION)
         self._begin(self._number + 1)
         self._remove_old()
 
@@ -163,7 +163,7 @@ class ChainFile:
             self._record_start("nothing", b"")
             return
         self.num_lines, self._previous = end.line.number, end.line.digest
-        after = "end" if end.line.fields.get("why") == Why.END else "crash"
+        after = "end" if end.line.fields.get("why") == CheckpointCause.END else "crash"
         if number != newest:
             # Only the first line of the newest file was torn.
             self._begin(newest, is_anew=True)
@@ -175,7 +175,11 @@ class ChainFile:
         self._record_start("crash" if end.torn else after, end.torn)
 
     def _record_start(self, after: str, torn: bytes) -> None:
-        fields: dict[str, object] = {"kind": Kind.START, "after": after, "key": self.public_key}
+        fields: dict[str, object] = {
+            "kind": RecordKind.START,
+            "after": after,
+            "key": self.public_key,
+        }
         if torn:
             digest = hashlib.sha256(torn).hexdigest()
             fields |= {"note": TORN, "torn_bytes": len(torn), "torn_sha256": digest}
@@ -191,7 +195,7 @@ class ChainFile:
         if self.head:
             fields["head"] = self.head
         self.append([(self._unix_ns(), fields)])
-        self.checkpoint(Why.START)
+        self.checkpoint(CheckpointCause.START)
 
     # --- files ---
 
@@ -229,9 +233,9 @@ class ChainFile:
         files = logs_in(self._folder)[self._log]
         surplus = list(files)[: -self._settings.keep] if self._settings.keep else []
         if surplus:
-            record = {"kind": Kind.REMOVED, "file": surplus[-1], "files": len(surplus)}
+            record = {"kind": RecordKind.REMOVED, "file": surplus[-1], "files": len(surplus)}
             self.append([(self._unix_ns(), record)])
-            self.checkpoint(Why.ROTATION)
+            self.checkpoint(CheckpointCause.ROTATION)
         for number in surplus:
             files[number].unlink()
 

@@ -28,7 +28,7 @@ class Loop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChangeEntry:
     """One change.
 
     Attributes:

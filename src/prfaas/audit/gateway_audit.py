@@ -9,12 +9,12 @@ from contextvars import ContextVar
 
 from aiohttp import hdrs, web
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
 from prfaas.core.audit.chain import Fields
-from prfaas.core.audit.records import Kind, permission
+from prfaas.core.audit.records import RecordKind, permission
 from prfaas.core.audit.refusals import WINDOW_NS, RefusalCounts
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.errors import RequestError
@@ -51,9 +51,9 @@ class GatewayAudit:
     def signed(self, ticket: Ticket, tenant: str, service: str = "") -> None:
         """A ticket was signed for a tenant and a class of service."""
         named = {"tenant_name": tenant, "class": service}
-        self.record(permission(Kind.TICKET, ticket, **named))
+        self.record(permission(RecordKind.TICKET, ticket, **named))
 
-    def changed(self, change: Entry) -> None:
+    def changed(self, change: ChangeEntry) -> None:
         """Record a change if an operator made it, or if a source was barred."""
         if self._log is not None and change.loop in _KINDS:
             self._log.write(
@@ -137,7 +137,7 @@ class GatewayAudit:
 def _refusal(key: tuple[str, ...], **fields: object) -> dict[str, object]:
     method, route, status, address, operator = key
     return {
-        "kind": Kind.REFUSAL,
+        "kind": RecordKind.REFUSAL,
         "reason": _REASONS.get(status, "refused"),
         "method": method,
         "route": route,
@@ -148,7 +148,7 @@ def _refusal(key: tuple[str, ...], **fields: object) -> dict[str, object]:
     }
 
 
-_KINDS = {Loop.OPERATOR: Kind.OPERATOR, Loop.INTEGRITY: Kind.ALARM}
+_KINDS = {Loop.OPERATOR: RecordKind.OPERATOR, Loop.INTEGRITY: RecordKind.ALARM}
 _REASONS = {
     "401": "unauthorized",
     "403": "forbidden",

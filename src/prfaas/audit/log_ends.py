@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.audit.chain import Line, parse_line
-from prfaas.core.audit.records import Kind, Why
+from prfaas.core.audit.records import CheckpointCause, RecordKind
 
 TAIL_BYTES = 256 << 10
 """Bytes at the end of a file that are searched for its last line."""
@@ -64,8 +64,10 @@ def head_state(files: dict[int, Path], head: bytes | None) -> str:
     """
     lines = (line for number in sorted(files)[-FILES_BACK:][::-1] for line in _back(files[number]))
     if head is None:
-        signed = next((line for line in lines if line.kind == Kind.CHECKPOINT), None)
-        return "" if signed is None or signed.fields.get("why") == Why.START else MISSING
+        signed = next((line for line in lines if line.kind == RecordKind.CHECKPOINT), None)
+        return (
+            "" if signed is None or signed.fields.get("why") == CheckpointCause.START else MISSING
+        )
     wanted = parse_line(head)
     if wanted is not None:
         for line in lines:

@@ -18,7 +18,7 @@ REST_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TransferBytes:
     """Bytes of one transfer.
 
     Attributes:
@@ -75,13 +75,13 @@ class MovedBytes:
             counts[0] += link_bytes
             counts[1] += wire_bytes
 
-    def take(self, direction: str, peer: str, transfer_id: bytes) -> Moved:
+    def take(self, direction: str, peer: str, transfer_id: bytes) -> TransferBytes:
         """Take the bytes of a transfer that has ended."""
         key = direction, peer, transfer_id
         with self._lock:
-            return Moved(*key, *self._counts.pop(key, (0, 0)))
+            return TransferBytes(*key, *self._counts.pop(key, (0, 0)))
 
-    def sweep(self, is_open: Callable[[str, bytes], bool]) -> list[Moved]:
+    def sweep(self, is_open: Callable[[str, bytes], bool]) -> list[TransferBytes]:
         """Take bytes of transfers that were not open at two sweeps in a row.
 
         Args:
@@ -89,22 +89,22 @@ class MovedBytes:
         """
         with self._lock:
             over = {key for key in self._counts if not is_open(key[0], key[2])}
-            found = [Moved(*key, *self._counts.pop(key)) for key in over & self._late]
+            found = [TransferBytes(*key, *self._counts.pop(key)) for key in over & self._late]
             self._late = over - {(each.direction, each.peer, each.transfer_id) for each in found}
         return [*found[:REST_MAX], *_together(found[REST_MAX:])]
 
-    def take_all(self) -> list[Moved]:
+    def take_all(self) -> list[TransferBytes]:
         """Take what is left, at the end of the process."""
         with self._lock:
-            found = [Moved(*key, *counts) for key, counts in self._counts.items()]
+            found = [TransferBytes(*key, *counts) for key, counts in self._counts.items()]
             self._counts.clear()
         return found
 
 
-def _together(found: list[Moved]) -> list[Moved]:
+def _together(found: list[TransferBytes]) -> list[TransferBytes]:
     sums: dict[tuple[str, str], list[int]] = {}
     for each in found:
         row = sums.setdefault((each.direction, each.peer), [0, 0])
         row[0] += each.link_bytes
         row[1] += each.wire_bytes
-    return [Moved(*key, b"", *row) for key, row in sums.items()]
+    return [TransferBytes(*key, b"", *row) for key, row in sums.items()]

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from prfaas.audit.metrics import AuditMetrics
-from prfaas.audit.moved_bytes import Moved, MovedBytes
+from prfaas.audit.moved_bytes import MovedBytes, TransferBytes
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
 from prfaas.core.audit.chain import Fields
-from prfaas.core.audit.records import LATE, STOPPED, Kind, permission
+from prfaas.core.audit.records import LATE, STOPPED, RecordKind, permission
 from prfaas.core.audit.refusals import RefusalCounts
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
@@ -72,7 +72,7 @@ class PoolAudit:
         self._tickets[direction, ticket.transfer_id] = ticket
         if len(self._tickets) > TICKETS_MAX:
             self._tickets.popitem(last=False)
-        fields = permission(Kind.GRANTED, ticket, gateway=ticket.signer, direction=direction)
+        fields = permission(RecordKind.GRANTED, ticket, gateway=ticket.signer, direction=direction)
         site = self.site_of(ticket.signer)
         self._log.write({**fields, "tenant_name": site} if site else fields)
 
@@ -109,7 +109,12 @@ class PoolAudit:
         With the last hash of a prompt as `prefix`, blocks of this prompt were, and no keys.
         """
         if self._log is not None:
-            named = {"kind": Kind.PURGE, "gateway": gateway, "from": source, "outcome": outcome}
+            named = {
+                "kind": RecordKind.PURGE,
+                "gateway": gateway,
+                "from": source,
+                "outcome": outcome,
+            }
             if tenant is not None:
                 named |= {"tenant": tenant}
             if prefix:
@@ -149,14 +154,16 @@ class PoolAudit:
             if self._log is not None:
                 self._log.write(_refusal(end, reason, count=count))
 
-    def _move(self, moved: Moved, outcome: str, *, blocks: int = 0, num_bytes: int = 0) -> None:
+    def _move(
+        self, moved: TransferBytes, outcome: str, *, blocks: int = 0, num_bytes: int = 0
+    ) -> None:
         direction, peer = moved.direction, moved.peer
         ticket = self._tickets.get((direction, moved.transfer_id))
         ends = (self._pool, peer) if direction == SENT else (peer, self._pool)
         if self._log is not None:
             self._log.write(
                 {
-                    "kind": Kind.MOVEMENT,
+                    "kind": RecordKind.MOVEMENT,
                     "direction": direction,
                     "transfer": moved.transfer_id.hex(),
                     "gateway": ticket.signer if ticket else "",
@@ -175,4 +182,4 @@ class PoolAudit:
 
 
 def _refusal(end: str, reason: str, **fields: object) -> dict[str, object]:
-    return {"kind": Kind.REFUSAL, "end": end, "reason": reason, **fields}
+    return {"kind": RecordKind.REFUSAL, "end": end, "reason": reason, **fields}

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prfaas.core.audit.chain import Line
-from prfaas.core.audit.records import Kind
+from prfaas.core.audit.records import RecordKind
 
 FRAME = frozenset({"n", "hash", "sig"})
 """Fields of every line that say nothing about its record."""
-_FILES = frozenset({Kind.FILE, Kind.CHECKPOINT})
+_FILES = frozenset({RecordKind.FILE, RecordKind.CHECKPOINT})
 _BYTE_FIELDS = ("bytes", "link_bytes", "wire_bytes")
 
 

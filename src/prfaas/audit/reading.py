@@ -9,7 +9,7 @@ from prfaas.audit.file_names import logs_in
 from prfaas.audit.keys import checker
 from prfaas.core.audit.chain import LINE_BYTES_MAX, Line, parse_line
 from prfaas.core.audit.heads import Head
-from prfaas.core.audit.verification import Place, Report, Verifier
+from prfaas.core.audit.verification import LinePlace, LogVerifier, VerificationReport
 from prfaas.errors import ConfigError
 
 _BYTES_PER_REPORT = 1 << 18
@@ -53,7 +53,7 @@ def verify(
     expected_lines: int = 0,
     known_head: Path | None = None,
     on_bytes: OnBytes = lambda _: None,
-) -> Report:
+) -> VerificationReport:
     """Verify a log.
 
     Args:
@@ -73,7 +73,7 @@ def verify(
         head = folder / f"{log}.head"
         heads = [Head(head.name, head.read_bytes() if head.exists() else None)]
         heads += [Head(str(known_head), known_head.read_bytes())] if known_head else []
-        verifier = Verifier(log, check, heads)
+        verifier = LogVerifier(log, check, heads)
         for number, path in files.items():
             verifier.file(number, path.name)
             for place, data, is_whole in _lines(path, on_bytes):
@@ -99,7 +99,7 @@ def records(files: dict[int, Path], on_bytes: OnBytes = lambda _: None) -> Itera
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _lines(path: Path, on_bytes: OnBytes) -> Iterator[tuple[Place, bytes, bool]]:
+def _lines(path: Path, on_bytes: OnBytes) -> Iterator[tuple[LinePlace, bytes, bool]]:
     """Place, content and wholeness of each line; a longer one than allowed comes in pieces."""
     number = unreported = 0
     with path.open("rb") as file:
@@ -110,5 +110,5 @@ def _lines(path: Path, on_bytes: OnBytes) -> Iterator[tuple[Place, bytes, bool]]
             if unreported >= _BYTES_PER_REPORT:
                 on_bytes(unreported)
                 unreported = 0
-            yield Place(path.name, number), data.removesuffix(b"\n"), is_whole
+            yield LinePlace(path.name, number), data.removesuffix(b"\n"), is_whole
     on_bytes(unreported)

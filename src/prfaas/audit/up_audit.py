@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
-from prfaas.core.audit.records import Kind
+from prfaas.core.audit.records import RecordKind
 
 NAME = "prfaas-up"
 """Name of the log."""
@@ -42,7 +42,7 @@ class UpAudit:
         """Record the restart of a part."""
         if self._log is not None:
             record = {"operator": operator, "action": "restart", "what": f"part {part}"}
-            self._log.write({"kind": Kind.OPERATOR, **record})
+            self._log.write({"kind": RecordKind.OPERATOR, **record})
             await self._log.written()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from prfaas.audit.chain_file import ChainFile, Record
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings, OnFull
 from prfaas.core.audit.chain import Fields
-from prfaas.core.audit.records import Kind, Why
+from prfaas.core.audit.records import CheckpointCause, RecordKind
 from prfaas.logs import log_event
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class AuditLog:
     def _put(self, batch: list[Record], *, is_last: bool) -> None:
         lost, records = self._num_lost, list(batch)
         if lost:
-            records.append((time.time_ns(), {"kind": Kind.GAP, "lost": lost}))
+            records.append((time.time_ns(), {"kind": RecordKind.GAP, "lost": lost}))
         if records:
             self._file.append(records)
             with self._changed:
@@ -167,13 +167,13 @@ class AuditLog:
                     self._queue.popleft()
                 self._num_written += len(batch)
         if is_last:
-            self._file.checkpoint(Why.END)
+            self._file.checkpoint(CheckpointCause.END)
         elif self._file.is_large:
             self._file.rotate()
         elif self._file.num_lines - self._file.signed_lines >= self._settings.checkpoint_lines:
-            self._file.checkpoint(Why.LINES)
+            self._file.checkpoint(CheckpointCause.LINES)
         elif self._patience_s == 0.0:
-            self._file.checkpoint(Why.TIME)
+            self._file.checkpoint(CheckpointCause.TIME)
 
     def _succeeded(self) -> None:
         if self._file.signed_lines != self._signed_lines:

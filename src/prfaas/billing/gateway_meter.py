@@ -15,8 +15,8 @@ from typing import Protocol
 
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.config.clusters import ClusterRole, ClusterTable
-from prfaas.core.billing.terms import Terms, exact, terms_record
-from prfaas.core.billing.usage import Amounts, Meter, Phase, UsageKey, usage_record
+from prfaas.core.billing.terms import ClusterTerms, exact, terms_record
+from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase, usage_record
 from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.market.market import Market
 from prfaas.core.routing.decision import Path
@@ -77,7 +77,7 @@ class GatewayMeter:
         self._clusters, self._market, self._tags = clusters, market, tags
         self._write = write
         self._metrics, self._meter = metrics, Meter()
-        self._terms: dict[str, Terms] = {}
+        self._terms: dict[str, ClusterTerms] = {}
         self._num_beats = 0
         self._home = next(n for n, c in clusters.items() if c.role is ClusterRole.PD)
         # Terms precede all usage.
@@ -97,7 +97,7 @@ class GatewayMeter:
         is_remote = routed.decision.path is Path.REMOTE
         key = UsageKey(
             arrival.tenant,
-            Phase.PREFILL_REMOTE if is_remote else Phase.PREFILL_LOCAL,
+            UsagePhase.PREFILL_REMOTE if is_remote else UsagePhase.PREFILL_LOCAL,
             routed.cluster,
             "" if arrival.service is None else arrival.service.name,
         )
@@ -108,7 +108,7 @@ class GatewayMeter:
         """A request ended; without a decode nothing is counted."""
         if ended.decode_at_ns is None:
             return
-        key = UsageKey(ended.tenant, Phase.DECODE, self._home, ended.service)
+        key = UsageKey(ended.tenant, UsagePhase.DECODE, self._home, ended.service)
         self._meter.add(key, Amounts(1, ended.num_output_tokens, slot_ns=ended.slot_ns))
 
     # --- records ---
@@ -137,12 +137,12 @@ class GatewayMeter:
             named = key._replace(tenant=tag or key.tenant)
             self._write(usage_record(named, amounts, tenant_name=key.tenant))
 
-    def _now(self, now_ns: int) -> dict[str, Terms]:
+    def _now(self, now_ns: int) -> dict[str, ClusterTerms]:
         return {name: self._of(name, table, now_ns) for name, table in self._clusters.items()}
 
-    def _of(self, name: str, table: ClusterTable, now_ns: int) -> Terms:
+    def _of(self, name: str, table: ClusterTable, now_ns: int) -> ClusterTerms:
         engines = table.engines.values()
-        terms = Terms(
+        terms = ClusterTerms(
             name,
             table.role.value,
             tuple(sorted({engine.pool for engine in engines})),
@@ -153,7 +153,7 @@ class GatewayMeter:
             return terms
         wall_ns = now_ns + self._market.wall_ns
         watts: Fraction | None = exact(price.watts) if price.watts else None
-        return Terms(
+        return ClusterTerms(
             name,
             terms.role,
             terms.pools,
@@ -166,7 +166,7 @@ class GatewayMeter:
         )
 
 
-def _records(terms: Terms) -> list[dict[str, object]]:
+def _records(terms: ClusterTerms) -> list[dict[str, object]]:
     record, pools = terms_record(terms), terms.pools
     parts = [pools[i : i + POOLS_MAX] for i in range(0, len(pools), POOLS_MAX)] or [()]
     return [record | {"pools": ",".join(part)} for part in parts]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prfaas.audit.reading import OnBytes, logs_of, records
 from prfaas.audit.times import instant
-from prfaas.core.billing.bill import Bill, BillLine, Sources
+from prfaas.core.billing.bill import Bill, BillLine, BillSources
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S
@@ -45,7 +45,7 @@ class Period:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundLogs:
     """Logs by name, and the folder of each."""
 
     logs: dict[str, dict[int, Path]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def logs_in_folders(folders: Sequence[Path]) -> Logs:
     Raises:
         ConfigError: A folder has none, or two folders have logs of one name.
     """
-    found = Found()
+    found = FoundLogs()
     for folder in folders:
         for name, files in logs_of(folder).items():
             if name in found.logs:
@@ -81,7 +81,7 @@ def make_bill(logs: Logs, period: Period, on_bytes: OnBytes = lambda _: None) ->
     Raises:
         ConfigError: A file cannot be read.
     """
-    sources = Sources(frozenset(logs))
+    sources = BillSources(frozenset(logs))
     for line in _lines(logs, on_bytes):
         sources.learn(line, period.tickets_since)
     bill = Bill(sources)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from prfaas.billing.reading import Period
-from prfaas.core.billing.bill import Bill, Row
+from prfaas.core.billing.bill import Bill, BillRow
 from prfaas.core.billing.usage import NAMES
 
 DIMENSIONS = {"tenant": "tenant", "phase": "phase", "cluster": "cluster", "class": "service"}
@@ -58,7 +58,7 @@ def as_table(bill: Bill, by: Sequence[str]) -> str:
     return "\n".join([*text, *_notes(bill, total)]) + "\n"
 
 
-def _notes(bill: Bill, total: Row) -> list[str]:
+def _notes(bill: Bill, total: BillRow) -> list[str]:
     notes = []
     if total.num_unpriced:
         notes.append(f"{total.num_unpriced} records have usage without a price")
@@ -75,7 +75,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], num_names: int) -> str:
     return "  ".join(aligned).rstrip()
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: BillRow) -> list[str]:
     found, (cost, kwh) = row.amounts, _worth(row)
     gb_hours = Fraction(found.byte_ns, 10**9 * 3600 * _NS_PER_S)
     counts = (
@@ -93,13 +93,13 @@ def _cells(row: Row) -> list[str]:
     return ["" if not text.strip("0.,") else text for text in counts]
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: BillRow) -> dict[str, object]:
     amounts: dict[str, object] = {name: getattr(row.amounts, name) for name in NAMES}
     cost, kwh = _worth(row)
     return amounts | {"cost": cost, "kwh": kwh, "unpriced_records": row.num_unpriced}
 
 
-def _worth(row: Row) -> tuple[str, str]:
+def _worth(row: BillRow) -> tuple[str, str]:
     return _decimal(row.cost), _decimal(row.joules / _JOULES_PER_KWH)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
-from prfaas.core.billing.usage import Amounts, Phase, UsageKey, usage_record
+from prfaas.core.billing.usage import Amounts, UsageKey, UsagePhase, usage_record
 from prfaas.units import NS_PER_S
 
 RECORD_NS = 60 * NS_PER_S
@@ -24,7 +24,7 @@ TENANTS_MAX = 1000
 Write = Callable[[Mapping[str, object]], None]
 
 
-class Tier(Protocol):
+class MeteredTier(Protocol):
     """A storage tier of the node."""
 
     @property
@@ -47,7 +47,7 @@ class StorageMeter:
     """
 
     def __init__(
-        self, tiers: Mapping[str, Tier], write: Write, counter: Counter, now_ns: int
+        self, tiers: Mapping[str, MeteredTier], write: Write, counter: Counter, now_ns: int
     ) -> None:
         self._tiers, self._write, self._counter = tiers, write, counter
         self._read_at_ns = self._recorded_at_ns = now_ns
@@ -76,11 +76,11 @@ class StorageMeter:
             rows = {tag: total for (tier, tag), total in sums.items() if tier == name and total}
             self._counter.labels(name).inc(sum(rows.values()) / NS_PER_S)
             for tag, total in _largest(rows).items():
-                key = UsageKey(tag, Phase.STORAGE, "", "")
+                key = UsageKey(tag, UsagePhase.STORAGE, "", "")
                 self._write(usage_record(key, Amounts(byte_ns=total), tier=name))
 
 
-def _held(tier: Tier) -> dict[str, int]:
+def _held(tier: MeteredTier) -> dict[str, int]:
     held = {tag: count for tag, count in tier.held_bytes.items() if tag and count > 0}
     rest = tier.used_bytes - sum(held.values())
     return held | {"": rest} if rest > 0 else held

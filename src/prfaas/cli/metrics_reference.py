@@ -12,7 +12,7 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import Histogram, MetricWrapperBase
 
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
 
 HEAD = """# Metrics
@@ -98,7 +98,7 @@ def described(registry: CollectorRegistry) -> Iterator[Described]:
 
 def gateway_metrics() -> list[Described]:
     """Metrics of a gateway."""
-    return list(described(Metrics().registry))
+    return list(described(GatewayMetrics().registry))
 
 
 def pool_metrics() -> list[Described]:

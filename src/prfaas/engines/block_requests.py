@@ -35,7 +35,7 @@ ANSWER_MAX_NS = 1_000_000_000
 """A pool node that leaves a lookup unanswered for this long hangs; it answers in microseconds."""
 
 
-class Answer(Enum):
+class BlockState(Enum):
     """State of a block."""
 
     HIT = "hit"
@@ -141,13 +141,13 @@ class BlockRequests:
         num_missing = len(answers) - num_found - num_late
         return Lookups(num_found, num_missing, num_late, len(state.asked))
 
-    def look_up(self, request: str, key: Key) -> Answer:
+    def look_up(self, request: str, key: Key) -> BlockState:
         """Return the state of a block; the first lookup returns WAIT."""
         with self._lock:
             state = self._requests.setdefault(request, _Request(None, "", 0))
             answer, now = state.answers.get(key), self._clock_ns()
             if answer not in (None, ON_ITS_WAY):
-                return Answer.HIT if answer == HIT else Answer.MISS
+                return BlockState.HIT if answer == HIT else BlockState.MISS
             limit = state.deadline_ns
             if answer is None:
                 asked_at = state.asked.get(key)
@@ -155,9 +155,9 @@ class BlockRequests:
                     state.unasked[key] = None
                 limit = max(limit, (now if asked_at is None else asked_at) + ANSWER_MAX_NS)
             if now >= limit:
-                return Answer.MISS
+                return BlockState.MISS
             state.wait_until_ns = min(state.wait_until_ns or limit, limit)
-            return Answer.WAIT
+            return BlockState.WAIT
 
     def must_wait(self, request: str) -> bool:
         """Return True while every lookup of a request would be answered as it was.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.errors import PeerError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Unsupported
@@ -48,7 +48,7 @@ class ClientLimits:
 LIMITS = ClientLimits()
 
 
-class PoolClient:
+class PoolConnection:
     """Keeps one connection to the pool node.
 
     Args:
@@ -79,7 +79,7 @@ class PoolClient:
         self._stopped = threading.Event()
         self._socket: socket.socket | None = None
         self._outbox: queue.Queue[bytes | None] = queue.Queue(limits.outbox_max)
-        self._said = SaidOnce()
+        self._said = LogThrottle()
         self._thread = threading.Thread(target=self._run, name="prfaas-pool", daemon=True)
         self._thread.start()
 

@@ -31,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.config.engines.block_tokens import SETTING
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.canonical.copies import Run
+from prfaas.core.kv.canonical.copies import CopyRun
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
 from prfaas.core.kv.layout_facts import facts_id
 from prfaas.core.kv.planes import Plane, Planes, merged
@@ -75,7 +75,7 @@ class RowLayout:
     extents: dict[int, list[tuple[int, int]]]
     facts: dict[str, str] = field(default_factory=dict)
     model: str = ""
-    runs: dict[int, list[Run]] = field(default_factory=dict)
+    runs: dict[int, list[CopyRun]] = field(default_factory=dict)
     tokens_per_hash: int = 0
     num_ranks: int = 1
 

@@ -41,11 +41,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from prfaas.core.kv.checkpoints import Checkpoints
 from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
+from prfaas.engines.block_requests import BlockRequests, BlockState, JobDone
 from prfaas.engines.canonical.block_names import BlockNames
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, checkpoints_of, push_of, read_order, wait_in
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.pool_client import PoolConnection
 from prfaas.engines.vllm_compat import key_positions, region_descriptor
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages.base import Message
@@ -57,9 +57,9 @@ from prfaas.wire.messages.survey import EngineShape
 log = logging.getLogger(__name__)
 
 _RESULTS = {
-    Answer.HIT: LookupResult.HIT,
-    Answer.MISS: LookupResult.MISS,
-    Answer.WAIT: LookupResult.RETRY,
+    BlockState.HIT: LookupResult.HIT,
+    BlockState.MISS: LookupResult.MISS,
+    BlockState.WAIT: LookupResult.RETRY,
 }
 
 
@@ -128,7 +128,7 @@ class PrfaasTier(SecondaryTierManager):
             runs={group: [*runs] for group, runs in row_layout.runs.items()},
             shape=EngineShape(ranks=row_layout.num_ranks, block_tokens=row_layout.tokens_per_hash),
         )
-        self._client = PoolClient(
+        self._client = PoolConnection(
             Path(pool),
             hello,
             region_descriptor(offloading_spec),

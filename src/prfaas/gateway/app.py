@@ -10,37 +10,37 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from prfaas.audit.changes import Entry
+from prfaas.audit.changes import ChangeEntry
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.routing import RoutingTable
-from prfaas.core.admission.concurrency_slots import Places
+from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.membership.machine import Membership
 from prfaas.core.request.blocks import told_of_link
-from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import holding_for
-from prfaas.gateway.admission.quarantine import Suspects
+from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.api.auth import Access, is_for_clients
-from prfaas.gateway.api.completions import Generation
-from prfaas.gateway.api.entrance import Door, add_limit_headers
+from prfaas.gateway.api.completions import CompletionService
+from prfaas.gateway.api.entrance import RequestAdmission, add_limit_headers
 from prfaas.gateway.api.health import Views
 from prfaas.gateway.api.kv_lookup import KvLookup
 from prfaas.gateway.api.operator_api import ControlApi
 from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
-from prfaas.gateway.console.state import Parts
+from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import Connections, connections_max
+from prfaas.gateway.http.connections import ClientConnections, connections_max
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.origins import Origins
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
@@ -48,9 +48,9 @@ from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
-from prfaas.gateway.loops.purging import Purging
+from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.loops.steering import make_steering
-from prfaas.gateway.loops.ticker import Pulse
+from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
 from prfaas.gateway.pools.prefix_fetch import Fetcher
@@ -64,12 +64,12 @@ from prfaas.gateway.serving.decode_leg import DecodeLeg
 from prfaas.gateway.serving.moving_blocks import Movers
 from prfaas.gateway.serving.prefill_leg import PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.request_legs import Parts as RunParts
+from prfaas.gateway.serving.request_legs import RequestServices as RunParts
 from prfaas.gateway.serving.routing_step import Planner
-from prfaas.gateway.serving.stream_handover import Ending
+from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
@@ -80,7 +80,7 @@ from prfaas.integrity.barring import Barring
 from prfaas.integrity.verifier import Verifier
 from prfaas.link_budgets import LeaseGiver
 from prfaas.membership.entries import entries_of, site_of
-from prfaas.membership.follower import Follower
+from prfaas.membership.follower import MembershipFollower
 from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
@@ -167,7 +167,7 @@ class Gateway:
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
-        self.metrics = Metrics()
+        self.metrics = GatewayMetrics()
         self._audit = GatewayAudit(AuditSettings.of(deployment.audit), name, self.metrics.audit)
         tickets = TicketOffice(
             self._signer,
@@ -225,12 +225,12 @@ class Gateway:
         self._access = Access(
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
         )
-        places = Places(deployment.gateway.requests_max, fairness(deployment))
-        self._door, fetcher = Door(places), Fetcher(tickets, self.pools.send)
+        places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
+        self._door, fetcher = RequestAdmission(places), Fetcher(tickets, self.pools.send)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         steering = make_steering(live, fetcher, self.transfers, self.tenants)
         self._meter = self._metered(deployment)
-        self.pulse = Pulse(
+        self.pulse = ControlTicker(
             self.driver, self.guards, self.journal, (*self.loops.all, self._meter, steering.pins)
         )
         self.metrics.control.watch_loops(lambda: self.pulse.frozen)
@@ -239,7 +239,7 @@ class Gateway:
         self._control = ControlApi(
             live,
             control,
-            Purging(
+            PurgeLoop(
                 live,
                 self.engine_events.forgotten,
                 self.tenants,
@@ -249,12 +249,12 @@ class Gateway:
             steering,
         )
         self._console = Console(
-            Parts(live, control), deployment.gateway.consoles_max, times.console_interval_s
+            ConsoleReader(live, control), deployment.gateway.consoles_max, times.console_interval_s
         )
-        self.fleet = Fleet(
+        self.fleet = SharedState(
             self.driver,
             self.guards,
-            Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max),
+            RequestLimits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max),
         )
         prefill_leg = PrefillLeg(
             self.engines, model, deployment.routing, tickets, self.driver.checkpoints
@@ -266,12 +266,12 @@ class Gateway:
             engines=self.engines,
             prefill_leg=prefill_leg,
             decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
-            ending=Ending(self._prompts, model),
+            ending=StreamHandover(self._prompts, model),
             movers=Movers(self.pools, self.transfers, fetcher),
             rehearsal=Rehearsal(
                 self.engines, self.metrics.rehearsed, times.rehearsal_s, times.rehearsal_pause_s
             ),
-            suspects=Suspects(self.metrics.suspect, times.suspect_survived_ns),
+            suspects=PromptQuarantine(self.metrics.suspect, times.suspect_survived_ns),
             verifier=self._verifier(limits, prefill_leg, fetcher),
             metrics=self.metrics,
             stream_head_s=times.stream_head_s,
@@ -279,7 +279,7 @@ class Gateway:
         )
         self.charging = Charging(self.engines.probes)
         self._pages = (
-            Generation(
+            CompletionService(
                 live,
                 self.parts,
                 self._prompts,
@@ -329,7 +329,7 @@ class Gateway:
 
     def _follow_members(
         self, deployment: Deployment, endpoints: Endpoints, sources: Sequence[Source]
-    ) -> Follower:
+    ) -> MembershipFollower:
         connections = GatewayMembers(
             deployment,
             self.driver,
@@ -341,7 +341,7 @@ class Gateway:
             self.metrics,
             self.journal,
         )
-        self.members = Follower(Membership(site_of(deployment)), connections, sources)
+        self.members = MembershipFollower(Membership(site_of(deployment)), connections, sources)
         connections.follow(self.members)
         model, renderer = deployment.model.name, self._prompts.renderer
         rendering = EngineRendering(self.engines, model, renderer, self._prompts.ids_of)
@@ -396,7 +396,7 @@ class Gateway:
         if self._runner.server is None:
             raise RuntimeError("the server was not set up")
         tls = None if self._client_tls is None else self._client_tls.context
-        self.connections = Connections(
+        self.connections = ClientConnections(
             self._runner.server, connections_max(self._table.requests_max), tls
         )
         self.metrics.watch_connections(self.connections)
@@ -453,11 +453,11 @@ class Gateway:
         self._meter.record()
         await asyncio.to_thread(self._audit.close)
 
-    def _changed(self, change: Entry) -> None:
+    def _changed(self, change: ChangeEntry) -> None:
         self.metrics.control.changed(change)
         self._audit.changed(change)
 
-    def _request_ended(self, record: Record) -> None:
+    def _request_ended(self, record: RequestRecord) -> None:
         self.loops.ended(record)
         self._meter.decoded(record)
 
@@ -487,7 +487,7 @@ class Gateway:
         return app
 
 
-async def _listen(connections: Connections, host: str, port: int) -> asyncio.Server:
+async def _listen(connections: ClientConnections, host: str, port: int) -> asyncio.Server:
     """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server.
 
     Raises:

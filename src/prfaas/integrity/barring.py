@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.errors import RequestError
 from prfaas.logs import log_event
 
@@ -76,7 +76,7 @@ class Barring:
         engines: _Engines,
         driver: _Driver,
         purging: _Purging,
-        note: Callable[..., Entry],
+        note: Callable[..., ChangeEntry],
         pause_s: float = PAUSE_S,
     ) -> None:
         self._engines, self._driver, self._purging = engines, driver, purging

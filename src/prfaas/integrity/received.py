@@ -35,7 +35,7 @@ class View(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class BlockPair:
     """A block in two versions.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pair:
     is_extra: bool = False
 
 
-def drawn(pairs: list[Pair]) -> list[Pair]:
+def drawn(pairs: list[BlockPair]) -> list[BlockPair]:
     """Return all pairs, or PAIRS_MAX that no source can predict."""
     return pairs if len(pairs) <= PAIRS_MAX else _RANDOM.sample(pairs, PAIRS_MAX)
 
@@ -112,7 +112,7 @@ class Received:
         """A salt of the same tenant that no request has had: its blocks have to be computed."""
         return f"{self.cache_salt}{SUB_SALT}{secrets.token_hex(16)}"
 
-    def pairs(self, salt: str) -> list[Pair]:
+    def pairs(self, salt: str) -> list[BlockPair]:
         """List the blocks as received and as computed with a salt.
 
         The prefix that the pool had is among them: what was computed from it depends on it.
@@ -120,7 +120,7 @@ class Received:
         hashes = prompt_hashes(self.layout, self.token_ids, salt)
         place = {name: at for at, name in enumerate(self.hashes)}
         spans = ((0, self.have_tokens), (self.have_tokens, self.final_tokens))
-        found: dict[Key, Pair] = {}
+        found: dict[Key, BlockPair] = {}
         # Of the states that may be shipped few are kept anywhere: they are extra.
         for layout in dict.fromkeys((replace(self.layout, checkpoint_tokens=0), self.layout)):
             is_extra = bool(layout.checkpoint_tokens)
@@ -128,7 +128,7 @@ class Received:
                 is_shipped = span[0] == self.have_tokens
                 theirs = iter(_names(layout, hashes, *span))
                 for name in _names(layout, self.hashes, *span):
-                    pair = Pair(place[name[1]], is_shipped, (name, next(theirs)), is_extra)
+                    pair = BlockPair(place[name[1]], is_shipped, (name, next(theirs)), is_extra)
                     found.setdefault(name, pair)
         return list(found.values())
 

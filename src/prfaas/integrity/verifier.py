@@ -32,7 +32,7 @@ from prfaas.core.integrity.suspicion import Suspicion, Suspicions
 from prfaas.errors import PrfaasError
 from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
-from prfaas.integrity.received import Pair, Received, View, drawn
+from prfaas.integrity.received import BlockPair, Received, View, drawn
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.comparing import Compared
@@ -72,12 +72,12 @@ class Bars(Protocol):
 
 
 @dataclass(slots=True)
-class Found:
+class BlockFindings:
     """Findings of the comparison of a prompt's blocks."""
 
     num_blocks: int
     """Blocks of the prompt, compared or not."""
-    missing: list[Pair]
+    missing: list[BlockPair]
     num_equal: int = 0
     num_different: int = 0
     worst: dict[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Found:
         """Blocks of which both versions were found."""
         return self.num_equal + self.num_different
 
-    def add(self, pairs: Sequence[Pair], answer: Compared) -> None:
+    def add(self, pairs: Sequence[BlockPair], answer: Compared) -> None:
         """Add the answer for some pairs."""
         self.num_equal += answer.num_equal
         self.num_different += answer.num_different
@@ -209,7 +209,7 @@ class Verifier:
         for source in sorted(sources):
             await self._bars.bar(source, why)
 
-    def _judges(self, found: Found) -> bool:
+    def _judges(self, found: BlockFindings) -> bool:
         """Return True if blocks were compared, and some of a type with a limit if any differ."""
         is_of_type = not found.worst or bool(found.worst.keys() & self._limits.keys())
         return bool(found.num_compared) and is_of_type
@@ -224,7 +224,7 @@ class Verifier:
                 self._metrics.suspected(found)
                 self._bars.suspect(source, SUSPICIONS[found])
 
-    async def _compared(self, received: Received) -> Found | None:
+    async def _compared(self, received: Received) -> BlockFindings | None:
         """Compare both versions, each block once; None if the engine failed."""
         salt = received.other_salt()
         pairs = await asyncio.to_thread(received.pairs, salt)
@@ -232,28 +232,30 @@ class Verifier:
             return None
         extra = [pair for pair in pairs if pair.is_extra]
         pairs = [pair for pair in pairs if not pair.is_extra]
-        found = Found(num_blocks=len(pairs), missing=drawn(pairs))
+        found = BlockFindings(num_blocks=len(pairs), missing=drawn(pairs))
         for _ in range(TRIES_MAX):
             left, found.missing = found.missing, []
             await self._add(found, received, left)
             if not any(pair.is_shipped for pair in found.missing):
                 break
             await asyncio.sleep(self._pause_s)
-        kept = Found(num_blocks=0, missing=[])
+        kept = BlockFindings(num_blocks=0, missing=[])
         await self._add(kept, received, drawn(extra))
         found.altered += kept.altered
         for dtype, value in kept.worst.items():
             found.worst[dtype] = max(value, found.worst.get(dtype, 0.0))
         return found
 
-    async def _add(self, found: Found, received: Received, pairs: Sequence[Pair]) -> None:
+    async def _add(
+        self, found: BlockFindings, received: Received, pairs: Sequence[BlockPair]
+    ) -> None:
         pool, layout_id = received.pool, received.layout.layout_id
         for start in range(0, len(pairs), PART):
             part = pairs[start : start + PART]
             names = [pair.names for pair in part]
             found.add(part, await self._compare(pool, layout_id, names, self._limits))
 
-    def _words(self, received: Received, found: Found) -> str:
+    def _words(self, received: Received, found: BlockFindings) -> str:
         above = [
             f"{dtype} differs by {value:.3g}, limit {self._limits[dtype]:g}"
             for dtype, value in found.worst.items()

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Any
 
-from prfaas.lab.path import Connections, Path, PathSettings
+from prfaas.lab.path import LabPath, PathSettings, TrackedConnections
 
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
@@ -32,7 +32,9 @@ _READS_AT_ONCE = 8
 class Direction:
     """Forwarder from one device to the other, through a path."""
 
-    def __init__(self, source: int, sink: int, path: Path, connections: Connections) -> None:
+    def __init__(
+        self, source: int, sink: int, path: LabPath, connections: TrackedConnections
+    ) -> None:
         self.source = source
         self._connections = connections
         self.path = path
@@ -119,10 +121,10 @@ def main() -> None:
     here, there, seed = sys.argv[1:]
     first, second = open_tun(here), open_tun(there)
     there_path, back_path = (
-        Path(PathSettings(), random.Random(f"{seed} {name}"))  # noqa: S311 - a dice, no secret
+        LabPath(PathSettings(), random.Random(f"{seed} {name}"))  # noqa: S311 - a dice, no secret
         for name in ("there", "back")
     )
-    known = Connections()
+    known = TrackedConnections()
     directions = [
         Direction(first, second, there_path, known),
         Direction(second, first, back_path, known),

@@ -53,7 +53,7 @@ class PathSettings:
     idle_ns: int = 0
 
 
-class Connections:
+class TrackedConnections:
     """TCP connections that an address translator between both sides knows."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class PathCounters:
 
 
 @dataclass(slots=True)
-class Path:
+class LabPath:
     """One direction.
 
     Attributes:

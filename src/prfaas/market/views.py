@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prfaas.core.market.choice import Choice
+from prfaas.core.market.choice import OfferChoice
 from prfaas.core.market.market import Market
 from prfaas.units import NS_PER_S
 
@@ -12,7 +12,7 @@ JsonObject = dict[str, Any]
 _DIGITS = 8
 
 
-def costs_json(choice: Choice | None) -> list[JsonObject]:
+def costs_json(choice: OfferChoice | None) -> list[JsonObject]:
     """Every candidate of a decision with its cost, or what excluded it; empty without prices."""
     if choice is None:
         return []

@@ -25,7 +25,7 @@ import msgspec
 
 from prfaas.config.addresses import join_address
 from prfaas.config.names import PART_NAME, PATTERNS
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
+from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, RefusedEntry
 
 ENDPOINTS_MAX = 8192
 _OfPod = tuple[Listed, str]
@@ -78,7 +78,7 @@ def read_slice(value: Any) -> EndpointSlice:
     return msgspec.convert(value, EndpointSlice)
 
 
-def members_in(slices: Iterable[EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
+def members_in(slices: Iterable[EndpointSlice]) -> tuple[list[Listed], list[RefusedEntry]]:
     """Members of all slices, and the endpoints that cannot be one."""
     return SliceMembers().read({str(number): each for number, each in enumerate(slices)})
 
@@ -89,9 +89,9 @@ class SliceMembers:
     def __init__(self) -> None:
         self._pools: dict[str | None, str] = {}
         """Pool nodes by the name of their node."""
-        self._read: dict[str, tuple[EndpointSlice, list[_OfPod], list[Refusal]]] = {}
+        self._read: dict[str, tuple[EndpointSlice, list[_OfPod], list[RefusedEntry]]] = {}
 
-    def read(self, slices: Mapping[str, EndpointSlice]) -> tuple[list[Listed], list[Refusal]]:
+    def read(self, slices: Mapping[str, EndpointSlice]) -> tuple[list[Listed], list[RefusedEntry]]:
         """Members of all slices, and the endpoints that cannot be one.
 
         Args:
@@ -117,7 +117,7 @@ class SliceMembers:
         for name, found in changed.items():
             known[name] = found, *self._members(found)
         by_name: dict[str, dict[str, _OfPod]] = {}
-        refused: list[Refusal] = []
+        refused: list[RefusedEntry] = []
         for name in slices:
             _, members, refusals = known[name]
             for each in members:
@@ -129,10 +129,13 @@ class SliceMembers:
         listed = [each for found in by_name.values() for each in _present(list(found.values()))]
         if (count := len(listed) + len(refused)) > ENDPOINTS_MAX:
             words = f"there are {count} endpoints, limit {ENDPOINTS_MAX}"
-            refused = [*refused[:ENDPOINTS_MAX], Refusal("endpoints", Reason.TOO_MANY, words)]
+            refused = [
+                *refused[:ENDPOINTS_MAX],
+                RefusedEntry("endpoints", RefusalCause.TOO_MANY, words),
+            ]
         return listed[:ENDPOINTS_MAX], refused
 
-    def _members(self, found: EndpointSlice) -> tuple[list[_OfPod], list[Refusal]]:
+    def _members(self, found: EndpointSlice) -> tuple[list[_OfPod], list[RefusedEntry]]:
         listed, refused = [], []
         for endpoint, name in _endpoints(found):
             target = endpoint.targetRef or _Named()
@@ -140,7 +143,7 @@ class SliceMembers:
             try:
                 listed.append((_listed(found, endpoint, name, self._pools), pod))
             except ValueError as error:
-                refused.append(Refusal(name[:63], Reason.INVALID, str(error)))
+                refused.append(RefusedEntry(name[:63], RefusalCause.INVALID, str(error)))
         return listed, refused
 
 
@@ -168,7 +171,7 @@ def _rank(each: Listed) -> int:
 
 
 def _has_pools(found: EndpointSlice) -> bool:
-    return found.metadata.labels.get("prfaas/kind") == Kind.POOL
+    return found.metadata.labels.get("prfaas/kind") == MemberKind.POOL
 
 
 def _endpoints(found: EndpointSlice) -> Iterator[tuple[_Endpoint, str]]:
@@ -198,10 +201,10 @@ def _listed(
     is_ready = conditions.ready is not False
     is_ending = bool(conditions.terminating)
     cluster = labels.get("prfaas/cluster", "")
-    if kind == Kind.POOL:
+    if kind == MemberKind.POOL:
         place = _place(host, ports, "link")
-        member = Member(name, Kind.POOL, cluster, place)
-    elif kind == Kind.ENGINE:
+        member = Member(name, MemberKind.POOL, cluster, place)
+    elif kind == MemberKind.ENGINE:
         scheme = "https" if "https" in ports else "http"
         events = {"kv_events": "kv-events", "kv_events_replay": "kv-replay"}
         settings = tuple(
@@ -211,7 +214,7 @@ def _listed(
         )
         member = Member(
             name,
-            Kind.ENGINE,
+            MemberKind.ENGINE,
             cluster,
             f"{scheme}://{_place(host, ports, scheme)}",
             labels.get("prfaas/pool") or pools.get(endpoint.nodeName, ""),

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from prfaas.config.addresses import join_address
 from prfaas.config.clusters import ClusterRole, EngineTable, PoolTable
 from prfaas.config.deployment import Deployment
-from prfaas.core.membership.members import Kind, Listed, Member, Site
+from prfaas.core.membership.members import Listed, Member, MemberKind, Site
 
 
 def site_of(deployment: Deployment) -> Site:
@@ -45,7 +45,7 @@ def entries_of(
             address = join_address(pools[name]) if name in pools else pool.address
             if address is None:
                 raise ValueError(f"clusters.{cluster}.pools.{name} has no `address`; give one")
-            found.append(Listed(Member(name, Kind.POOL, cluster, address)))
+            found.append(Listed(Member(name, MemberKind.POOL, cluster, address)))
         for name, engine in table.engines.items():
             url = engines.get(name, engine.url)
             if url is None:
@@ -70,7 +70,7 @@ def engine_member(name: str, cluster: str, url: str, table: EngineTable) -> Memb
     }
     return Member(
         name,
-        Kind.ENGINE,
+        MemberKind.ENGINE,
         cluster,
         url.rstrip("/"),
         table.pool,
@@ -94,9 +94,9 @@ def engine_table(member: Member) -> EngineTable:
 def fault_of(member: Member) -> str:
     """Reason for which a member cannot be connected to; "" if it can."""
     try:
-        if member.kind is Kind.ENGINE:
+        if member.kind is MemberKind.ENGINE:
             engine_table(member)
-        elif member.kind is Kind.POOL:
+        elif member.kind is MemberKind.POOL:
             pool_table(member)
         else:
             return f"members of kind {member.kind.value} do not join while a gateway runs"

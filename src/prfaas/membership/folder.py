@@ -13,7 +13,7 @@ from prfaas.config.clusters import EngineRole
 from prfaas.config.names import PART_NAME, PATTERNS, ZMQ, HostPort, PartName, Url
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal
+from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, RefusedEntry
 from prfaas.errors import ConfigError
 from prfaas.membership.entries import link_settings
 from prfaas.membership.port import OnList
@@ -69,7 +69,7 @@ class MemberFile(Table):
         """
         if self.kind == "pool":
             links = link_settings(self.budget, self.connections) if with_links else ()
-            member = Member(name, Kind.POOL, self.cluster, self.address or "", settings=links)
+            member = Member(name, MemberKind.POOL, self.cluster, self.address or "", settings=links)
             return Listed(member, is_ready=self.ready)
         settings = {
             "kv_events": self.kv_events,
@@ -78,7 +78,7 @@ class MemberFile(Table):
         }
         member = Member(
             name,
-            Kind.ENGINE,
+            MemberKind.ENGINE,
             self.cluster,
             (self.url or "").rstrip("/"),
             self.pool or "",
@@ -104,7 +104,7 @@ class Folder:
         self._path, self._with_links, self._poll_s = path, with_links, poll_s
         self._stamps: dict[str, Stamp] = {}
         self._listed: dict[str, Listed] = {}
-        self._unread: dict[str, Refusal] = {}
+        self._unread: dict[str, RefusedEntry] = {}
         self._is_new = True
         self.fault = ""
         self.current_at_s = 0.0
@@ -162,7 +162,9 @@ class Folder:
             tables = read_toml(path, FILE_BYTES_MAX)
             table = validated(MemberFile, tables, path, words=PATTERNS)
         except ConfigError as error:
-            self._unread[name] = Refusal(name, Reason.INVALID, str(error).replace("\n ", ""))
+            self._unread[name] = RefusedEntry(
+                name, RefusalCause.INVALID, str(error).replace("\n ", "")
+            )
         else:
             self._listed[name] = table.listed(name, with_links=self._with_links)
             self._unread.pop(name, None)

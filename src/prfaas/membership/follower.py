@@ -9,10 +9,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from prfaas.core.membership.machine import Action, Join, Leave, Membership, Withhold
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, State
+from prfaas.core.membership.members import (
+    Listed,
+    Member,
+    MemberKind,
+    RefusalCause,
+    RefusedEntry,
+    State,
+)
 from prfaas.logs import log_event
 from prfaas.membership.entries import fault_of
-from prfaas.membership.port import Connections, Source
+from prfaas.membership.port import MemberConnections, Source
 from prfaas.tasks import cancel_all
 
 DRAIN_LOOK_S = 0.2
@@ -21,7 +28,7 @@ FAILED = "it has failed in an unforeseen way"
 _log = logging.getLogger(__name__)
 
 
-class Follower:
+class MembershipFollower:
     """Runs the membership of a site.
 
     Args:
@@ -35,7 +42,7 @@ class Follower:
     def __init__(
         self,
         machine: Membership,
-        connections: Connections,
+        connections: MemberConnections,
         sources: Sequence[Source],
         matters: Callable[[Member], bool] | None = None,
         failed_pause_s: float = 5.0,
@@ -60,7 +67,7 @@ class Follower:
         await cancel_all(self._tasks)
 
     def listed(
-        self, source: str, entries: Sequence[Listed], unread: Sequence[Refusal] = ()
+        self, source: str, entries: Sequence[Listed], unread: Sequence[RefusedEntry] = ()
     ) -> None:
         """Apply the list of a source."""
         if self._matters is not None:
@@ -69,13 +76,13 @@ class Follower:
         # as it is listed can be, wherever its address was taken from.
         good, before = [], self._good.get(source, {})
         present = {each.name: each for each in self.machine.members()}
-        odd: list[Refusal] = []
+        odd: list[RefusedEntry] = []
         for each in entries:
             is_known = before.get(id(each)) is each or present.get(each.member.name) == each.member
             if is_known or not (why := fault_of(each.member)):
                 good.append(each)
             else:
-                odd.append(Refusal(each.member.name, Reason.INVALID, why))
+                odd.append(RefusedEntry(each.member.name, RefusalCause.INVALID, why))
         self._good[source] = {id(each): each for each in good}
         self._run(self.machine.listed(source, good, time.monotonic_ns(), [*unread, *odd]))
         self._note_refusals()
@@ -84,11 +91,11 @@ class Follower:
         """A member answers, or does not."""
         self._run(self.machine.well(name, time.monotonic_ns(), is_well=is_well))
 
-    def judge(self, name: str, reason: Reason, words: str) -> None:
+    def judge(self, name: str, reason: RefusalCause, words: str) -> None:
         """A member reports what contradicts the site; with "" for words it does not any more."""
         now_ns = time.monotonic_ns()
         if words:
-            self._run(self.machine.contradicts(Refusal(name, reason, words), now_ns))
+            self._run(self.machine.contradicts(RefusedEntry(name, reason, words), now_ns))
         else:
             self._run(self.machine.agrees(name, now_ns, reason))
         self._note_refusals()
@@ -97,7 +104,7 @@ class Follower:
         """Return True if a member drains, so that it need not answer."""
         return self.machine.state_of(name) is State.DRAINING
 
-    def refusals(self) -> dict[str, Refusal]:
+    def refusals(self) -> dict[str, RefusedEntry]:
         """Refused members by name."""
         return self.machine.refusals()
 
@@ -139,7 +146,7 @@ class Follower:
                     self._connections.leave(member)
                     self._note("left", member.kind, member.name, "not listed, and its work ended")
 
-    def _note(self, action: str, kind: Kind, name: str, why: str) -> None:
+    def _note(self, action: str, kind: MemberKind, name: str, why: str) -> None:
         self._connections.note(action, f"{kind.value} {name}", why)
 
     def _note_refusals(self) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from prfaas.config.addresses import join_address
 from prfaas.config.clusters import ClusterRole, LinkTable
 from prfaas.config.deployment import Deployment
-from prfaas.core.membership.members import Kind, Listed, Member, Site
+from prfaas.core.membership.members import Listed, Member, MemberKind, Site
 from prfaas.membership.deployment_file import FileView
 from prfaas.membership.entries import link_settings
 
@@ -81,7 +81,7 @@ def peer_entries(
             link = links.get(peer, LinkTable())
             settings = link_settings(link.budget, link.connections)
             # The address of a pool node that only pushes to this one does not matter.
-            member = Member(peer, Kind.POOL, cluster, address or peer, settings=settings)
+            member = Member(peer, MemberKind.POOL, cluster, address or peer, settings=settings)
             found.append(Listed(member))
     return found
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from prfaas.core.membership.members import Listed, Member, Refusal
+from prfaas.core.membership.members import Listed, Member, RefusedEntry
 
-OnList = Callable[[Sequence[Listed], Sequence[Refusal]], None]
+OnList = Callable[[Sequence[Listed], Sequence[RefusedEntry]], None]
 """Called with the whole list of a source, and the entries of it that cannot be read."""
 
 
@@ -28,7 +28,7 @@ class Source(Protocol):
         """Call `on_list` with each new list until cancelled; a fault keeps the last one."""
 
 
-class Connections(Protocol):
+class MemberConnections(Protocol):
     """Connections to members."""
 
     def join(self, member: Member) -> bool:

@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from prfaas.core.membership.members import Kind, Reason, State
+from prfaas.core.membership.members import MemberKind, RefusalCause, State
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.membership.follower import Follower
+    from prfaas.membership.follower import MembershipFollower
 
 
-def members_json(follower: Follower) -> list[dict[str, object]]:
+def members_json(follower: MembershipFollower) -> list[dict[str, object]]:
     """All members, with state, age and reason of a refusal."""
     now_ns = time.monotonic_ns()
     return [
@@ -36,7 +36,7 @@ def members_json(follower: Follower) -> list[dict[str, object]]:
     ]
 
 
-def sources_json(follower: Follower) -> list[dict[str, object]]:
+def sources_json(follower: MembershipFollower) -> list[dict[str, object]]:
     """All sources, with the age of their lists and their faults."""
     now_s = asyncio.get_running_loop().time()
     return [
@@ -77,15 +77,15 @@ class MemberMetrics:
             registry=registry,
         )
 
-    def show(self, follower: Follower) -> None:
+    def show(self, follower: MembershipFollower) -> None:
         """Set the metrics from what there is now."""
         rows = follower.machine.rows()
         members = Counter((row.member.kind, row.state) for row in rows if row.member is not None)
         refused = Counter(row.refusal.reason for row in rows if row.refusal is not None)
-        for kind in Kind:
+        for kind in MemberKind:
             for state in State:
                 self._members.labels(kind.value, state.value).set(members[kind, state])
-        for reason in Reason:
+        for reason in RefusalCause:
             self._refused.labels(reason.value).set(refused[reason])
         now_s = asyncio.get_running_loop().time() if follower.sources else 0.0
         for source in follower.sources:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from prfaas.core.codec.planned import RAW_LINK, CodedLink, PlannedCoding
+from prfaas.core.codec.planned import RAW_LINK, PlannedCodedLink, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
-from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry
@@ -62,7 +62,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PlannedLink:
     """The path between a PrfaaS cluster and the PD cluster.
 
     Args:
@@ -81,14 +81,14 @@ class Link:
     price_per_tb: float = 0.0
     coding: PlannedCoding = RAW_LINK
     loss: float = 0.0
-    transport: Transport | None = None
+    transport: TcpEnds | None = None
 
     @property
-    def path(self) -> Path:
+    def path(self) -> TcpPath:
         """Bandwidth, round trip and loss."""
-        return Path(self.bits_per_s, self.rtt_s, self.loss)
+        return TcpPath(self.bits_per_s, self.rtt_s, self.loss)
 
-    def measured(self, bits_per_s: float) -> Link:
+    def measured(self, bits_per_s: float) -> PlannedLink:
         """The link if transfers were measured to have this rate, bit/s."""
         return replace(self, bits_per_s=max(bits_per_s, 1.0), transport=None)
 
@@ -110,7 +110,7 @@ class PrfaasCluster:
     num_instances: int
     gpus_per_instance: int
     prefill: PrefillProfile
-    link: Link
+    link: PlannedLink
     price_per_gpu_h: float = 1.0
 
     @property
@@ -119,7 +119,7 @@ class PrfaasCluster:
         return max(1, -(-self.num_instances * self.gpus_per_instance // HOST_GPUS))
 
     @cached_property
-    def transport(self) -> Transport | None:
+    def transport(self) -> TcpEnds | None:
         """Both ends of the link, with the number of pool nodes; None if its rate was measured."""
         ends = self.link.transport
         return None if ends is None else replace(ends, num_nodes=ends.num_nodes or self.num_hosts)
@@ -140,7 +140,7 @@ class PrfaasCluster:
         return min(max(alone, 1.0), self.wire_bits_per_s)
 
     @cached_property
-    def coded(self) -> CodedLink:
+    def coded(self) -> PlannedCodedLink:
         """The link while it is busy."""
         return self.link.coding.of(self.goodput_bits_per_s / BITS_PER_BYTE)
 

@@ -45,7 +45,7 @@ class LinkCost(NamedTuple):
     per_byte: float | None
 
 
-class Offer(NamedTuple):
+class CopyOffer(NamedTuple):
     """A copy that could be made, and what it costs.
 
     Attributes:
@@ -96,7 +96,7 @@ class CopyOffers:
     ) -> None:
         self._index, self._pools, self._cost_of = index, pools, cost_of
 
-    def find(self, recent: Recent, destination: str, source: str) -> Offer:
+    def find(self, recent: Recent, destination: str, source: str) -> CopyOffer:
         """Return the copy that brings the most of a prompt to a pool.
 
         Args:
@@ -137,7 +137,7 @@ class CopyOffers:
 
     def _offers(
         self, recent: Recent, layout: Layout, sources: Sequence[str], destination: str
-    ) -> list[Offer]:
+    ) -> list[CopyOffer]:
         data = recent.hashes
         hashes = [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]
         num_tokens = len(hashes) * layout.tokens_per_hash + 1
@@ -157,7 +157,7 @@ class CopyOffers:
             num_bytes = shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens)
             rate, per_byte = self._cost_of(source, destination)
             found.append(
-                Offer(
+                CopyOffer(
                     source,
                     destination,
                     prefix,

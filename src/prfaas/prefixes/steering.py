@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from prfaas.audit.changes import Entry, Number
+from prfaas.audit.changes import ChangeEntry, Number
 from prfaas.errors import RequestError
-from prfaas.prefixes.copies import CopyOffers, Offer
+from prfaas.prefixes.copies import CopyOffer, CopyOffers
 from prfaas.prefixes.pins import Pins
 from prfaas.prefixes.reports import pins_json
 from prfaas.purge.recent_names import RecentNames
@@ -33,8 +33,8 @@ class Steering:
         tag_of: Callable[[str], str],
         pins: Pins,
         offers: CopyOffers,
-        move: Callable[[Offer], Awaitable[str]],
-        note: Callable[[str, str, Mapping[str, Number]], Entry],
+        move: Callable[[CopyOffer], Awaitable[str]],
+        note: Callable[[str, str, Mapping[str, Number]], ChangeEntry],
         clock_ns: Callable[[], int],
     ) -> None:
         self._names, self._tag_of, self.pins = names, tag_of, pins

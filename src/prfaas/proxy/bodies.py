@@ -65,7 +65,7 @@ class Prefill(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
             await asyncio.sleep(0)
 
 
-class Usage(msgspec.Struct):
+class EngineUsage(msgspec.Struct):
     """`usage` of an engine's answer."""
 
     class Details(msgspec.Struct):
@@ -78,7 +78,7 @@ class Usage(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: Usage | None = None
+    usage: EngineUsage | None = None
 
 
 _decoder = msgspec.json.Decoder(Prefill)

@@ -41,7 +41,7 @@ SITES_SHARE = 0.75
 """Share of the descriptors of the process that the connections of all sites may use."""
 
 
-class Connections:
+class ConnectionCounts:
     """Counts the connections of each site, over the ports of all engines.
 
     Args:
@@ -109,7 +109,7 @@ class Connections:
             raise RuntimeError("the runner is not set up")
         server.request_handler = partial(_begin, server.request_handler)
         return await asyncio.get_running_loop().create_server(
-            partial(Connection, server, self),
+            partial(GatewayConnection, server, self),
             *address,
             ssl=context,
             ssl_handshake_timeout=HANDSHAKE_S,
@@ -117,12 +117,12 @@ class Connections:
         )
 
 
-class Connection(TimedHandler):
+class GatewayConnection(TimedHandler):
     """One connection of a gateway."""
 
     __slots__ = ("_connections", "_site", "is_refused")
 
-    def __init__(self, server: web.Server, connections: Connections) -> None:
+    def __init__(self, server: web.Server, connections: ConnectionCounts) -> None:
         super().__init__(server)
         self._connections = connections
         self._site: str | None = None
@@ -175,7 +175,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 async def _begin(handle: Handler, request: web.BaseRequest) -> web.StreamResponse:
     """Handle a request; one on a connection beyond the limit of its site is refused."""
     connection = request.protocol
-    if isinstance(connection, Connection):
+    if isinstance(connection, GatewayConnection):
         connection.lift()  # A request has limits of its own.
         if connection.is_refused:
             return refused(429, "this site has too many connections", is_last=True)

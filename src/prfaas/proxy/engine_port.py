@@ -11,14 +11,14 @@ import msgspec
 from aiohttp import hdrs, web
 
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.core.sharing.engine_queue import Why
+from prfaas.core.sharing.engine_queue import QueueRefusal
 from prfaas.errors import RequestError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.bodies import Prefill, computed_in, read_prefill
-from prfaas.proxy.connections import Connections, refused
+from prfaas.proxy.connections import ConnectionCounts, refused
 from prfaas.proxy.intake import BODY_BYTES_MAX, Intake
 from prfaas.proxy.metrics import ProxyMetrics
-from prfaas.proxy.turns import Turn, TurnRefusedError, Turns
+from prfaas.proxy.turns import EngineTurn, TurnRefusedError, Turns
 from prfaas.wire.plain_http import name_server
 
 BODY_S, PAGE_S = 60.0, 5.0
@@ -28,7 +28,12 @@ PAGES = ("/health", "/v1/models")
 """Pages of the engine that gateways read as they are."""
 PAGE_KEPT_S = 1.0
 """The engine is asked for a page once in that time, for all sites."""
-_STATUS = {Why.NO_CONTRACT: 403, Why.QUEUE_FULL: 429, Why.MEMORY: 429, Why.REFUSALS: 429}
+_STATUS = {
+    QueueRefusal.NO_CONTRACT: 403,
+    QueueRefusal.QUEUE_FULL: 429,
+    QueueRefusal.MEMORY: 429,
+    QueueRefusal.REFUSALS: 429,
+}
 
 
 class _Page(NamedTuple):
@@ -39,7 +44,7 @@ class _Page(NamedTuple):
     kind: str
 
 
-class EnginePort:
+class ProxyEnginePort:
     """Answers the gateways of all sites for one engine.
 
     Args:
@@ -61,7 +66,7 @@ class EnginePort:
         agreements: Agreements,
         turns: Turns,
         intake: Intake,
-        connections: Connections,
+        connections: ConnectionCounts,
         metrics: ProxyMetrics,
         http: aiohttp.ClientSession,
         on_used: Callable[[str, int, int], None],
@@ -182,7 +187,7 @@ class EnginePort:
         prefill: Prefill,
         num_tokens: int,
         headers: dict[str, str],
-        turn: Turn,
+        turn: EngineTurn,
     ) -> web.Response:
         metrics = self._metrics
         metrics.waited.labels(site=site).observe(turn.waited_ns / 1e9)

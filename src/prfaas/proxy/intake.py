@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prfaas.core.sharing.engine_queue import EngineQueue, Why
+from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
 from prfaas.proxy.turns import TurnRefusedError
 
 BODY_BYTES_MAX = 32 << 20
@@ -44,9 +44,9 @@ class Intake:
                 bodies were refused.
         """
         if num_bytes > SMALL_BYTES and self._paid_at_s.get(site, 0.0) > self._clock_s():
-            raise TurnRefusedError(Why.REFUSALS)
+            raise TurnRefusedError(QueueRefusal.REFUSALS)
         if num_bytes > BODY_BYTES_MAX or self._held_bytes[site] + num_bytes > HELD_BYTES_MAX:
-            raise TurnRefusedError(Why.MEMORY)
+            raise TurnRefusedError(QueueRefusal.MEMORY)
         self._held_bytes[site] += num_bytes
         try:
             yield

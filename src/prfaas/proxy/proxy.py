@@ -19,11 +19,11 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
 from prfaas.config.addresses import split_address
 from prfaas.config.governance.contracts import SharedEngineTable, load_contracts
-from prfaas.core.billing.usage import Amounts, Meter, Phase, UsageKey, usage_record
+from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase, usage_record
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
-from prfaas.proxy.connections import Connections
-from prfaas.proxy.engine_port import EnginePort
+from prfaas.proxy.connections import ConnectionCounts
+from prfaas.proxy.engine_port import ProxyEnginePort
 from prfaas.proxy.intake import Intake
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
@@ -81,7 +81,7 @@ class Proxy:
             raise ConfigError(f"{settings.contracts} has no [engines.ENGINE]: nothing to serve")
         self._turns = Turns({name: table.slots for name, table in self._engines.items()})
         self._intake = Intake(self._turns.queue)
-        self.connections = Connections(self._agreements, self.metrics)
+        self.connections = ConnectionCounts(self._agreements, self.metrics)
         self._context = settings.identity.server_context()
         self._agreements.authorities.trust(self._context)
         self._audit = (
@@ -135,7 +135,7 @@ class Proxy:
         self._agreements.authorities.trust(self._context)
 
     async def _open(self, name: str, table: SharedEngineTable, http: aiohttp.ClientSession) -> None:
-        port = EnginePort(
+        port = ProxyEnginePort(
             name,
             table.url,
             self._agreements,
@@ -194,7 +194,7 @@ class Proxy:
                 self._record()
 
     def _used(self, site: str, tokens: int, held_ns: int) -> None:
-        key = UsageKey(site, Phase.PREFILL_REMOTE, "", "")
+        key = UsageKey(site, UsagePhase.PREFILL_REMOTE, "", "")
         self._meter.add(key, Amounts(1, tokens, held_ns))
 
     def _record(self) -> None:

@@ -10,20 +10,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from prfaas.core.sharing.contracts import Contract
-from prfaas.core.sharing.engine_queue import EngineQueue, Why
+from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
 from prfaas.units import NS_PER_S
 
 
 class TurnRefusedError(Exception):
     """A request may not wait; `why` has the reason."""
 
-    def __init__(self, why: Why) -> None:
+    def __init__(self, why: QueueRefusal) -> None:
         super().__init__(why.value)
         self.why = why
 
 
 @dataclass(slots=True)
-class Turn:
+class EngineTurn:
     """A request that an engine has.
 
     Attributes:
@@ -57,7 +57,7 @@ class Turns:
         """Put contracts in force; requests of sites without one end."""
         for job in self.queue.agree(contracts):
             if (turn := self._waiting.get(job)) is not None and not turn.done():
-                turn.set_exception(TurnRefusedError(Why.NO_CONTRACT))
+                turn.set_exception(TurnRefusedError(QueueRefusal.NO_CONTRACT))
             elif (task := self._running.get(job)) is not None:
                 task.cancel()
         self._start()
@@ -65,7 +65,7 @@ class Turns:
     @asynccontextmanager
     async def turn(
         self, site: str, engine: str, tokens: int, *, can_wait: bool = False
-    ) -> AsyncIterator[Turn]:
+    ) -> AsyncIterator[EngineTurn]:
         """Wait for a turn, and keep it until the end of the block.
 
         Args:
@@ -81,11 +81,11 @@ class Turns:
         if (why := self.queue.ask(job, site, engine, tokens, can_wait=can_wait)) is not None:
             raise TurnRefusedError(why)
         self._waiting[job] = begun = asyncio.get_running_loop().create_future()
-        turn: Turn | None = None
+        turn: EngineTurn | None = None
         try:
             self._start()
             await begun
-            turn = Turn(self._clock_ns() - asked_ns)
+            turn = EngineTurn(self._clock_ns() - asked_ns)
             if (task := asyncio.current_task()) is not None:
                 self._running[job] = task
             yield turn

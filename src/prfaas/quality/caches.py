@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import Form, Mode, Segment
+from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
 from prfaas.core.codec.quality import Quality
 from prfaas.pool.codec.rounding import round_block
 
@@ -77,16 +77,16 @@ def _attention(layer: LayerCache, quality: Quality, block_tokens: int) -> LayerC
         some = np.ascontiguousarray(cells[:, start : start + block_tokens])
         heads, tokens, size = some.shape
         sizes = tokens, heads, keys.shape[-1], values.shape[-1]
-        segment = Segment(Mode.KIVI4, sizes)
+        segment = CodedSegment(SegmentMode.KIVI4, sizes)
         if quality.attention is Quality.FP8:
-            segment = Segment(Mode.FP8, (heads * tokens * size, 0, 0, 0))
+            segment = CodedSegment(SegmentMode.FP8, (heads * tokens * size, 0, 0, 0))
         back = np.frombuffer(_back(Form((segment,)), some.tobytes()), np.uint16)
         cells[:, start : start + block_tokens] = back.reshape(some.shape)
     return replace(layer, keys=cells[..., : keys.shape[-1]], values=cells[..., keys.shape[-1] :])
 
 
 def _state(state: States) -> States:
-    form = Form((Segment(Mode.STATE, (state.size, 0, 0, 0)),))
+    form = Form((CodedSegment(SegmentMode.STATE, (state.size, 0, 0, 0)),))
     return np.frombuffer(_back(form, state.tobytes()), np.float32).reshape(state.shape)
 
 

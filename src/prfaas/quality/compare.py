@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prfaas.quality.caches import Change, unchanged, zeroed
-from prfaas.quality.tasks import Sample
+from prfaas.quality.tasks import TaskSample
 
 Logits = NDArray[np.float64]
 Cache = TypeVar("Cache")
@@ -53,7 +53,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TextFindings:
     """Results of a model on one kind of text.
 
     Attributes:
@@ -93,8 +93,8 @@ class _Sums:
 
 
 def compare(
-    name: str, model: Model[Cache], samples: Iterable[Sample], arms: Mapping[str, Change]
-) -> Found:
+    name: str, model: Model[Cache], samples: Iterable[TaskSample], arms: Mapping[str, Change]
+) -> TextFindings:
     """Compare codecs on texts of one kind.
 
     Args:
@@ -116,7 +116,9 @@ def compare(
             raw = found if raw is None else raw
             _add(sums[arm], found, raw, right)
     plain = sums["raw"].nats / count
-    return Found(name, {arm: _score(each, count, plain) for arm, each in sums.items()}, count)
+    return TextFindings(
+        name, {arm: _score(each, count, plain) for arm, each in sums.items()}, count
+    )
 
 
 def _add(sums: _Sums, found: Logits, raw: Logits, right: NDArray[np.int64]) -> None:

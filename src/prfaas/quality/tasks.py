@@ -10,7 +10,7 @@ from prfaas.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TaskSample:
     """A prefix, which is cached, and what follows it.
 
     Attributes:
@@ -24,7 +24,7 @@ class Sample:
     asked: Sequence[int]
 
 
-def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> Sample:
+def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> TaskSample:
     """Return pairs of a key and a value, then some keys, each with its value to be recalled.
 
     Args:
@@ -45,17 +45,17 @@ def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> S
     dice = random.Random(seed)  # noqa: S311 (not secret)
     pairs = [(key, dice.choice(vocab[half:])) for key in dice.sample(vocab[:half], num_pairs)]
     rest = [token for pair in dice.sample(pairs, num_asked) for token in pair]
-    return Sample([token for pair in pairs for token in pair], rest, range(1, len(rest), 2))
+    return TaskSample([token for pair in pairs for token in pair], rest, range(1, len(rest), 2))
 
 
-def copying(vocab: Sequence[int], num_tokens: int, seed: int) -> Sample:
+def copying(vocab: Sequence[int], num_tokens: int, seed: int) -> TaskSample:
     """Return random tokens, and the same again: all but the first are determined."""
     dice = random.Random(seed)  # noqa: S311 (not secret)
     tokens = [dice.choice(vocab) for _ in range(num_tokens)]
-    return Sample(tokens, tokens, range(1, num_tokens))
+    return TaskSample(tokens, tokens, range(1, num_tokens))
 
 
-def later_chunks(tokens: Sequence[int], prefix: int, rest: int, num: int) -> list[Sample]:
+def later_chunks(tokens: Sequence[int], prefix: int, rest: int, num: int) -> list[TaskSample]:
     """Return chunks of a text, each split into a prefix and what follows.
 
     Raises:
@@ -66,6 +66,6 @@ def later_chunks(tokens: Sequence[int], prefix: int, rest: int, num: int) -> lis
     if not starts:
         raise ConfigError(f"the text has {len(tokens)} tokens, and a chunk has {size}")
     return [
-        Sample(tokens[at : at + prefix], tokens[at + prefix : at + size], range(1, rest))
+        TaskSample(tokens[at : at + prefix], tokens[at + prefix : at + size], range(1, rest))
         for at in starts
     ]

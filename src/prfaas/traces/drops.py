@@ -20,7 +20,7 @@ class DroppedError(Exception):
 
 
 @dataclass(slots=True)
-class Reason:
+class DropReason:
     """Number of lines dropped for one reason, with the first of them."""
 
     damaged: bool
@@ -38,11 +38,11 @@ class Drops:
     """
 
     num_lines: int = 0
-    reasons: dict[str, Reason] = field(default_factory=dict)
+    reasons: dict[str, DropReason] = field(default_factory=dict)
 
     def add(self, line: int, error: DroppedError) -> None:
         """Count a dropped line."""
-        reason = self.reasons.setdefault(error.reason, Reason(error.damaged, line, str(error)))
+        reason = self.reasons.setdefault(error.reason, DropReason(error.damaged, line, str(error)))
         reason.count += 1
 
     @property

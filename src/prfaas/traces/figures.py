@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prfaas.traces.block_cache import new_tokens
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
 
@@ -90,7 +90,7 @@ class TraceFigures:
 
 
 def figures_of(
-    rows: Sequence[Row], block_tokens: int, sessions: Sequence[Session] = ()
+    rows: Sequence[RecordedRequest], block_tokens: int, sessions: Sequence[Session] = ()
 ) -> TraceFigures:
     """The figures of a workload.
 
@@ -121,7 +121,7 @@ def _spread(values: Floats) -> Spread:
     return Spread(float(values.mean()), p50, p90, p99, float(values.max()))
 
 
-def _load(rows: Sequence[Row]) -> LoadFigures:
+def _load(rows: Sequence[RecordedRequest]) -> LoadFigures:
     at_s = np.array([row.at_ns for row in rows], dtype=np.float64) / NS_PER_S
     gaps, span_s = np.diff(at_s), float(at_s[-1] - at_s[0])
     rate = (len(rows) - 1) / span_s if span_s else 0.0
@@ -134,7 +134,7 @@ def _load(rows: Sequence[Row]) -> LoadFigures:
     return LoadFigures(span_s, rate, peak, cv, _tick_s(rows), tuple(bins.tolist()))
 
 
-def _tick_s(rows: Sequence[Row]) -> float | None:
+def _tick_s(rows: Sequence[RecordedRequest]) -> float | None:
     instants = np.unique(np.array([row.at_ns for row in rows]))
     if len(instants) < 2 or len(rows) < _NUM_PER_TICK_MIN * len(instants):
         return None

@@ -12,7 +12,7 @@ _DAY_NS = 86_400 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TracePart:
     """A part of a trace; instants count from the earliest request of the file.
 
     Attributes:

@@ -17,11 +17,11 @@ from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
 from prfaas.traces.formats.detect import CHATS, REQUEST_FORMATS, SESSIONS, detect
 from prfaas.traces.limits import LIMITS, SPAN_S, TraceLimits
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
-from prfaas.traces.part import Days, OutsideError, Part
-from prfaas.traces.requests import Row
+from prfaas.traces.part import Days, OutsideError, TracePart
+from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
 
-_Parse = Callable[[bytes], Row]
+_Parse = Callable[[bytes], RecordedRequest]
 _ELSEWHERE = {
     SESSIONS: 'sessions; the simulator reads them with arrivals = "sessions"',
     CHATS: "chat transcripts; make sessions of them: prfaas trace import FILE --out FILE",
@@ -39,7 +39,7 @@ class Reading:
         num_unordered: Requests that the file has after a later one.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[RecordedRequest, ...]
     form: str
     drops: Drops
     num_unordered: int
@@ -57,7 +57,7 @@ def read_requests(
     block_tokens: int = mooncake.BLOCK_TOKENS,
     complete: bool = True,
     damaged_max: float = 0.0,
-    part: Part | None = None,
+    part: TracePart | None = None,
     on_progress: OnProgress | None = None,
     limits: TraceLimits = LIMITS,
     unit: mooncake.Unit | None = None,
@@ -82,7 +82,7 @@ def read_requests(
             too much of it is damaged, or its timestamps are most likely in another unit.
     """
     name = detect(path) if form is None else form
-    wanted = part or Part()
+    wanted = part or TracePart()
 
     def read(first_ns: int | None) -> _Reader:
         lines = read_lines(path, on_progress, limits)
@@ -139,13 +139,13 @@ class _Reader:
 
     path: Path
     damaged_max: float
-    part: Part
+    part: TracePart
     has_instants: bool
     first_ns: int | None
     limits: TraceLimits
     drops: Drops = field(default_factory=Drops)
     days: Days = field(default_factory=Days)
-    kept: list[tuple[int, int, Row]] = field(default_factory=list)
+    kept: list[tuple[int, int, RecordedRequest]] = field(default_factory=list)
     num_ids: int = 0
     has_unit: bool = True
 
@@ -160,7 +160,7 @@ class _Reader:
             if not self.has_instants and len(self.kept) == self.part.num_requests:
                 break
 
-    def _keep(self, number: int, row: Row) -> None:
+    def _keep(self, number: int, row: RecordedRequest) -> None:
         if self.first_ns is None:
             self.first_ns = row.at_ns
         if not self.part.is_whole:
@@ -218,7 +218,7 @@ class _Reader:
         shifted = kept if not first_ns else [r._replace(at_ns=r.at_ns - first_ns) for r in kept]
         return Reading(tuple(shifted), form, self.drops, num_unordered)
 
-    def _near(self) -> list[Row]:
+    def _near(self) -> list[RecordedRequest]:
         """The requests in order of lines, without those whose instant is far from all others."""
         if not self.kept:
             return []

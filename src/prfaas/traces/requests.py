@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A recorded request: instant, lengths in tokens, ids of the prompt's blocks, tenant.
 
     An id names its block and all before it; the last block may be a partial one. No ids: nothing

@@ -38,7 +38,7 @@ import blake3
 
 from prfaas.core.cache.ages import is_age_code
 from prfaas.core.codec.codecs import RAW_NUMBER
-from prfaas.core.codec.lossy import Mode
+from prfaas.core.codec.lossy import SegmentMode
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment
 from prfaas.errors import PeerError
@@ -87,7 +87,7 @@ class ReceivedBlock:
     """True if the sender has it, or a block it was computed from, from another pool."""
     stream_bytes: int = 0
     """Size of the stream with which `data` starts, if the block was rounded; 0 if it was not."""
-    modes: frozenset[Mode] = frozenset()
+    modes: frozenset[SegmentMode] = frozenset()
     """Roundings of the stream, once it was decoded."""
     age: int = 0
     """Code of its age."""

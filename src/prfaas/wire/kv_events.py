@@ -113,7 +113,7 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True)
-class Batch:
+class KvEventBatch:
     """Changes of device memory in a batch.
 
     Attributes:
@@ -133,7 +133,7 @@ class Batch:
     num_unknown: int = 0
 
 
-def decode_batch(payload: bytes) -> Batch:
+def decode_batch(payload: bytes) -> KvEventBatch:
     """Decode a batch.
 
     Raises:
@@ -147,7 +147,7 @@ def decode_batch(payload: bytes) -> Batch:
     return _mixed(payload)
 
 
-def _mixed(payload: bytes) -> Batch:
+def _mixed(payload: bytes) -> KvEventBatch:
     """A batch with an event of a kind or encoding that the fast ways do not take."""
     try:
         is_map = payload[:1] >= b"\xde" or b"\x80" <= payload[:1] <= b"\x8f"
@@ -173,8 +173,8 @@ def _event(raw: bytes) -> _Known | None:
     return event
 
 
-def _batch(events: list[Any], num_unknown: int) -> Batch:
-    batch = Batch(num_events=len(events) + num_unknown, num_unknown=num_unknown)
+def _batch(events: list[Any], num_unknown: int) -> KvEventBatch:
+    batch = KvEventBatch(num_events=len(events) + num_unknown, num_unknown=num_unknown)
     hashes, runs = batch.hashes, batch.runs
     for event in events:
         # Hundreds of thousands come by each second: no isinstance over unions.

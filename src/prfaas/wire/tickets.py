@@ -24,7 +24,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.manifest import DIGEST_BYTES
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
-from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError, PeerError
 from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.allow_list import AllowList, admitted
@@ -182,10 +182,11 @@ class TicketOpener:
             TicketRefusedError: It is missing or malformed, or no gateway of ours signed it.
         """
         if not data:
-            raise TicketRefusedError(Refusal.MISSING, "there is none")
+            raise TicketRefusedError(TicketRefusal.MISSING, "there is none")
         if len(data) > TICKET_BYTES_MAX:
             raise TicketRefusedError(
-                Refusal.MALFORMED, f"it has {len(data)} bytes, the limit is {TICKET_BYTES_MAX}"
+                TicketRefusal.MALFORMED,
+                f"it has {len(data)} bytes, the limit is {TICKET_BYTES_MAX}",
             )
         try:
             sealed = _sealed_decoder.decode(data)
@@ -198,7 +199,7 @@ class TicketOpener:
             RecursionError,
             x509.InvalidVersion,
         ) as error:
-            raise TicketRefusedError(Refusal.MALFORMED, str(error)) from None
+            raise TicketRefusedError(TicketRefusal.MALFORMED, str(error)) from None
         signer, signer_regions = self._check_signer(sealed, chain, now_ns)
         return Ticket(
             spec.transfer_id,
@@ -242,7 +243,9 @@ class TicketOpener:
                 raise VerificationError("its key is no elliptic-curve key")
             key.verify(sealed.signature, _DOMAIN + sealed.ticket, _ALGORITHM)
         except InvalidSignature:
-            raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, "its signature is wrong") from None
+            raise TicketRefusedError(
+                TicketRefusal.UNKNOWN_SIGNER, "its signature is wrong"
+            ) from None
         except (VerificationError, PeerError, ValueError, UnsupportedAlgorithm) as error:
-            raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, str(error)) from None
+            raise TicketRefusedError(TicketRefusal.UNKNOWN_SIGNER, str(error)) from None
         return signer, regions_in(uris)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prfaas.cli.preflight.compatibility import Engines, Pair, absent, pairs
+from prfaas.cli.preflight.compatibility import AlikeEngines, EnginePair, absent, pairs
 from prfaas.cli.preflight.pool_survey import survey
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.blocks import HashScheme
@@ -32,7 +32,7 @@ def engine(
     shared: int = 1056,
     facts: dict[str, str] | None = None,
     layout_id: bytes = b"L" * 32,
-) -> Engines:
+) -> AlikeEngines:
     group = GroupSpec(
         index=0,
         kind="full_attention",  # type: ignore[arg-type]
@@ -42,11 +42,11 @@ def engine(
     )
     layout = LayoutSpec(layout_id=layout_id, tokens_per_hash=shared, hash_seed="0", groups=[group])
     shape = EngineShape(ranks=ranks, block_tokens=block)
-    return Engines((name,), layout, shape, facts or {})
+    return AlikeEngines((name,), layout, shape, facts or {})
 
 
 def test_engines_with_equal_rows_convert_nothing() -> None:
-    pair = Pair(engine("p"), engine("d"))
+    pair = EnginePair(engine("p"), engine("d"))
     assert not pair.is_refused
     assert pair.row == (
         "p",
@@ -66,7 +66,7 @@ def test_engines_that_name_blocks_by_different_schemes_share_none() -> None:
     layout = msgspec.structs.replace(
         prefill.layout, layout_id=b"S" * 32, hash_scheme=HashScheme.SGLANG_PAGES
     )
-    pair = Pair(replace(prefill, layout=layout), replace(decode, facts={"dtype": "a"}))
+    pair = EnginePair(replace(prefill, layout=layout), replace(decode, facts={"dtype": "a"}))
     assert pair.row[-2:] == ("sglang_pages > sha256_cbor", "refused")
     assert "hash_scheme: sha256_cbor at d, sglang_pages at p; " in pair.words
     assert "share none" in pair.words
@@ -77,15 +77,17 @@ def test_pages_of_sglang_are_refused_where_only_ticketed_blocks_are_kept() -> No
     pages = replace(
         made, layout=msgspec.structs.replace(made.layout, hash_scheme=HashScheme.SGLANG_PAGES)
     )
-    assert not Pair(pages, pages).is_refused
-    assert not Pair(made, made, is_ticketed=True).is_refused
-    refused = Pair(pages, pages, is_ticketed=True)
+    assert not EnginePair(pages, pages).is_refused
+    assert not EnginePair(made, made, is_ticketed=True).is_refused
+    refused = EnginePair(pages, pages, is_ticketed=True)
     assert refused.row[-1] == "refused"
     assert "come without a ticket" in refused.words
 
 
 def test_a_conversion_names_the_ranks_and_the_blocks_that_are_combined() -> None:
-    pair = Pair(engine("p", ranks=8, block=272, shared=1088), engine("d", block=1088, shared=1088))
+    pair = EnginePair(
+        engine("p", ranks=8, block=272, shared=1088), engine("d", block=1088, shared=1088)
+    )
     assert pair.row[4:] == (
         "8 > 1",
         "272 > 1088, shared 1088",
@@ -110,7 +112,7 @@ def test_a_refusal_has_its_reason_and_the_next_step(
         engine(name, facts={fact: value}, layout_id=value.encode().ljust(32))
         for name, value in zip(("d", "p"), values, strict=True)
     )
-    pair = Pair(prefill, decode)
+    pair = EnginePair(prefill, decode)
     assert pair.row[-1] == "refused"
     assert pair.words.startswith(
         f"p to d: refused, nothing is offloaded (layout_mismatch): "

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.billing.bill import Bill, BillLine, Sources
-from prfaas.core.billing.terms import Terms, TermsBook, exact, terms_of, terms_record
-from prfaas.core.billing.usage import NAMES, Amounts, Meter, Phase, UsageKey, usage_record
+from prfaas.core.billing.bill import Bill, BillLine, BillSources
+from prfaas.core.billing.terms import ClusterTerms, TermsBook, exact, terms_of, terms_record
+from prfaas.core.billing.usage import NAMES, Amounts, Meter, UsageKey, UsagePhase, usage_record
 
 HOUR_NS = 3600 * 10**9
-PD = Terms("pd", "pd", ("pd-pool",), 8, 4, exact(2.0), exact(0.0), exact(0.01), exact(4000.0))
-EAST = Terms("east", "prfaas", ("east-pool",), 8, 1, exact(3.6), exact(2.5), exact(0.0))
+PD = ClusterTerms(
+    "pd", "pd", ("pd-pool",), 8, 4, exact(2.0), exact(0.0), exact(0.01), exact(4000.0)
+)
+EAST = ClusterTerms("east", "prfaas", ("east-pool",), 8, 1, exact(3.6), exact(2.5), exact(0.0))
 
 
 def at(second: int) -> str:
@@ -34,7 +36,7 @@ class Log:
 
 
 def bill_of(*logs: Log, since: str = "", until: str = "~") -> Bill:
-    sources = Sources(frozenset(log.name for log in logs))
+    sources = BillSources(frozenset(log.name for log in logs))
     for log in logs:
         for line in log.lines:
             sources.learn(line)
@@ -46,7 +48,7 @@ def bill_of(*logs: Log, since: str = "", until: str = "~") -> Bill:
     return bill
 
 
-def gateway(*terms: Terms) -> Log:
+def gateway(*terms: ClusterTerms) -> Log:
     log = Log("gateway")
     for each in terms:
         log.write(0, terms_record(each))
@@ -54,7 +56,7 @@ def gateway(*terms: Terms) -> Log:
 
 
 def prefill(**amounts: int) -> dict[str, Any]:
-    key = UsageKey("tag-a", Phase.PREFILL_REMOTE, "east", "batch")
+    key = UsageKey("tag-a", UsagePhase.PREFILL_REMOTE, "east", "batch")
     return usage_record(key, Amounts(**amounts), tenant_name="alice")
 
 
@@ -78,7 +80,7 @@ COUNTS = st.integers(0, 2**62)
 KEYS = st.builds(
     UsageKey,
     st.sampled_from(["a", "b", ""]),
-    st.sampled_from([Phase.PREFILL_LOCAL, Phase.PREFILL_REMOTE, Phase.DECODE]),
+    st.sampled_from([UsagePhase.PREFILL_LOCAL, UsagePhase.PREFILL_REMOTE, UsagePhase.DECODE]),
     st.sampled_from(["pd", "east"]),
     st.sampled_from(["", "batch"]),
 )
@@ -179,7 +181,7 @@ def test_bytes_of_unknown_transfers_are_in_the_bill() -> None:
 def test_storage_costs_by_the_bytes_and_the_time_that_they_were_held() -> None:
     log, pd = gateway(PD, EAST), Log("pd-pool")
     log.write(1, prefill(count=1))
-    key = UsageKey("tag-a", Phase.STORAGE, "", "")
+    key = UsageKey("tag-a", UsagePhase.STORAGE, "", "")
     pd.write(60, usage_record(key, Amounts(byte_ns=10**9 * HOUR_NS), tier="host"))
     rows = dict(bill_of(log, pd).by(["tenant", "phase", "cluster"]))
     assert rows["alice", "storage", "pd"].cost == Fraction("0.01")
@@ -187,7 +189,7 @@ def test_storage_costs_by_the_bytes_and_the_time_that_they_were_held() -> None:
 
 def test_decode_is_charged_by_its_share_of_an_instance_with_energy() -> None:
     log = gateway(PD, EAST)
-    key = UsageKey("a", Phase.DECODE, "pd", "")
+    key = UsageKey("a", UsagePhase.DECODE, "pd", "")
     log.write(1, usage_record(key, Amounts(1, 100, slot_ns=HOUR_NS)))
     total = bill_of(log).total()
     assert total.cost == 8 * 2 * Fraction(1, 4)
@@ -218,7 +220,7 @@ def test_lost_records_are_counted() -> None:
 
 @given(PRICES, PRICES)
 def test_terms_survive_their_record(gpu_hour: Fraction, per_tb: Fraction) -> None:
-    terms = Terms("east", "prfaas", ("a", "b"), 8, 3, gpu_hour, per_tb, None, None)
+    terms = ClusterTerms("east", "prfaas", ("a", "b"), 8, 3, gpu_hour, per_tb, None, None)
     assert terms_of(terms_record(terms)) == terms
 
 

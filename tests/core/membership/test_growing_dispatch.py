@@ -7,7 +7,7 @@ import pytest
 from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.decode_stage import DecodeBook
-from prfaas.core.dispatch.types import Arrival, Member, Routed
+from prfaas.core.dispatch.types import Arrival, ClusterMember, Routed
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.resilience.guards import Guards
 from tests.core.dispatching import dispatcher
@@ -22,7 +22,7 @@ def test_an_instance_that_joins_gets_work_once_it_is_ready() -> None:
     names = ("h0", "h1")
     for name in names:
         made.set_ready(name, ready=False, now_ns=1)
-    made.add("pd", Member("late", "late-pool"))
+    made.add("pd", ClusterMember("late", "late-pool"))
     made.describe("late", num_tokens_max=1000, layout_id=b"")
     made.set_ready("late", ready=True, now_ns=2)
     found = made.arrive(arrival(1), 3)
@@ -40,15 +40,15 @@ def test_an_instance_that_joins_gets_work_once_it_is_ready() -> None:
 
 
 def test_a_decode_book_forgets_who_has_left() -> None:
-    book = DecodeBook([Member("a", "pool")])
-    book.add(Member("b", "pool"))
+    book = DecodeBook([ClusterMember("a", "pool")])
+    book.add(ClusterMember("b", "pool"))
     book.set_ready("b", ready=True)
     book.set_ready("a", ready=False)
     assert book.choose() == "b"
     book.leave("b")
     book.remove("b")
     assert book.choose() is None
-    book.add(Member("b", "pool"))
+    book.add(ClusterMember("b", "pool"))
     assert book.choose() is None, "a successor is not ready because its predecessor was"
 
 

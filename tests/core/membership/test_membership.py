@@ -10,17 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.membership.machine import Action, Join, Leave, Membership, Row, Withhold
-from prfaas.core.membership.members import Kind, Listed, Member, Reason, Refusal, Site, State
+from prfaas.core.membership.machine import Action, Join, Leave, MemberRow, Membership, Withhold
+from prfaas.core.membership.members import (
+    Listed,
+    Member,
+    MemberKind,
+    RefusalCause,
+    RefusedEntry,
+    Site,
+    State,
+)
 
 SITE = Site({"pd": ("both",), "prfaas": ("both",)}, "tiny")
-POOL = Member("pool", Kind.POOL, "pd", "10.0.0.1:7100")
+POOL = Member("pool", MemberKind.POOL, "pd", "10.0.0.1:7100")
 
 
 def engine(number: int, place: int | None = None, pool: str = "pool") -> Listed:
     at = number if place is None else place
     return Listed(
-        Member(f"e{number}", Kind.ENGINE, "pd", f"http://10.0.1.{at}:8100", pool, "both", "tiny")
+        Member(
+            f"e{number}", MemberKind.ENGINE, "pd", f"http://10.0.1.{at}:8100", pool, "both", "tiny"
+        )
     )
 
 
@@ -47,7 +57,7 @@ class Gateway:
     def state(self, name: str) -> State:
         return self.row(name).state
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> MemberRow:
         return next(row for row in self.machine.rows() if row.name == name)
 
     def takes(self, name: str) -> bool:
@@ -62,7 +72,7 @@ class Gateway:
                 case Join(member):
                     assert member.name not in self.members
                     assert member.address not in {m.address for m in self.members.values()}
-                    if member.kind is Kind.ENGINE:
+                    if member.kind is MemberKind.ENGINE:
                         assert member.pool in self.members
                     self.members[member.name] = member
                 case Withhold(name, withheld):
@@ -143,7 +153,7 @@ def test_a_pool_node_that_moves_takes_no_engine_along() -> None:
     gateway = Gateway()
     gateway.lists(engine(1))
     gateway.well("e1")
-    moved = Member("pool", Kind.POOL, "pd", "10.0.0.2:7100")
+    moved = Member("pool", MemberKind.POOL, "pd", "10.0.0.2:7100")
     gateway._apply(gateway.machine.listed("file", [Listed(moved), engine(1)], 5))
     assert gateway.takes("e1")
     assert "pool" in gateway.withheld
@@ -168,18 +178,18 @@ def test_a_pool_node_leaves_after_its_engines() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"name": "e2", "model": "other"}, Reason.OTHER_MODEL),
-        ({"name": "e2", "cluster": "nowhere"}, Reason.UNKNOWN_CLUSTER),
-        ({"name": "e2", "role": "boss"}, Reason.UNKNOWN_ROLE),
-        ({"name": "e2", "pool": "nowhere"}, Reason.UNKNOWN_POOL),
-        ({"name": "e2", "pool": "e1"}, Reason.UNKNOWN_POOL),
-        ({"name": "e2", "cluster": "prfaas"}, Reason.UNKNOWN_POOL),
-        ({"name": "e2", "address": "http://10.0.1.1:8100"}, Reason.ADDRESS_TAKEN),
-        ({"name": "e1", "address": "http://10.0.1.2:8100"}, Reason.DUPLICATE_NAME),
+        ({"name": "e2", "model": "other"}, RefusalCause.OTHER_MODEL),
+        ({"name": "e2", "cluster": "nowhere"}, RefusalCause.UNKNOWN_CLUSTER),
+        ({"name": "e2", "role": "boss"}, RefusalCause.UNKNOWN_ROLE),
+        ({"name": "e2", "pool": "nowhere"}, RefusalCause.UNKNOWN_POOL),
+        ({"name": "e2", "pool": "e1"}, RefusalCause.UNKNOWN_POOL),
+        ({"name": "e2", "cluster": "prfaas"}, RefusalCause.UNKNOWN_POOL),
+        ({"name": "e2", "address": "http://10.0.1.1:8100"}, RefusalCause.ADDRESS_TAKEN),
+        ({"name": "e1", "address": "http://10.0.1.2:8100"}, RefusalCause.DUPLICATE_NAME),
     ],
 )
 def test_a_member_that_contradicts_is_refused_and_harms_nobody(
-    change: dict[str, str], reason: Reason
+    change: dict[str, str], reason: RefusalCause
 ) -> None:
     gateway = Gateway()
     gateway.lists(engine(1))
@@ -198,25 +208,29 @@ def test_a_member_that_contradicts_is_refused_and_harms_nobody(
 
 
 def test_more_members_than_the_limit_are_refused() -> None:
-    gateway = Gateway(Site(SITE.clusters, "tiny", {Kind.POOL: 1, Kind.ENGINE: 2, Kind.GATEWAY: 0}))
+    gateway = Gateway(
+        Site(
+            SITE.clusters, "tiny", {MemberKind.POOL: 1, MemberKind.ENGINE: 2, MemberKind.GATEWAY: 0}
+        )
+    )
     gateway.lists(engine(2), engine(3))
     gateway.lists(engine(1), engine(2), engine(3))
     assert set(gateway.members) == {"pool", "e2", "e3"}
     refusal = gateway.row("e1").refusal
     assert refusal is not None
-    assert refusal.reason is Reason.TOO_MANY
+    assert refusal.reason is RefusalCause.TOO_MANY
 
 
 def test_a_member_that_reports_another_model_gets_nothing_until_it_agrees() -> None:
     gateway = Gateway()
     gateway.lists(engine(1))
     gateway.well("e1")
-    refusal = Refusal("e1", Reason.OTHER_MODEL, "it serves 'big'")
+    refusal = RefusedEntry("e1", RefusalCause.OTHER_MODEL, "it serves 'big'")
     gateway._apply(gateway.machine.contradicts(refusal, 7))
     assert (gateway.state("e1"), gateway.takes("e1")) == (State.REFUSED, False)
-    gateway._apply(gateway.machine.agrees("e1", 8, Reason.OTHER_LAYOUT))
+    gateway._apply(gateway.machine.agrees("e1", 8, RefusalCause.OTHER_LAYOUT))
     assert gateway.state("e1") is State.REFUSED
-    gateway._apply(gateway.machine.agrees("e1", 9, Reason.OTHER_MODEL))
+    gateway._apply(gateway.machine.agrees("e1", 9, RefusalCause.OTHER_MODEL))
     assert gateway.takes("e1")
 
 

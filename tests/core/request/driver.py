@@ -23,15 +23,15 @@ from prfaas.core.request.actions import (
     WakeAt,
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
-from prfaas.core.request.fleet import Again, Fleet, Limits
+from prfaas.core.request.fleet import Again, RequestLimits, SharedState
 from prfaas.core.request.held import OF_LEG, life_of
 from prfaas.core.request.machine import Route
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
 from prfaas.units import NS_PER_S
 
-LIMITS = Limits(prefill_timeout_ns=60 * NS_PER_S, transfer_timeout_ns=30 * NS_PER_S)
+LIMITS = RequestLimits(prefill_timeout_ns=60 * NS_PER_S, transfer_timeout_ns=30 * NS_PER_S)
 NUMBER = 7
 
 
@@ -129,8 +129,8 @@ class ScriptedBreakers:
     def began(self, target: str | tuple[str, str], now_ns: int) -> None:
         self.began_of[target] += 1
 
-    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
-        if told is Told.FAILED:
+    def ended(self, target: str | tuple[str, str], told: BreakerOutcome, now_ns: int) -> None:
+        if told is BreakerOutcome.FAILED:
             self.failed.append(target)
 
 
@@ -183,11 +183,11 @@ class Driver:
         apart: bool = True,
         decode: str = "d",
         books: ScriptedBooks | None = None,
-        limits: Limits = LIMITS,
+        limits: RequestLimits = LIMITS,
         holds: bool = False,
     ) -> None:
         self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
-        self.fleet = Fleet(self.books, self.breakers, limits)
+        self.fleet = SharedState(self.books, self.breakers, limits)
         is_remote = found.decision.path is Path.REMOTE
         pools = found.prefill_pool, found.destination
         self.life = life_of(

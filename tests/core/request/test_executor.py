@@ -7,7 +7,7 @@ import pytest
 from prfaas.core.request.actions import ACTIONS
 from prfaas.core.request.executor import NAMES, Executor
 from prfaas.gateway.serving.request_run import RequestRun as GatewayRun
-from prfaas.sim.engine.request_run import RequestRun as SimulatorRun
+from prfaas.sim.engine.request_run import SimulatedRequestRun as SimulatorRun
 
 
 @pytest.mark.parametrize("driver", [GatewayRun, SimulatorRun])

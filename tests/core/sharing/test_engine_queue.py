@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.sharing.contracts import Contract
-from prfaas.core.sharing.engine_queue import LAG_MAX, SPEED_UNKNOWN, EngineQueue, Why
+from prfaas.core.sharing.engine_queue import LAG_MAX, SPEED_UNKNOWN, EngineQueue, QueueRefusal
 from prfaas.units import NS_PER_S
 
 
@@ -33,7 +33,7 @@ class Bench:
         self._running: list[tuple[int, int]] = []
         self.now = 0
 
-    def ask(self, site: str, engine: str, tokens: int) -> Why | None:
+    def ask(self, site: str, engine: str, tokens: int) -> QueueRefusal | None:
         job = len(self.jobs)
         self.jobs[job] = site, engine, tokens
         return self.queue.ask(job, site, engine, tokens)
@@ -150,8 +150,12 @@ def test_a_rate_holds_on_idle_engines_too() -> None:
 def test_a_full_queue_and_a_stranger_are_refused() -> None:
     queue = EngineQueue({"e": 1})
     queue.agree([contract("a", 1.0, queued_max=2)])
-    assert [queue.ask(job, "a", "e", 1) for job in range(3)] == [None, None, Why.QUEUE_FULL]
-    assert queue.ask(9, "b", "e", 1) is Why.NO_CONTRACT
+    assert [queue.ask(job, "a", "e", 1) for job in range(3)] == [
+        None,
+        None,
+        QueueRefusal.QUEUE_FULL,
+    ]
+    assert queue.ask(9, "b", "e", 1) is QueueRefusal.NO_CONTRACT
 
 
 def test_requests_of_a_site_without_a_contract_end_and_free_their_slots() -> None:
@@ -259,11 +263,11 @@ def test_a_request_that_keeps_a_slot_is_charged_for_its_time(known: bool) -> Non
 def test_requests_that_are_not_here_yet_have_a_slot_or_a_place() -> None:
     queue = EngineQueue({"e0": 1, "e1": 1})
     queue.agree([contract("a", 1.0, queued_max=2)])
-    assert queue.refuses("b", {}) is Why.NO_CONTRACT
+    assert queue.refuses("b", {}) is QueueRefusal.NO_CONTRACT
     assert queue.refuses("a", {"e0": 3, "e1": 1}) is None
-    assert queue.refuses("a", {"e0": 3, "e1": 2}) is Why.QUEUE_FULL
-    assert queue.refuses("a", {"e0": 4}) is Why.QUEUE_FULL
+    assert queue.refuses("a", {"e0": 3, "e1": 2}) is QueueRefusal.QUEUE_FULL
+    assert queue.refuses("a", {"e0": 4}) is QueueRefusal.QUEUE_FULL
     assert queue.ask(0, "a", "e0", 100) is None
     assert queue.start(0) == [0]
     assert queue.refuses("a", {"e0": 2}) is None
-    assert queue.refuses("a", {"e0": 3}) is Why.QUEUE_FULL
+    assert queue.refuses("a", {"e0": 3}) is QueueRefusal.QUEUE_FULL

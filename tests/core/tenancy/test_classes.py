@@ -8,7 +8,7 @@ from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.fair_slots import FairSlots
 from prfaas.core.admission.priorities import LEAST_RATIO, WINDOW_NS
-from prfaas.core.market.choice import Terms
+from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import ServiceClass, terms_of
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
@@ -19,11 +19,11 @@ BATCH = ServiceClass("batch", 100 * S, 0.0, priority=-1)
 
 
 def test_a_class_gives_the_choice_its_target_and_the_value_of_a_second() -> None:
-    usual = Terms(0.1, 10 * S)
+    usual = RequestTerms(0.1, 10 * S)
     assert terms_of(None, usual) == usual
-    assert terms_of(GOLD, usual) == Terms(0.5, 2 * S)
+    assert terms_of(GOLD, usual) == RequestTerms(0.5, 2 * S)
     assert terms_of(ServiceClass("plain"), usual) == usual
-    assert terms_of(BATCH, usual) == Terms(0.0, 100 * S)
+    assert terms_of(BATCH, usual) == RequestTerms(0.0, 100 * S)
 
 
 @pytest.mark.parametrize("target_ns", [10 * S, None])

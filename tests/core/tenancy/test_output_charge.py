@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.core.admission.output_charge import OutputRate
-from prfaas.core.admission.quotas import Bucket
+from prfaas.core.admission.quotas import TokenBucket
 from prfaas.units import NS_PER_S
 
 
@@ -50,7 +50,7 @@ def test_an_answer_that_came_all_at_once_doubles_the_speed_at_most() -> None:
 
 
 def test_a_bucket_takes_back_no_more_than_it_holds() -> None:
-    bucket = Bucket(10, NS_PER_S)
+    bucket = TokenBucket(10, NS_PER_S)
     bucket.take(25, 0)
     assert bucket.left(0) == 0
     bucket.take(-5, 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prfaas.core.kv.canonical.copies import RankPages, Run, row_runs
+from prfaas.core.kv.canonical.copies import CopyRun, RankPages, row_runs
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes
 from prfaas.core.kv.canonical.pieces import pieces
 from tests.core.kv.canonical.model_kinds import Bytes, read
@@ -84,7 +84,7 @@ def _content(torch: Any, token: int, head: int) -> Any:
     return values.view(torch.bfloat16)
 
 
-def runs_of(pages: list[Page], kv_heads: int, layout: str = "LBHNC") -> list[Run]:
+def runs_of(pages: list[Page], kv_heads: int, layout: str = "LBHNC") -> list[CopyRun]:
     """Copies between a row of an engine and its block, as the connector describes them.
 
     Args:

@@ -21,7 +21,7 @@ from pathlib import Path
 from prfaas.core.kv.blocks import BlockKey, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState, Tier
 from prfaas.engines.timing.api.server import Server
-from prfaas.engines.timing.host import Host
+from prfaas.engines.timing.host import InstanceHost
 from tests.gateway.churn import Churn, following, run
 from tests.membership.fake_api import FakeApi
 from tests.pool.sites import LOOPBACK
@@ -41,9 +41,9 @@ class TimingChurn(Churn):
     """A run with timing engines that publish KV events."""
 
     world: World = field(kw_only=True)
-    host: Host = field(kw_only=True)
+    host: InstanceHost = field(kw_only=True)
     """Makes engines of the pool node of the PD cluster."""
-    alone: Host = field(kw_only=True)
+    alone: InstanceHost = field(kw_only=True)
     """One engine that shares nothing: its answers are right."""
     alone_url: str = field(kw_only=True)
     servers: dict[str, Server] = field(default_factory=dict)
@@ -172,7 +172,7 @@ async def churning(
 ) -> AsyncIterator[TimingChurn]:
     """A churn of timing engines beside the two PD engines and the PrfaaS engine of a deployment."""
     plan = write_plan(directory)
-    alone = Host(settings(plan, checkpoint, "alone"))
+    alone = InstanceHost(settings(plan, checkpoint, "alone"))
     urls = await alone.start()
     async with running(
         directory,
@@ -183,7 +183,7 @@ async def churning(
         poll_s=poll_s,
     ) as world:
         made = settings(plan, checkpoint, time_scale=TIME_SCALE)
-        host = Host(replace(made, pool=directory / "pd-pool.sock", cache_tokens=1024))
+        host = InstanceHost(replace(made, pool=directory / "pd-pool.sock", cache_tokens=1024))
         churn = TimingChurn(
             world.gateway,
             FakeApi(page_items=50),

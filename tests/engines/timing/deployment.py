@@ -13,8 +13,8 @@ import aiohttp
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import HashScheme
-from prfaas.engines.timing.host import Host
-from prfaas.engines.timing.instance import Instance
+from prfaas.engines.timing.host import InstanceHost
+from prfaas.engines.timing.instance import TimedInstance
 from prfaas.gateway.app import Gateway
 from prfaas.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site, until
@@ -40,14 +40,14 @@ class World:
     http: aiohttp.ClientSession
     gateway: Gateway
     sites: dict[str, Site]
-    hosts: list[Host]
+    hosts: list[InstanceHost]
     wire: FaultProxy
 
-    def instance(self, name: str) -> Instance:
+    def instance(self, name: str) -> TimedInstance:
         return next(h.servers[name].instance for h in self.hosts if name in h.servers)
 
     @property
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[TimedInstance]:
         return [server.instance for host in self.hosts for server in host.servers.values()]
 
     async def complete(

@@ -14,7 +14,7 @@ import aiohttp
 
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
-from prfaas.engines.timing.host import Host, HostSettings
+from prfaas.engines.timing.host import HostSettings, InstanceHost
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.lab.faults import FaultProxy
@@ -40,7 +40,7 @@ class PartsOnStack:
     def __init__(self, stack: AsyncExitStack, directory: Path, identities: Path) -> None:
         self._stack, self._directory, self._identities = stack, directory, identities
         self.sites: dict[str, Site] = {}
-        self.hosts: list[Host] = []
+        self.hosts: list[InstanceHost] = []
         self.urls: dict[str, str] = {}
         """Base URLs of engines, by name."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.engines.timing.content import Answer, block_bytes, stained
+from prfaas.engines.timing.content import DrawnAnswer, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Events
 from prfaas.engines.timing.rows import Rows
@@ -32,21 +32,25 @@ KEY = BlockKey(0, b"k" * 32)
 
 def test_an_answer_goes_on_from_what_was_said() -> None:
     prompt = [5, 6, 7]
-    answer = Answer(prompt)
+    answer = DrawnAnswer(prompt)
     said = [answer.next(SPOKEN) for _ in range(20)]
-    rest = Answer(prompt + said[:8])
+    rest = DrawnAnswer(prompt + said[:8])
     assert [rest.next(SPOKEN) for _ in range(12)] == said[8:]
     assert len(set(said)) > 5
 
 
 def test_every_token_and_every_stain_changes_the_answer() -> None:
-    def said(answer: Answer) -> list[int]:
+    def said(answer: DrawnAnswer) -> list[int]:
         return [answer.next(SPOKEN) for _ in range(20)]
 
-    one = said(Answer([1, 2, 3]))
-    assert one == said(Answer([1, 2, 3]))
+    one = said(DrawnAnswer([1, 2, 3]))
+    assert one == said(DrawnAnswer([1, 2, 3]))
     stain = stained(b"", b"wrong")
-    others = [Answer([1, 2, 4]), Answer([1, 2, 3], stain), Answer([1, 2, 3], choice=1)]
+    others = [
+        DrawnAnswer([1, 2, 4]),
+        DrawnAnswer([1, 2, 3], stain),
+        DrawnAnswer([1, 2, 3], choice=1),
+    ]
     assert all(said(other) != one for other in others)
 
 

@@ -15,7 +15,7 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.engines.orders import PushOrder
 from prfaas.engines.timing import tier
-from prfaas.engines.timing.instance import Instance, Work
+from prfaas.engines.timing.instance import PromptWork, TimedInstance
 from prfaas.engines.timing.pushes import NewBlock
 from prfaas.pool.store.origins import LOCAL, Origin
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -172,10 +172,10 @@ async def test_requests_under_way_bring_nothing_back(
 
 async def test_a_prefix_that_was_forgotten_before_its_push_is_not_stored_as_clean() -> None:
     layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
-    instance = object.__new__(Instance)
+    instance = object.__new__(TimedInstance)
     instance.layout, instance._span = layout, 16
     stored: list[object] = []
-    work = Work("one", [1] * 48, 1, order=PushOrder("ab" * 16, "pd-pool", final_tokens=48))
+    work = PromptWork("one", [1] * 48, 1, order=PushOrder("ab" * 16, "pd-pool", final_tokens=48))
     work.hashes = [bytes([n]) * 32 for n in range(3)]
     is_forgotten = False
 
@@ -218,7 +218,7 @@ async def test_stores_that_wait_do_not_outlive_a_purge(monkeypatch: pytest.Monke
     """Blocks of the source are sent and answered, or never sent after the reset of the engine."""
     monkeypatch.setattr(tier, "PoolClient", _Pool)
     layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
-    ours = tier.Tier("pd-0", layout, Path("nowhere"), 64 * 1024, {})
+    ours = tier.TimingTier("pd-0", layout, Path("nowhere"), 64 * 1024, {})
     pool = cast("_Pool", ours._client)
     keys = [BlockKey(0, number.to_bytes(32, "big")) for number in range(101)]
     ours.lineage.loaded([keys[0].block_hash], ["prfaas-pool"])

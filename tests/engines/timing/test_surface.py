@@ -16,7 +16,7 @@ import pytest
 
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.timing.api.generation import OWN_TOKENS
-from prfaas.engines.timing.host import Host
+from prfaas.engines.timing.host import InstanceHost
 from prfaas.errors import ConfigError
 from prfaas.gateway.engines.engine_load import load_in
 from tests.pool.sites import until
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass
 class Engine:
-    host: Host
+    host: InstanceHost
     url: str
     http: aiohttp.ClientSession
 
@@ -272,7 +272,7 @@ async def test_the_name_has_to_say_that_nothing_is_computed(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="computes nothing"):
-        Host(settings(write_plan(tmp_path), checkpoint, "e0", model="tiny"))
+        InstanceHost(settings(write_plan(tmp_path), checkpoint, "e0", model="tiny"))
 
 
 async def test_kv_events_are_numbered_and_sent_again(checkpoint: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_vllm_reads_our_kv_events() -> None:
         "group_idx": 1,
         "kv_cache_spec_kind": "mamba",
     }
-    batch = ours.Batch(
+    batch = ours.KvEventMessage(
         1.5,
         [
             ours.BlockStored(**stored),

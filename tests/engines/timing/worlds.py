@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prfaas.engines.timing.host import Host, HostSettings
+from prfaas.engines.timing.host import HostSettings, InstanceHost
 
 MODEL = "timing-tiny"
 SPAN = 16
@@ -78,6 +78,6 @@ def settings(plan: Path, checkpoint: Path, *names: str, **changes: Any) -> HostS
     return HostSettings(**(fields | changes))
 
 
-async def started(made: HostSettings) -> tuple[Host, Mapping[str, str]]:
-    host = Host(made)
+async def started(made: HostSettings) -> tuple[InstanceHost, Mapping[str, str]]:
+    host = InstanceHost(made)
     return host, await host.start()

@@ -10,8 +10,8 @@ import pytest
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.openai.responses import ChatFromCompletions, Relay
-from prfaas.gateway.serving.usage import Usage
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.serving.usage import UsageCorrection
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from tests.engines.vllm_modules import needing_vllm
 
 chats = needing_vllm("vllm.entrypoints.openai.chat_completion.protocol")
@@ -54,7 +54,7 @@ def test_a_whole_chat_has_the_keys_of_vllms() -> None:
         usage=usage_of({"cached_tokens": 16, "created_cache_tokens": 80}),
     ).model_dump()
     ours = ChatFromCompletions(chat_request(), "r").whole(theirs)
-    usage = Usage(Record("r", "chat", "t"), cache_end=96)
+    usage = UsageCorrection(RequestRecord("r", "chat", "t"), cache_end=96)
     ours["usage"] = usage.corrected(theirs["usage"])
     assert shape(ours) == shape(wanted)
     assert ours["usage"] == wanted["usage"]
@@ -128,22 +128,22 @@ def test_a_completion_keeps_all_keys_and_no_transfer_parameters() -> None:
     ours = Relay("cmpl-", "r").whole(theirs)
     assert ours.keys() == theirs.keys()
     assert ours["kv_transfer_params"] is None
-    usage = Usage(Record("r", "completions", "t"), cache_end=96)
+    usage = UsageCorrection(RequestRecord("r", "completions", "t"), cache_end=96)
     assert usage.corrected(theirs["usage"]) == theirs["usage"]
 
 
 def test_what_was_created_is_what_was_not_cached_before() -> None:
     """Decode found 64 tokens more than were cached when the request came: it created them."""
     found = {"cached_tokens": 80, "created_cache_tokens": 16}
-    by_chat_endpoint = Usage(Record("r", "chat", "t"), cached_max=16, cache_end=96)
+    by_chat_endpoint = UsageCorrection(RequestRecord("r", "chat", "t"), cached_max=16, cache_end=96)
     counts = usage_of(found).model_dump()
     details = by_chat_endpoint.corrected(counts)["prompt_tokens_details"]
     assert (details["cached_tokens"], details["created_cache_tokens"]) == (16, 80)
 
 
 def test_a_stream_has_no_null_details() -> None:
-    record = Record("r", "completions", "t", stream=True)
-    details = Usage(record).corrected(COUNTS)["prompt_tokens_details"]
+    record = RequestRecord("r", "completions", "t", stream=True)
+    details = UsageCorrection(record).corrected(COUNTS)["prompt_tokens_details"]
     assert details == {"cached_tokens": 0}
 
 

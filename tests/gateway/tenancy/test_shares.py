@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from prfaas.config.clusters import EngineTable
-from prfaas.core.dispatch.types import Refusal, Refused
+from prfaas.core.dispatch.types import RefusalReason, RefusedRequest
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.conftest import World, running, until
@@ -223,9 +223,9 @@ async def test_a_prompt_that_gets_no_engine_costs_what_was_tokenised(
     async with start(tokens_per_minute=1) as world:
         before = tokens_left(world)
 
-        def refuse(*_: Any, **__: Any) -> Refused:
-            return Refused(
-                Refusal.NO_INSTANCE, 1, Decision(Path.LOCAL, Reason.BELOW_THRESHOLD, 1, 1)
+        def refuse(*_: Any, **__: Any) -> RefusedRequest:
+            return RefusedRequest(
+                RefusalReason.NO_INSTANCE, 1, Decision(Path.LOCAL, Reason.BELOW_THRESHOLD, 1, 1)
             )
 
         monkeypatch.setattr(world.gateway.driver.dispatcher, "decide", refuse)

@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.errors import RequestError
 from prfaas.gateway.tokenization.bounds import CHUNK_CHARS, TooLongError, bounds_of
-from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 from tests.gateway.tokenizer_zoo import ZOO, tokenizer
 
@@ -24,7 +24,7 @@ class Counting:
         self.num_chars = 0
         assert self.encoder._quick is not None
         self._encode = self.encoder._quick
-        self.encoder._quick = cast(Quick, self)
+        self.encoder._quick = cast(FastTokenizer, self)
 
     def __call__(self, text: str, special: bool) -> array[int]:
         self.num_chars += len(text)

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
 from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 from prfaas.gateway.tokenization.word_caches import forget_words, keeps_words_by_thread
 from tests.gateway.tokenizer_zoo import (
@@ -48,7 +48,7 @@ def test_fastokens_serves_only_tokenizers_whose_words_it_keeps_by_thread(name: s
     core = tokenizer(name).backend_tokenizer
     assert keeps_words_by_thread(core) is (name in BY_THREAD)
     if name not in BY_THREAD:
-        assert not Quick(core).is_on
+        assert not FastTokenizer(core).is_on
 
 
 def test_deepseeks_rules_are_known_as_the_model_writes_them() -> None:
@@ -61,7 +61,7 @@ def test_deepseeks_rules_are_known_as_the_model_writes_them() -> None:
 def test_words_of_one_thread_are_new_to_another(name: str) -> None:
     """Known words take a fifth of the time of new ones; on another thread they take all of it."""
     core: Any = bpe(by_rules(*(rule.replace(r"\r\n", "\r\n") for rule in DEEPSEEK)))
-    made = Quick(core if name == "deepseek" else tokenizer(name).backend_tokenizer)
+    made = FastTokenizer(core if name == "deepseek" else tokenizer(name).backend_tokenizer)
     assert made.is_on
     known, new = [], []
     for attempt in range(5):

@@ -14,7 +14,7 @@ from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.report.emit_settings import deployment_settings, recommended
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
-from prfaas.sim.scenario.scenario_file import RoutingTable, ScenarioFile
+from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioRoutingTable
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.sizing.trial import trial_of, try_out
 from prfaas.sim.workloads.table import WorkloadTable
@@ -44,7 +44,7 @@ def test_planner_confirmation_emission_and_scenario_have_one_threshold(name: str
         title="x",
         plan="",
         workload=WorkloadTable(rate=1.0),
-        routing=RoutingTable(policy=PolicyName.PAPER),
+        routing=ScenarioRoutingTable(policy=PolicyName.PAPER),
     )
     setup, _ = make_setup(file, asked, 40_000)
     trial = trial_of(asked.problem, found, 1.0, 100, 1)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.agreement.measured import LOADS, Task, measure, planned, wander_of
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.sizing.trial import Trial, trial_of, try_out
 from tests.deployments import ROOT
 from tests.planner.paths import EXAMPLES
@@ -38,7 +38,7 @@ def test_the_table_of_random_plans_marks_those_with_few_long_prompts(number: int
 
 def case(rate_per_s: float = 2.0, seed: int = 1) -> Trial:
     problem = load_question(EXAMPLES / "paper-case-study.toml").problem
-    return trial_of(problem, optimum(problem, Mode.EXACT), rate_per_s, 1_000, seed)
+    return trial_of(problem, optimum(problem, StageMode.EXACT), rate_per_s, 1_000, seed)
 
 
 def test_a_trial_is_the_same_each_time_and_another_with_another_seed() -> None:
@@ -48,7 +48,7 @@ def test_a_trial_is_the_same_each_time_and_another_with_another_seed() -> None:
 
 def test_a_trial_offloads_the_share_that_was_planned() -> None:
     trial = case()
-    found = optimum(trial.problem, Mode.EXACT)
+    found = optimum(trial.problem, StageMode.EXACT)
     assert try_out(trial).offloaded_ratio == pytest.approx(found.offload_fraction, abs=0.05)
 
 
@@ -64,7 +64,7 @@ def test_cached_prefixes_count_for_decode_but_not_for_prefill() -> None:
     plain = load_question(EXAMPLES / "qwen3.5-397b.toml").problem
     work = plain.workload
     cached = replace(plain, workload=replace(work, mean_prompt_tokens=work.mean_prompt_tokens * 10))
-    found = optimum(plain, Mode.EXACT)
+    found = optimum(plain, StageMode.EXACT)
     one, other = (
         try_out(trial_of(problem, found, 0.5 * found.rate_per_s, 1_000, 1))
         for problem in (plain, cached)

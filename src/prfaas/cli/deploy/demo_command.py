@@ -17,7 +17,7 @@ from rich.live import Live
 
 from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.demo_requests import DemoRequest, demo_requests
-from prfaas.cli.deploy.demo_table import Row, table_of
+from prfaas.cli.deploy.demo_table import DemoRow, table_of
 from prfaas.cli.deploy.topology import Topology
 from prfaas.cli.deploy.up_command import console, running
 from prfaas.cli.parts.gateway_command import listen_on
@@ -75,7 +75,7 @@ def demo(file: Path) -> None:
 
 
 async def _run(topology: Topology) -> bool:
-    rows: list[Row] = []
+    rows: list[DemoRow] = []
     async with aiohttp.ClientSession() as session:
         began = time.monotonic()
         with Live(console=console, refresh_per_second=4) as live:
@@ -98,11 +98,14 @@ async def _run(topology: Topology) -> bool:
 
 
 async def _serve_all(
-    session: aiohttp.ClientSession, topology: Topology, rows: list[Row], show: Callable[[], None]
+    session: aiohttp.ClientSession,
+    topology: Topology,
+    rows: list[DemoRow],
+    show: Callable[[], None],
 ) -> None:
-    answers: list[Row] = []
+    answers: list[DemoRow] = []
     for number, request in enumerate(demo_requests()):
-        row = Row(request, _messages(request, answers))
+        row = DemoRow(request, _messages(request, answers))
         rows.append(row)
         show()
         request_id = f"demo-{number + 1:02}-{secrets.token_hex(4)}"
@@ -112,7 +115,7 @@ async def _serve_all(
         show()
 
 
-def _messages(request: DemoRequest, earlier: list[Row]) -> list[JsonObject]:
+def _messages(request: DemoRequest, earlier: list[DemoRow]) -> list[JsonObject]:
     """The conversation so far, and the new turn."""
     history: list[JsonObject] = []
     if request.follows is not None:
@@ -166,7 +169,7 @@ async def _record(
 
 
 async def _ask_alone(
-    session: aiohttp.ClientSession, topology: Topology, row: Row, salt: str
+    session: aiohttp.ClientSession, topology: Topology, row: DemoRow, salt: str
 ) -> str:
     """The same request to a single engine; its cache has only blocks with this salt."""
     cluster = topology.deployment.with_role(ClusterRole.PD)[0]
@@ -196,7 +199,7 @@ def link_line(link: JsonObject) -> str:
     )
 
 
-def _summarise(rows: list[Row], served_s: float) -> bool:
+def _summarise(rows: list[DemoRow], served_s: float) -> bool:
     remote = [row for row in rows if row.record["path"] == "remote"]
     tokens = sum(row.record["num_new_tokens"] for row in rows)
     shipped = sum(row.record["num_new_tokens"] for row in remote)

@@ -19,7 +19,7 @@ WORDS_FROM = 145
 
 
 @dataclass(slots=True)
-class Row:
+class DemoRow:
     """One request of the demo, and what became of it.
 
     Attributes:
@@ -58,35 +58,35 @@ class _Column:
     """A column: its name, and its cell of a finished request at a terminal width."""
 
     name: str
-    cell: Callable[[Row, int], str]
+    cell: Callable[[DemoRow, int], str]
     justify: JustifyMethod = "right"
 
 
-def _path(row: Row, _: int) -> str:
+def _path(row: DemoRow, _: int) -> str:
     if row.record.get("fallback"):
         return "fell back"
     return "[cyan]REMOTE[/]" if _is_remote(row) else "local"
 
 
-def _why(row: Row, width: int) -> str:
+def _why(row: DemoRow, width: int) -> str:
     words: str = row.record["explanation" if width >= WORDS_FROM else "reason"]
     fallback = row.record.get("fallback")
     return f"{fallback['stage']} {fallback['reason']}; {words}" if fallback else words
 
 
-def _is_remote(row: Row) -> bool:
+def _is_remote(row: DemoRow) -> bool:
     return bool(row.record["path"] == "remote")
 
 
-def _milliseconds(key: str) -> Callable[[Row, int], str]:
+def _milliseconds(key: str) -> Callable[[DemoRow, int], str]:
     return lambda row, _: f"{row.record[key]:.0f} ms" if row.record[key] else ""
 
 
-def _shipped(row: Row, _: int) -> str:
+def _shipped(row: DemoRow, _: int) -> str:
     return format_size(row.record["kv_bytes"]) if _is_remote(row) else ""
 
 
-def _alone(row: Row, _: int) -> str:
+def _alone(row: DemoRow, _: int) -> str:
     if row.alone is None:
         return ""
     if row.is_identical:
@@ -112,7 +112,7 @@ _GAP = 2
 _TITLE_MIN, _WHY_MIN = 12, 18
 
 
-def table_of(rows: list[Row], width: int) -> Table:
+def table_of(rows: list[DemoRow], width: int) -> Table:
     """The table for a terminal width, columns.
 
     Where a request went and whether its answer is identical is shown at every width: other columns
@@ -140,7 +140,7 @@ def table_of(rows: list[Row], width: int) -> Table:
     return table
 
 
-def _cells(rows: list[Row], width: int) -> dict[str, list[str]]:
+def _cells(rows: list[DemoRow], width: int) -> dict[str, list[str]]:
     """Cells of every column, by its name."""
     return {
         column.name: [column.cell(row, width) if row.record else "" for row in rows]

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import PartChange
 from prfaas.cli.supervision.words import line_of
@@ -22,7 +22,7 @@ class StartProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began: dict[str, float] = {}
-        self._parts: list[Part] = []
+        self._parts: list[ProcessPart] = []
         self._spinner = Spinner("dots")
         self._live = Live(
             get_renderable=self._table, console=console, refresh_per_second=8, transient=True

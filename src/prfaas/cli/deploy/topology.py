@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.host.free_ports import free_ports
-from prfaas.cli.host.processes import STOP_S, Part
+from prfaas.cli.host.processes import STOP_S, ProcessPart
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
@@ -105,11 +105,11 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
     return Topology(deployment, file, overlay, run, pools, engines, gateway, admins)
 
 
-def parts(topology: Topology) -> list[list[Part]]:
+def parts(topology: Topology) -> list[list[ProcessPart]]:
     """The processes that this machine starts, by stage: pool nodes first."""
     deployment = topology.deployment
-    pools: list[Part] = []
-    engines: list[Part] = []
+    pools: list[ProcessPart] = []
+    engines: list[ProcessPart] = []
     for cluster_name, cluster in deployment.clusters.items():
         pools += [
             _pool_part(topology, cluster, name)
@@ -251,7 +251,7 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
     return [(name, split_address(listen)) for name, listen in listens if listen]
 
 
-def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> ProcessPart:
     deployment = topology.deployment
     admin = join_address(topology.admins[name])
     args = [sys.executable, "-m", "prfaas", "pool", str(topology.file), "--name", name]
@@ -260,7 +260,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     args += ["--listen", join_address(topology.pools[name]), "--admin", admin]
     for peer in deployment.destinations(name):
         args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
-    return Part(
+    return ProcessPart(
         name=name,
         kind="pool node",
         command=Command(args, dict(os.environ)),
@@ -271,10 +271,10 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     )
 
 
-def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> ProcessPart:
     deployment, engine = topology.deployment, cluster.engines[name]
     url = topology.engines[name]
-    return Part(
+    return ProcessPart(
         name=name,
         kind="engine",
         command=engine_command(
@@ -311,11 +311,11 @@ def _processes(cluster: ClusterTable, names: list[str]) -> list[list[str]]:
     return list(of_pool.values())
 
 
-def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Part:
+def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> ProcessPart:
     deployment = topology.deployment
     cluster, first = deployment.clusters[cluster_name], names[0]
     urls = {name: topology.engines[name] for name in names}
-    return Part(
+    return ProcessPart(
         name=first,
         kind="timing engine" if len(names) == 1 else f"{len(names)} timing engines",
         command=timing_command(
@@ -331,7 +331,7 @@ def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Par
     )
 
 
-def _gateway_part(topology: Topology) -> Part:
+def _gateway_part(topology: Topology) -> ProcessPart:
     table = topology.deployment.gateway
     args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
     args += ["--listen", join_address(topology.gateway)]
@@ -343,7 +343,7 @@ def _gateway_part(topology: Topology) -> Part:
         args += ["--pool", f"{name}={join_address(address)}"]
     # Layouts that differ keep requests local, and nothing from starting.
     query = "?full=parts" if _is_all_here(topology) else ""
-    return Part(
+    return ProcessPart(
         name=topology.deployment.gateway.name,
         kind="gateway",
         command=Command(args, dict(os.environ)),

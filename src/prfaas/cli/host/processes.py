@@ -41,7 +41,7 @@ vLLM makes the sockets of its KV events, which carry prompts, as the umask says.
 
 
 @dataclass(slots=True)
-class Part:
+class ProcessPart:
     """A process of a deployment.
 
     Attributes:
@@ -146,7 +146,7 @@ class Part:
         self._look()
         self.signal(signal.SIGKILL)
         # The kernel may take its time to give a large memory back; others are not held up by that.
-        await within(KILL_S, [self], Part.is_gone)
+        await within(KILL_S, [self], ProcessPart.is_gone)
         self._is_clean = True
         found = [path for each in self.leftovers for path in each.parent.glob(each.name)]
         for path in [*found, *self._segments]:
@@ -194,7 +194,9 @@ def open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-async def within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]) -> None:
+async def within(
+    limit_s: float, parts: list[ProcessPart], done: Callable[[ProcessPart], bool]
+) -> None:
     """Wait until all parts are done, or the time is over."""
     deadline = time.monotonic() + limit_s
     while True:

@@ -12,8 +12,8 @@ from prfaas.audit.query import Filter, Sums, record_of, words
 from prfaas.audit.reading import logs_of, num_bytes, records, verify
 from prfaas.audit.times import instant
 from prfaas.cli.common.reading_progress import reading_bytes
-from prfaas.core.audit.records import Kind
-from prfaas.core.audit.verification import Report
+from prfaas.core.audit.records import RecordKind
+from prfaas.core.audit.verification import VerificationReport
 from prfaas.errors import ConfigError
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
@@ -108,7 +108,7 @@ def verify_command(
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([kind.value for kind in Kind]),
+    type=click.Choice([kind.value for kind in RecordKind]),
     help="Kinds of records; all but the log's own book-keeping if absent.",
 )
 @click.option("--tenant", help="Tenant class, or its beginning; in logs of gateways also a name.")
@@ -168,7 +168,7 @@ def query_command(
         _show_sums(total, as_json=as_json)
 
 
-def _show(log: str, report: Report, *, is_key_given: bool) -> None:
+def _show(log: str, report: VerificationReport, *, is_key_given: bool) -> None:
     state = "intact" if report.is_intact else "DAMAGED"
     click.echo(
         f"{log}: {state}; {report.num_lines} lines, {report.num_checkpoints} checkpoints, the last "

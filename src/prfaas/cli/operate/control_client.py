@@ -25,7 +25,7 @@ _FORBIDDEN = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ControlClient:
     """Speaks to one gateway.
 
     Attributes:

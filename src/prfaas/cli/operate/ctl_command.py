@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from prfaas.cli.operate.ctl_gateway import Gateway, talks
+from prfaas.cli.operate.ctl_gateway import PrintedGateway, talks
 from prfaas.cli.operate.ctl_views import (
     decision_line,
     explain_lines,
@@ -64,7 +64,7 @@ ctl.add_command(prefix)
 
 @ctl.command()
 @talks
-def status(gateway: Gateway) -> None:
+def status(gateway: PrintedGateway) -> None:
     """Show loops, thresholds, links, clusters, engines and pools.
 
     \b
@@ -77,7 +77,7 @@ def status(gateway: Gateway) -> None:
 
 @ctl.command()
 @talks
-def freeze(gateway: Gateway) -> None:
+def freeze(gateway: PrintedGateway) -> None:
     """Stop all loops: thresholds, roles and copies no longer change.
 
     \b
@@ -89,7 +89,7 @@ def freeze(gateway: Gateway) -> None:
 
 @ctl.command()
 @talks
-def unfreeze(gateway: Gateway) -> None:
+def unfreeze(gateway: PrintedGateway) -> None:
     """Resume the loops from the current state.
 
     \b
@@ -119,7 +119,7 @@ _LINK = click.option(
 @click.argument("tokens", type=click.IntRange(1))
 @_LINK
 @talks
-def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -> None:
+def set_threshold(gateway: PrintedGateway, tokens: int, link: tuple[str, str] | None) -> None:
     """Offload prompts with more than TOKENS new tokens from now on.
 
     It stays until `prfaas ctl threshold unset` or a restart; no loop moves it.
@@ -135,7 +135,7 @@ def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -
 @threshold.command("unset")
 @_LINK
 @talks
-def unset_threshold(gateway: Gateway, link: tuple[str, str] | None) -> None:
+def unset_threshold(gateway: PrintedGateway, link: tuple[str, str] | None) -> None:
     """Give the threshold back to the deployment file, the plan and the loops.
 
     \b
@@ -153,7 +153,7 @@ def _ends(link: tuple[str, str] | None) -> dict[str, str]:
 @ctl.command()
 @click.argument("engine")
 @talks
-def drain(gateway: Gateway, engine: str) -> None:
+def drain(gateway: PrintedGateway, engine: str) -> None:
     """Send ENGINE no new requests; it completes the running ones. `status` shows when it is idle.
 
     \b
@@ -166,7 +166,7 @@ def drain(gateway: Gateway, engine: str) -> None:
 @ctl.command()
 @click.argument("engine")
 @talks
-def resume(gateway: Gateway, engine: str) -> None:
+def resume(gateway: PrintedGateway, engine: str) -> None:
     """Let ENGINE take requests again.
 
     \b
@@ -179,7 +179,7 @@ def resume(gateway: Gateway, engine: str) -> None:
 @ctl.command()
 @click.argument("cluster")
 @talks
-def off(gateway: Gateway, cluster: str) -> None:
+def off(gateway: PrintedGateway, cluster: str) -> None:
     """Send no engine of CLUSTER new requests.
 
     \b
@@ -192,7 +192,7 @@ def off(gateway: Gateway, cluster: str) -> None:
 @ctl.command()
 @click.argument("cluster")
 @talks
-def on(gateway: Gateway, cluster: str) -> None:
+def on(gateway: PrintedGateway, cluster: str) -> None:
     """Let CLUSTER take requests again.
 
     \b
@@ -212,7 +212,7 @@ def on(gateway: Gateway, cluster: str) -> None:
 @click.option("--stays", is_flag=True, help="Its capacity stays, or is back.")
 @talks
 def price(
-    gateway: Gateway,
+    gateway: PrintedGateway,
     cluster: str,
     gpu_hour: float | None,
     per_tb: float | None,
@@ -239,7 +239,7 @@ def price(
 @ctl.command()
 @click.argument("request_id")
 @talks
-def explain(gateway: Gateway, request_id: str) -> None:
+def explain(gateway: PrintedGateway, request_id: str) -> None:
     """Show the decision on a recent request, its reason and its course.
 
     REQUEST_ID is the X-Request-Id header of its answer; eight or more of its first characters are
@@ -259,7 +259,11 @@ def explain(gateway: Gateway, request_id: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @talks
 def purge(
-    gateway: Gateway, tenant: str | None, source: str | None, prefix_of: str | None, dry_run: bool
+    gateway: PrintedGateway,
+    tenant: str | None,
+    source: str | None,
+    prefix_of: str | None,
+    dry_run: bool,
 ) -> None:
     """Drop all blocks of TENANT, all of a pool or computed from such blocks, or those of a prompt.
 
@@ -292,7 +296,7 @@ def purge(
 )
 @click.option("--follow", "-f", is_flag=True, help="Print new ones as they come, until Ctrl-C.")
 @talks
-def decisions(gateway: Gateway, limit: int, follow: bool) -> None:
+def decisions(gateway: PrintedGateway, limit: int, follow: bool) -> None:
     """Show changes by loops and operators with their reasons, the newest last.
 
     \b
@@ -308,7 +312,7 @@ def decisions(gateway: Gateway, limit: int, follow: bool) -> None:
             after = _print_entries(gateway, newer, after)
 
 
-def _print_entries(gateway: Gateway, found: dict[str, Any], after: int) -> int:
+def _print_entries(gateway: PrintedGateway, found: dict[str, Any], after: int) -> int:
     """Print entries, a line each; the number of the newest."""
     entries = found["decisions"][::-1]
     for entry in entries:

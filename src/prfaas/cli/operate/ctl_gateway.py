@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
+from prfaas.cli.operate.control_client import ControlClient, asks_gateway, operator_key
 from prfaas.cli.operate.ctl_views import decision_line, joined, purge_lines
 
 PURGE_S = 180.0
 Run = TypeVar("Run", bound=Callable[..., None])
 
 
-class Gateway:
+class PrintedGateway:
     """A gateway, and how its answers are printed."""
 
-    def __init__(self, client: Client, *, as_json: bool) -> None:
+    def __init__(self, client: ControlClient, *, as_json: bool) -> None:
         self.client, self.as_json = client, as_json
 
     def show(self, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]]) -> None:
@@ -51,13 +51,13 @@ class Gateway:
 
 
 def talks(run: Run) -> Run:
-    """Options of every command, which it gets as a `Gateway`."""
+    """Options of every command, which it gets as a `PrintedGateway`."""
 
     @asks_gateway
     @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
     @functools.wraps(run)
     def connected(*, url: str, key_file: Path | None, as_json: bool, **rest: Any) -> None:
-        run(Gateway(Client(url, operator_key(key_file)), as_json=as_json), **rest)
+        run(PrintedGateway(ControlClient(url, operator_key(key_file)), as_json=as_json), **rest)
 
     return connected  # type: ignore[return-value] # click calls it with keywords
 

@@ -19,7 +19,7 @@ TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LinkMeasurements:
     """Results of the measurements.
 
     Attributes:
@@ -44,7 +44,7 @@ async def run_probes(
     connections: Sequence[int],
     seconds: float,
     budget_bits_per_s: int,
-) -> Report:
+) -> LinkMeasurements:
     """Measure with one number of connections after the other.
 
     Raises:
@@ -63,10 +63,10 @@ async def run_probes(
         )
         probes.append(measured)
     host = SendingHost(control, _send_buffer_bytes_max())
-    return Report(address, seconds, budget_bits_per_s, host, probes)
+    return LinkMeasurements(address, seconds, budget_bits_per_s, host, probes)
 
 
-def as_object(report: Report) -> dict[str, Any]:
+def as_object(report: LinkMeasurements) -> dict[str, Any]:
     """The report for machines; rates in bits per second, times in nanoseconds."""
     return {
         "address": join_address(report.address),
@@ -91,7 +91,7 @@ def as_object(report: Report) -> dict[str, Any]:
     }
 
 
-def print_report(report: Report, a: str, b: str) -> None:
+def print_report(report: LinkMeasurements, a: str, b: str) -> None:
     """The report for people."""
     paced = (
         f", paced to {report.budget_bits_per_s / 1e6:g} Mbit/s" if report.budget_bits_per_s else ""

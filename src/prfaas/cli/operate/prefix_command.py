@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from prfaas.cli.common.options import DurationType
-from prfaas.cli.operate.ctl_gateway import PURGE_S, Gateway, talks
+from prfaas.cli.operate.ctl_gateway import PURGE_S, PrintedGateway, talks
 from prfaas.units import NS_PER_S, format_seconds, format_size, ns
 
 PIN_DEFAULT = "1h"
@@ -43,7 +43,7 @@ def prefix() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only count the blocks.")
 @talks
-def pin(gateway: Gateway, request: str, pool: str, for_ns: int, dry_run: bool) -> None:
+def pin(gateway: PrintedGateway, request: str, pool: str, for_ns: int, dry_run: bool) -> None:
     """Keep the blocks of a prompt in the memory of pool nodes for a time.
 
     Pinned blocks are evicted after all others. Blocks on disk are read into memory, and blocks that
@@ -67,7 +67,7 @@ def pin(gateway: Gateway, request: str, pool: str, for_ns: int, dry_run: bool) -
 @prefix.command()
 @click.argument("request")
 @talks
-def unpin(gateway: Gateway, request: str) -> None:
+def unpin(gateway: PrintedGateway, request: str) -> None:
     """End the pin of a prompt.
 
     \b
@@ -83,7 +83,7 @@ def unpin(gateway: Gateway, request: str) -> None:
 @click.option("--from", "source", default="", help="A pool; without, the one with the most.")
 @click.option("--dry-run", is_flag=True, help="Only show the cost.")
 @talks
-def copy(gateway: Gateway, request: str, pool: str, source: str, dry_run: bool) -> None:
+def copy(gateway: PrintedGateway, request: str, pool: str, source: str, dry_run: bool) -> None:
     """Copy the blocks of a prompt to a pool, over a link that is up.
 
     Links go from the pools of PrfaaS clusters to those of PD clusters, and between the hosts of a
@@ -108,7 +108,7 @@ def copy(gateway: Gateway, request: str, pool: str, source: str, dry_run: bool) 
 @click.argument("request")
 @click.option("--dry-run", is_flag=True, help="Only count the blocks.")
 @talks
-def forget(gateway: Gateway, request: str, dry_run: bool) -> None:
+def forget(gateway: PrintedGateway, request: str, dry_run: bool) -> None:
     """Drop the blocks of a prompt everywhere, as `prfaas ctl purge --prefix-of` does.
 
     \b
@@ -118,7 +118,7 @@ def forget(gateway: Gateway, request: str, dry_run: bool) -> None:
     gateway.purge({"prefix_of": request}, is_dry=dry_run, counts_first=True)
 
 
-def _order(gateway: Gateway, body: dict[str, object]) -> None:
+def _order(gateway: PrintedGateway, body: dict[str, object]) -> None:
     found = gateway.client.post("prefixes", body=body, limit_s=PURGE_S)
     gateway.show(found, _pin_lines)
     if any(pool["problem"] for pool in found["pools"]):

@@ -14,7 +14,7 @@ from prfaas.core.codec.quality import Quality
 from prfaas.errors import PrfaasError
 
 if TYPE_CHECKING:
-    from prfaas.quality.compare import Found
+    from prfaas.quality.compare import TextFindings
 
 LOSSY = [each.value for each in Quality if each.is_lossy]
 VOCABULARY_MAX = 4096
@@ -123,7 +123,7 @@ def quality(
         )
 
 
-def _as_table(found: Sequence[Found]) -> Iterable[str]:
+def _as_table(found: Sequence[TextFindings]) -> Iterable[str]:
     row = "{:<9} {:<18} {:>9} {:>8} {:>10} {:>8}"
     yield row.format("text", "cache", "KL, nats", "top-1", "perplexity", "recall")
     for each in found:
@@ -139,7 +139,7 @@ def _as_table(found: Sequence[Found]) -> Iterable[str]:
         yield f"{each.name}: {each.verdict} ({each.num_tokens} tokens)"
 
 
-def _as_json(found: Sequence[Found]) -> str:
+def _as_json(found: Sequence[TextFindings]) -> str:
     return json.dumps(
         [
             {

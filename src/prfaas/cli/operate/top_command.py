@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from prfaas.cli.common.console import console_for
-from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
+from prfaas.cli.operate.control_client import ControlClient, asks_gateway, operator_key
 
 
 @click.command()
@@ -34,7 +34,7 @@ def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None
 
     from prfaas.cli.operate.top_view import screen
 
-    client = Client(url, operator_key(key_file), root="console/api")
+    client = ControlClient(url, operator_key(key_file), root="console/api")
     console = console_for(160)
     if once:
         console.print(screen(client.get("state")))

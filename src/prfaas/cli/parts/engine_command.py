@@ -126,7 +126,7 @@ def timing(
       prfaas engine timing --engine e0=127.0.0.1:8100 --plan examples/plan/paper-case-study.toml \\
           --model timing-1t --model-path .state/demo-model --time-scale 0.1
     """
-    from prfaas.engines.timing.host import Host, HostSettings
+    from prfaas.engines.timing.host import HostSettings, InstanceHost
 
     for name, _ in kv_events:
         if name not in dict(engines):
@@ -150,7 +150,7 @@ def timing(
     )
 
     async def serve(stop: asyncio.Event) -> None:
-        host = Host(settings)
+        host = InstanceHost(settings)
         try:
             for name, url in (await host.start()).items():
                 click.echo(f"timing engine {name} at {url}", err=True)

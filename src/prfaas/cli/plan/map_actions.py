@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prfaas.cli.common.console import console_for
-from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
+from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map.as_json import as_dict
@@ -90,10 +90,10 @@ def _made(view: MapView) -> list[FitMap]:
     return maps
 
 
-def _transport(view: MapView, question: Question) -> Transport:
+def _transport(view: MapView, question: Question) -> TcpEnds:
     ends = next((cluster.link.transport for cluster in question.problem.prfaas), None)
     planned = CongestionControl.BBR if ends is None else ends.control
-    return Transport(view.num_nodes, control=view.control or planned)
+    return TcpEnds(view.num_nodes, control=view.control or planned)
 
 
 def _write(maps: Sequence[FitMap], report: Path) -> None:

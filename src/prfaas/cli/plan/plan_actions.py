@@ -16,7 +16,7 @@ from prfaas.cli.plan import plan_confirm
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import Plan, make_plan
 from prfaas.planner.answer.plan_loader import load_question, read_config_json
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.active_parameters import active_parameters
@@ -31,7 +31,7 @@ from prfaas.planner.report.emit_settings import (
 )
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
-from prfaas.sweeps import Place
+from prfaas.sweeps import SweepPlace
 
 _COLUMNS = 100  # of output that goes to a file or a pipe
 
@@ -85,7 +85,7 @@ class PlanView:
     report: Path | None
     emit: bool
     num_seeds: int
-    place: Place = field(default_factory=Place)
+    place: SweepPlace = field(default_factory=SweepPlace)
     with_classes: bool = False
 
 
@@ -131,7 +131,7 @@ def _emit(answer: Plan, confirmation: plan_confirm.Confirmation | None) -> None:
         larger = confirmation.next_one
         fleet = replace(larger, name=f"the first that the simulator confirms, {larger.name}")
     click.echo(deployment_settings(answer, fleet), nl=False)
-    if answer.verdict.answer is not Answer.PAYS:
+    if answer.verdict.answer is not VerdictAnswer.PAYS:
         click.echo(f"note: {answer.verdict.sentence}", err=True)
     if confirmation is not None:
         click.echo(f"note: {confirmation.sentence}", err=True)

@@ -172,9 +172,9 @@ def plan(
     if not confirm and (num_workers is not None or ray_address is not None):
         raise ConfigError("--jobs and --ray belong to --confirm; add it")
     from prfaas.cli.plan.plan_actions import PlanView, show_plan
-    from prfaas.sweeps import Place
+    from prfaas.sweeps import SweepPlace
 
-    place = Place(num_workers, ray_address)
+    place = SweepPlace(num_workers, ray_address)
     view = PlanView(as_json, report, emit, num_seeds if confirm else 0, place, with_classes)
     context.exit(show_plan(files[0], settings, view))
 

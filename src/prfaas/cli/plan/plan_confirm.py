@@ -16,10 +16,10 @@ from prfaas.planner.answer.plan import Plan
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import neighbours
 from prfaas.planner.sizing.confidence import REQUESTS
-from prfaas.planner.sizing.neighbours import Candidate
-from prfaas.sim.sizing.findings import Finding, Report, in_words, report
+from prfaas.planner.sizing.neighbours import FleetCandidate
+from prfaas.sim.sizing.findings import Finding, FleetReport, in_words, report
 from prfaas.sim.sizing.trial import SIMULATED_WITH, Figures, Trial, trial_of, try_out
-from prfaas.sweeps import Job, Place
+from prfaas.sweeps import SweepJob, SweepPlace
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
 DEFAULT_SEEDS = 5
@@ -31,8 +31,8 @@ NO_DEMAND_RATIO = 0.95
 class Judged:
     """A fleet and the simulator's report on it."""
 
-    candidate: Candidate
-    report: Report
+    candidate: FleetCandidate
+    report: FleetReport
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Confirmation:
     num_seeds: int
     fleets: tuple[Judged, ...]
     sentence: str
-    next_one: Candidate | None = None
+    next_one: FleetCandidate | None = None
     num_requests: int = REQUESTS
 
     @property
@@ -68,14 +68,14 @@ class _Runs:
 
     num_seeds: int
     num_requests: int
-    place: Place
+    place: SweepPlace
 
     def confirmation(
         self,
         demand_per_s: float,
         fleets: tuple[Judged, ...],
         sentence: str,
-        next_one: Candidate | None = None,
+        next_one: FleetCandidate | None = None,
     ) -> Confirmation:
         """The judgement by these runs."""
         return Confirmation(
@@ -86,7 +86,7 @@ class _Runs:
 def confirm(
     plan: Plan,
     num_seeds: int,
-    place: Place | None = None,
+    place: SweepPlace | None = None,
     *,
     num_requests: int = REQUESTS,
     no_demand_ratio: float = NO_DEMAND_RATIO,
@@ -100,7 +100,7 @@ def confirm(
         num_requests: Requests of each run.
         no_demand_ratio: Simulated share of the rate that a plan without demand sustains.
     """
-    runs = _Runs(num_seeds, num_requests, place or Place())
+    runs = _Runs(num_seeds, num_requests, place or SweepPlace())
     problem, demand = plan.question.problem, plan.question.arrival_per_s
     if demand is None:
         return _given_fleet(plan, runs, no_demand_ratio)
@@ -131,7 +131,7 @@ def _given_fleet(plan: Plan, runs: _Runs, no_demand_ratio: float) -> Confirmatio
         nothing = "The plan sustains nothing: there is nothing to simulate."
         return runs.confirmation(rate, (), nothing)
     price = problem.gpu_price_per_h + plan.exact.prfaas.link_price_per_h * share
-    candidate = Candidate("as in the file", problem, found, True, price)
+    candidate = FleetCandidate("as in the file", problem, found, True, price)
     judged = _judged([candidate], rate, runs)
     return runs.confirmation(rate, tuple(judged), _sentence(rate, judged, None))
 
@@ -144,7 +144,7 @@ def _first_that_holds(problem: Problem, demand: float, runs: _Runs) -> Judged | 
     return None
 
 
-def _judged(candidates: Sequence[Candidate], rate: float, runs: _Runs) -> list[Judged]:
+def _judged(candidates: Sequence[FleetCandidate], rate: float, runs: _Runs) -> list[Judged]:
     num_seeds = runs.num_seeds
     trials = [
         trial_of(each.problem, each.found, rate, runs.num_requests, seed)
@@ -158,13 +158,13 @@ def _judged(candidates: Sequence[Candidate], rate: float, runs: _Runs) -> list[J
     ]
 
 
-def _job(trial: Trial) -> Job[Figures]:
+def _job(trial: Trial) -> SweepJob[Figures]:
     name = (
         f"{trial.problem.title!r} with {trial.num_prefill} prefill instances of "
         f"{trial.problem.pd.num_instances} in {trial.problem.pd.name}, threshold "
         f"{trial.offload_threshold}, {trial.rate_per_s:g} req/s and seed {trial.seed}"
     )
-    return Job(name, partial(try_out, trial))
+    return SweepJob(name, partial(try_out, trial))
 
 
 def _sentence(demand: float, judged: Sequence[Judged], next_one: Judged | None) -> str:
@@ -211,7 +211,7 @@ def _next_step(answer: Judged, next_one: Judged | None) -> str:
     return "plan with a larger demand (workload.arrival_rate) or a looser target, and confirm again"
 
 
-def _fleet(candidate: Candidate) -> str:
+def _fleet(candidate: FleetCandidate) -> str:
     problem, found = candidate.problem, candidate.found
     parts = [f"{c.num_instances} in {c.name}" for c in problem.prfaas if c.num_instances]
     parts.append(f"{problem.pd.num_instances} in {problem.pd.name}")

@@ -16,9 +16,9 @@ from prfaas.planner.hardware.engine_http import HttpEngine
 from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, fit_resumed, profile_toml
 from prfaas.planner.hardware.layer_stack import LayerStack
 from prfaas.planner.hardware.measure import (
+    MeasuredPoint,
     NoPrefixCacheError,
     Prompts,
-    Sample,
     measure_decode,
     measure_prefill,
     measure_resumed,
@@ -93,9 +93,9 @@ class _Times:
     """
 
     version: str
-    prefill: list[Sample]
-    resumed: list[list[Sample]]
-    decode: list[list[Sample]]
+    prefill: list[MeasuredPoint]
+    resumed: list[list[MeasuredPoint]]
+    decode: list[list[MeasuredPoint]]
 
 
 async def _measure(sweep: Sweep) -> tuple[str, str]:
@@ -134,7 +134,7 @@ async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
     prefill = await measure_prefill(
         engine, prompts, sweep.lengths, sweep.repeats, report=click.echo
     )
-    resumed: list[list[Sample]] = []
+    resumed: list[list[MeasuredPoint]] = []
     try:
         resumed = await measure_resumed(
             engine,
@@ -146,7 +146,7 @@ async def _times(engine: HttpEngine, prompts: Prompts, sweep: Sweep) -> _Times:
         )
     except NoPrefixCacheError as error:
         _without_prefixes(sweep, error)
-    decode: list[list[Sample]] = []
+    decode: list[list[MeasuredPoint]] = []
     if sweep.batches:
         decode = await measure_decode(
             engine,

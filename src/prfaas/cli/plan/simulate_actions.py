@@ -22,7 +22,7 @@ from prfaas.sim.report.chrome_trace import write_chrome_trace
 from prfaas.sim.results.recorded_run import NUM_RECORDED_MAX
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.bound import bound
-from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 
 _COLUMNS = 110  # of output that goes to a file or a pipe
@@ -165,7 +165,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def _write_trace(done: Run, path: Path, command: str) -> None:
+def _write_trace(done: ScenarioRun, path: Path, command: str) -> None:
     try:
         write_chrome_trace(done, path, {"command": command, "prfaas": version("prfaas")})
     except OSError as error:
@@ -179,7 +179,7 @@ def _write_trace(done: Run, path: Path, command: str) -> None:
         )
 
 
-def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> Run:
+def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> ScenarioRun:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -102,9 +102,9 @@ def simulate(
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
     if sweep or num_seeds is not None:
         from prfaas.cli.plan import simulate_seeds as many
-        from prfaas.sweeps import Place
+        from prfaas.sweeps import SweepPlace
 
-        count, place = num_seeds or 1, Place(num_workers, ray_address)
+        count, place = num_seeds or 1, SweepPlace(num_workers, ray_address)
         if sweep:
             many.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
         else:

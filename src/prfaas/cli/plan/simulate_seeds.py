@@ -21,7 +21,7 @@ from prfaas.sim.scenario.seeds import (
     percentile_interval,
     results_job,
 )
-from prfaas.sweeps import Job, Place
+from prfaas.sweeps import SweepJob, SweepPlace
 
 Made = TypeVar("Made")
 _COLUMNS = 110  # of output that goes to a file or a pipe
@@ -56,7 +56,7 @@ class Grid(Generic[Made]):
 
 
 def show_seeds(
-    scenarios: Mapping[str, Scenario], num_seeds: int, place: Place, *, as_json: bool
+    scenarios: Mapping[str, Scenario], num_seeds: int, place: SweepPlace, *, as_json: bool
 ) -> None:
     """Run every policy with consecutive seeds and print means with intervals.
 
@@ -96,7 +96,7 @@ def _interval(found: Sequence[Results], figure: str) -> Interval:
 def show_knees(
     scenarios: Mapping[str, Scenario],
     num_seeds: int,
-    place: Place,
+    place: SweepPlace,
     *,
     attainment: float,
     as_json: bool,
@@ -132,8 +132,8 @@ def show_knees(
 def _grid(
     scenarios: Mapping[str, Scenario],
     num_seeds: int,
-    place: Place,
-    job: Callable[[Scenario], Job[Made]],
+    place: SweepPlace,
+    job: Callable[[Scenario], SweepJob[Made]],
 ) -> Grid[Made]:
     first = next(iter(scenarios.values()))
     seeds = list(range(first.seed, first.seed + num_seeds))

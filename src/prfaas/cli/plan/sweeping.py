@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from prfaas.sweeps import Job, Place, run_jobs
+from prfaas.sweeps import SweepJob, SweepPlace, run_jobs
 
 Made = TypeVar("Made")
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -33,7 +33,9 @@ def place_options(command: Command) -> Command:
     return jobs(ray(command))
 
 
-def run_all(jobs: Sequence[Job[Made]], place: Place, what: str = "simulating") -> list[Made]:
+def run_all(
+    jobs: Sequence[SweepJob[Made]], place: SweepPlace, what: str = "simulating"
+) -> list[Made]:
     """Run jobs with a progress bar on standard error; return their results in order.
 
     Raises:

@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class AlikeEngines:
     """Engines of one cluster that have the same layout and shape.
 
     Attributes:
@@ -66,7 +66,7 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class EnginePair:
     """A prefill and a decode engine.
 
     Attributes:
@@ -75,8 +75,8 @@ class Pair:
         is_ticketed: The prefill side keeps blocks of ticketed requests alone.
     """
 
-    prefill: Engines
-    decode: Engines
+    prefill: AlikeEngines
+    decode: AlikeEngines
     is_ticketed: bool = False
 
     @property
@@ -154,15 +154,15 @@ def _number(count: int) -> str:
     return str(count) if count else "?"
 
 
-def _block(engines: Engines) -> int:
+def _block(engines: AlikeEngines) -> int:
     return engines.shape.block_tokens or engines.layout.tokens_per_hash
 
 
-def _hashes(engines: Engines) -> str:
+def _hashes(engines: AlikeEngines) -> str:
     return engines.layout.hash_scheme.value
 
 
-def pairs(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> list[Pair]:
+def pairs(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> list[EnginePair]:
     """Return every pair of engines that a request may use, alike ones once.
 
     Args:
@@ -175,13 +175,15 @@ def pairs(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> list[P
     }
     is_ticketed = bool(deployment.residency.all)
     return [
-        Pair(p, d, is_ticketed) for p in sides[ClusterRole.PRFAAS] for d in sides[ClusterRole.PD]
+        EnginePair(p, d, is_ticketed)
+        for p in sides[ClusterRole.PRFAAS]
+        for d in sides[ClusterRole.PD]
     ]
 
 
 def _engines(
     deployment: Deployment, role: ClusterRole, found: Mapping[str, Surveyed | str]
-) -> Iterator[Engines]:
+) -> Iterator[AlikeEngines]:
     for cluster in deployment.with_role(role):
         alike: dict[tuple[bytes, EngineShape], list[str]] = {}
         known: dict[bytes, tuple[LayoutSpec, Facts]] = {}
@@ -194,7 +196,7 @@ def _engines(
                 shape = answer.shapes.get(name, UNKNOWN)
                 alike.setdefault((layout.layout_id, shape), []).append(name)
         for (layout_id, shape), names in alike.items():
-            yield Engines(tuple(names), known[layout_id][0], shape, known[layout_id][1])
+            yield AlikeEngines(tuple(names), known[layout_id][0], shape, known[layout_id][1])
 
 
 def absent(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Iterator[str]:
@@ -215,7 +217,7 @@ def absent(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Itera
             )
 
 
-def table_of(found: Sequence[Pair]) -> Table:
+def table_of(found: Sequence[EnginePair]) -> Table:
     """The table for people."""
     table = Table(*COLUMNS, box=None)
     for pair in found:

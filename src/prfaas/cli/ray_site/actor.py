@@ -11,7 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.ray_site.parts import PartSpec, write_members
 
 PROBE_TIMEOUT_S = 2.0
@@ -51,7 +51,7 @@ class PartActor:
         self, spec: PartSpec, directory: Path, folder: Path, members: dict[str, str]
     ) -> None:
         os.chdir(directory)
-        self._part: Part | None = None
+        self._part: ProcessPart | None = None
         self._fault = ""
         try:
             write_members(folder, members)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.cli.deploy.topology import Topology, parts
-from prfaas.cli.host.processes import Part, open_private
+from prfaas.cli.host.processes import ProcessPart, open_private
 from prfaas.config.addresses import join_address
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
@@ -56,7 +56,7 @@ class PartSpec:
     run: str
     places: Places
 
-    def part(self) -> Part:
+    def part(self) -> ProcessPart:
         """The part, with its command on this host; writes the file that it reads."""
         file = _write_own_file(load_deployment(self.file), self.file, self.name)
         deployment, places = load_deployment(file), self.places

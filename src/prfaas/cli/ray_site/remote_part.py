@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from prfaas.cli.host.processes import KILL_S, Part
+from prfaas.cli.host.processes import KILL_S, ProcessPart
 from prfaas.cli.ray_site.actor import PROBE_TIMEOUT_S, PartActor, Status
 from prfaas.cli.ray_site.hosts import Host
 from prfaas.cli.ray_site.parts import PartSpec
@@ -18,7 +18,7 @@ LOST = -1
 """Exit code of a part whose actor or node is lost."""
 
 
-class RemotePart(Part):
+class RemotePart(ProcessPart):
     """A part on a host of the site.
 
     Args:
@@ -30,7 +30,7 @@ class RemotePart(Part):
 
     def __init__(
         self,
-        part: Part,
+        part: ProcessPart,
         host: Host,
         spec: Callable[[], PartSpec],
         members: Callable[[], tuple[Path, dict[str, str]]],

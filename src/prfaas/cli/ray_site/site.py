@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.host.free_ports import free_ports
-from prfaas.cli.host.processes import Part
+from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.ray_site.hosts import Host, Needs
 from prfaas.cli.ray_site.parts import (
     PartSpec,
@@ -75,8 +75,10 @@ class RaySite:
         """The supervisor of all parts; every host has its node."""
         deployment = self._deployment
         gateway = deployment.gateway.name
-        pools: list[Part] = [self._remote(name) for name in self._pools()]
-        others: list[Part] = [self._remote(n) for n in self._engine_names() if n in self._engines]
+        pools: list[ProcessPart] = [self._remote(name) for name in self._pools()]
+        others: list[ProcessPart] = [
+            self._remote(n) for n in self._engine_names() if n in self._engines
+        ]
         self.supervisor = Supervisor(
             [stage for stage in (pools, [*others, self._remote(gateway)]) if stage],
             self._changed,
@@ -232,7 +234,7 @@ class RaySite:
     def _spec(self, name: str) -> PartSpec:
         return PartSpec(self._file, name, self._run, self._places())
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> ProcessPart:
         return self._spec(name).part()
 
 

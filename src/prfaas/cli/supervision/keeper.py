@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from prfaas.cli.host.processes import GRACE_S, Part, how_it_ended, within
+from prfaas.cli.host.processes import GRACE_S, ProcessPart, how_it_ended, within
 from prfaas.cli.supervision.restarts import (
     FIRST_DELAY_NS,
     RUNNING,
@@ -57,7 +57,7 @@ class Keeper:
 
     def __init__(
         self,
-        part: Part,
+        part: ProcessPart,
         policy: RestartPolicy,
         http: aiohttp.ClientSession,
         on_change: Callable[[Keeper], None],
@@ -120,8 +120,8 @@ class Keeper:
         self._end = False
         self._on_change(self)
         self.part.terminate()
-        await within(self.part.stop_s, [self.part], Part.has_ended)
-        await within(GRACE_S, [self.part], Part.is_gone)
+        await within(self.part.stop_s, [self.part], ProcessPart.has_ended)
+        await within(GRACE_S, [self.part], ProcessPart.is_gone)
         await self._ended()
 
     async def _ended(self) -> None:
@@ -189,7 +189,7 @@ async def answers(
         return False
 
 
-async def warm_up(http: aiohttp.ClientSession, part: Part) -> None:
+async def warm_up(http: aiohttp.ClientSession, part: ProcessPart) -> None:
     """Send a part its first request, if it has one.
 
     Raises:

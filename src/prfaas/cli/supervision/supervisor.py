@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from prfaas.cli.common.signals import EXIT_MISTAKE
-from prfaas.cli.host.processes import GRACE_S, Part, within
+from prfaas.cli.host.processes import GRACE_S, ProcessPart, within
 from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, answers
 from prfaas.cli.supervision.restarts import Phase, RestartPolicy
 from prfaas.config.supervision import SupervisionTable
@@ -32,7 +32,7 @@ class PartChange:
         failures: Failures in a row.
     """
 
-    part: Part
+    part: ProcessPart
     phase: Phase
     reason: str
     due_in_s: float | None
@@ -52,7 +52,7 @@ class Supervisor:
 
     def __init__(
         self,
-        stages: list[list[Part]],
+        stages: list[list[ProcessPart]],
         on_change: Callable[[PartChange], None] = lambda _: None,
         table: SupervisionTable | None = None,
         *,
@@ -67,11 +67,11 @@ class Supervisor:
         self._http: aiohttp.ClientSession | None = None
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ProcessPart]:
         """All parts, in the order they start in."""
         return [part for stage in self.stages for part in stage]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> ProcessPart:
         """The part of that name."""
         return next(part for part in self.parts if part.name == name)
 
@@ -99,7 +99,7 @@ class Supervisor:
                     return
                 await asyncio.sleep(self._times.poll_s)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ProcessPart) -> None:
         """Start one more part; only after `start`."""
         if self._http is None:
             raise ValueError("nothing is started yet")
@@ -148,7 +148,7 @@ class Supervisor:
         for stage in reversed(self.stages):
             await _end([part for part in stage if part.is_started])
 
-    def _keep(self, part: Part, http: aiohttp.ClientSession) -> None:
+    def _keep(self, part: ProcessPart, http: aiohttp.ClientSession) -> None:
         policy = RestartPolicy(
             is_enabled=self._restart,
             start_timeout_ns=self._table.start_timeout or part.start_timeout_ns,
@@ -165,7 +165,7 @@ class Supervisor:
     async def _answers(self, http: aiohttp.ClientSession, url: str) -> bool:
         return await answers(http, url, self._times.probe_timeout_s)
 
-    async def _settled(self, stage: list[Part]) -> None:
+    async def _settled(self, stage: list[ProcessPart]) -> None:
         waiting = {part.name for part in stage}
         while waiting:
             await asyncio.sleep(self._times.poll_s)
@@ -191,13 +191,13 @@ class Supervisor:
                 raise _start_failure(part, restarts.reason)
 
 
-async def _end(parts: list[Part]) -> None:
+async def _end(parts: list[ProcessPart]) -> None:
     """Stop parts together; what does not stop in time is killed."""
     for part in parts:
         part.terminate(with_all=True)
     longest_s = max((part.stop_s for part in parts), default=0.0)
-    await within(longest_s, parts, Part.has_ended)
-    await within(GRACE_S, parts, Part.is_gone)
+    await within(longest_s, parts, ProcessPart.has_ended)
+    await within(GRACE_S, parts, ProcessPart.is_gone)
     await asyncio.gather(*(part.clean_up() for part in parts))
 
 
@@ -208,7 +208,7 @@ def _change(keeper: Keeper) -> PartChange:
     return PartChange(keeper.part, restarts.phase, restarts.reason, due_in_s, restarts.failures)
 
 
-def _start_failure(part: Part, reason: str) -> Exception:
+def _start_failure(part: ProcessPart, reason: str) -> Exception:
     words = part.last_words()
     if part.exit_code == EXIT_MISTAKE:
         return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")

@@ -128,13 +128,13 @@ def import_(
     if tokenizer is not None and chars_per_token is not None:
         raise click.UsageError("give --tokenizer or --chars-per-token, not both")
     from prfaas.cli.trace.importing import Import
-    from prfaas.traces.part import Part
+    from prfaas.traces.part import TracePart
 
     Import(
         file,
         out,
         form,
-        Part(start or 0, duration, requests),
+        TracePart(start or 0, duration, requests),
         block_tokens,
         damaged_max,
         tokenizer,

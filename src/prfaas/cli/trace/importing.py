@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError
 from prfaas.traces.drops import Drops
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
 from prfaas.traces.formats.mooncake import Unit, mooncake_line
-from prfaas.traces.part import Part
+from prfaas.traces.part import TracePart
 from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_writer import session_lines
@@ -53,7 +53,7 @@ class Import:
     file: Path
     out: Path
     form: str | None
-    part: Part
+    part: TracePart
     block_tokens: int
     damaged_max: float
     tokenizer: Path | None

@@ -8,7 +8,7 @@ _SEQUENCE_WORK = 10**9
 """Every sequence counts alike."""
 
 
-class Places:
+class ConcurrencySlots:
     """Slots for concurrent sequences.
 
     Args:

@@ -36,7 +36,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """Limits of a tenant; None is no limit.
 
     Attributes:
@@ -67,7 +67,7 @@ class Over:
     retry_after_ns: int
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: its capacity is one period's units, and it starts full.
 
     Args:
@@ -115,7 +115,7 @@ class Quota:
         limits: Its limits.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TenantLimits) -> None:
         self.limits = limits
         self.num_in_flight = 0
         self.requests = _bucket(limits.requests_per_minute, MINUTE_NS)
@@ -165,5 +165,5 @@ class Quota:
             self._link.take(num_bytes, now_ns)
 
 
-def _bucket(units: int | None, period_ns: int) -> Bucket | None:
-    return None if units is None else Bucket(units, period_ns)
+def _bucket(units: int | None, period_ns: int) -> TokenBucket | None:
+    return None if units is None else TokenBucket(units, period_ns)

@@ -11,7 +11,7 @@ from prfaas.core.audit.chain import FORMAT, Fields
 from prfaas.core.transfer.tickets import Ticket
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """Kind of a record."""
 
     FILE = "file"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     """Prices and sizes of a cluster from now on."""
 
 
-class Why(StrEnum):
+class CheckpointCause(StrEnum):
     """Cause of a checkpoint."""
 
     START = "start"
@@ -67,7 +67,7 @@ def file_header(log: str, number: int, previous: bytes) -> Fields:
         previous: Digest of the last line of the file before.
     """
     return {
-        "kind": Kind.FILE,
+        "kind": RecordKind.FILE,
         "format": FORMAT,
         "log": log,
         "file": number,
@@ -75,7 +75,7 @@ def file_header(log: str, number: int, previous: bytes) -> Fields:
     }
 
 
-def permission(kind: Kind, ticket: Ticket, **fields: object) -> Fields:
+def permission(kind: RecordKind, ticket: Ticket, **fields: object) -> Fields:
     """Fields of a ticket that was signed or accepted."""
     return {
         "kind": kind,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.audit.chain import GENESIS, Line, parse_line
 from prfaas.core.audit.heads import Head
-from prfaas.core.audit.records import TORN, Kind, Why
+from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind
 
 FINDINGS_MAX = 100
 """Findings that are kept; all are counted."""
@@ -32,7 +32,7 @@ Check = Callable[[bytes, bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """A line of a file, from 1."""
 
     file: str
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Report:
+class VerificationReport:
     """Result of a verification.
 
     Attributes:
@@ -95,7 +95,7 @@ class Torn:
         place: The first of them.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LinePlace) -> None:
         self.place = place
         self.num_bytes = 0
         self.is_one_piece = False
@@ -118,7 +118,7 @@ class Torn:
         self.num_bytes += len(data)
 
 
-class Verifier:
+class LogVerifier:
     """Takes the lines of a log in order.
 
     Args:
@@ -128,7 +128,7 @@ class Verifier:
     """
 
     def __init__(self, log: str, check: Check, heads: Sequence[Head]) -> None:
-        self.report = Report()
+        self.report = VerificationReport()
         self._log, self._check, self._heads = log, check, heads
         self._previous, self._last = GENESIS, ""
         """Digest of the line before, and its kind."""
@@ -162,7 +162,7 @@ class Verifier:
             self.report.found(f"{name}: file {self._file + 1} of {self._log} is missing before it")
         self._file = number
 
-    def line(self, data: bytes, place: Place, *, is_whole: bool) -> None:
+    def line(self, data: bytes, place: LinePlace, *, is_whole: bool) -> None:
         """Take the next line.
 
         Args:
@@ -179,7 +179,7 @@ class Verifier:
         self._connect(parsed, place)
         self._take(parsed, place)
 
-    def finish(self, expected_lines: int = 0) -> Report:
+    def finish(self, expected_lines: int = 0) -> VerificationReport:
         """End the log.
 
         Args:
@@ -218,10 +218,10 @@ class Verifier:
                 "checkpoint_interval, the next start those of one that was killed"
             )
 
-    def _connect(self, line: Line, place: Place) -> None:
+    def _connect(self, line: Line, place: LinePlace) -> None:
         """Compare a line with the one before it."""
         report = self.report
-        if line.kind == Kind.FILE:
+        if line.kind == RecordKind.FILE:
             self._begin(line, place)
         elif not place.line - 1:
             report.found(f"{place}: the first line of a file is missing")
@@ -237,10 +237,10 @@ class Verifier:
 
     def _may_follow(self, kind: str) -> bool:
         """Return True for a kind of line that can follow an end, or a start without checkpoint."""
-        is_signed_start = kind == Kind.CHECKPOINT and self._last == Kind.START
-        return kind in (Kind.FILE, Kind.START) or is_signed_start
+        is_signed_start = kind == RecordKind.CHECKPOINT and self._last == RecordKind.START
+        return kind in (RecordKind.FILE, RecordKind.START) or is_signed_start
 
-    def _begin(self, line: Line, place: Place) -> None:
+    def _begin(self, line: Line, place: LinePlace) -> None:
         if place.line != 1:
             self.report.found(f"{place}: the first line of a file is in the middle of one")
         if line.fields.get("log") != self._log or line.fields.get("file") != self._file:
@@ -253,26 +253,26 @@ class Verifier:
             self._previous = _digest(line.fields.get("previous"))
             self.report.num_lines = self._settled = line.number - 1
 
-    def _take(self, line: Line, place: Place) -> None:
+    def _take(self, line: Line, place: LinePlace) -> None:
         report, fields = self.report, line.fields
         signed = line.signed(self._previous)
-        if line.kind == Kind.START:
+        if line.kind == RecordKind.START:
             self._started(line, place)
         self._previous, report.num_lines = line.digest, line.number
-        if line.kind == Kind.CHECKPOINT:
+        if line.kind == RecordKind.CHECKPOINT:
             if signed is None or not self._check(*signed):
                 report.found(f"{place}: the signature of this checkpoint is wrong")
             else:
                 self._signed(line)
-        elif line.kind == Kind.REMOVED:
+        elif line.kind == RecordKind.REMOVED:
             self._removing = _count(fields.get("file"))
-        elif line.kind == Kind.GAP:
+        elif line.kind == RecordKind.GAP:
             lost = _count(fields.get("lost"))
             self._lost += lost
             report.note(f"{place}: {lost} records were lost: the log could not be written")
-        if line.kind != Kind.FILE:
-            is_end = line.kind == Kind.CHECKPOINT and fields.get("why") == Why.END
-            self._awaits_start = is_end or line.kind == Kind.START
+        if line.kind != RecordKind.FILE:
+            is_end = line.kind == RecordKind.CHECKPOINT and fields.get("why") == CheckpointCause.END
+            self._awaits_start = is_end or line.kind == RecordKind.START
             self._last = line.kind
 
     def _signed(self, line: Line) -> None:
@@ -280,7 +280,7 @@ class Verifier:
         report = self.report
         report.num_checkpoints += 1
         report.signed_lines, report.signed_at = line.number, str(line.fields.get("at"))
-        if self._last == Kind.REMOVED and line.fields.get("why") == Why.ROTATION:
+        if self._last == RecordKind.REMOVED and line.fields.get("why") == CheckpointCause.ROTATION:
             self._removed_through = max(self._removed_through, self._removing)
         report.lost_records += self._lost
         for note in self._explained:
@@ -289,7 +289,7 @@ class Verifier:
         for head in self._heads:
             head.take(line)
 
-    def _started(self, line: Line, place: Place) -> None:
+    def _started(self, line: Line, place: LinePlace) -> None:
         cut, head = line.fields.get("cut_lines", 0), line.fields.get("head")
         if cut:
             self.report.found(f"{place}: at this start {cut} lines were missing before it")
@@ -302,10 +302,10 @@ class Verifier:
                 "lines, which were not signed before this start, does not show"
             )
 
-    def _explain_torn(self, line: Line, place: Place) -> None:
+    def _explain_torn(self, line: Line, place: LinePlace) -> None:
         """A torn line is no damage if the record after it states it."""
         torn, stated = self._torn, line.fields
-        is_stated = line.kind == Kind.START and stated.get("note") == TORN
+        is_stated = line.kind == RecordKind.START and stated.get("note") == TORN
         if is_stated and torn is None:
             self.report.found(f"{place}: the torn line that it records is missing before it")
         if is_stated and torn is not None and stated.get("torn_sha256") == torn.digest:

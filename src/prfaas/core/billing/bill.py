@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from prfaas.core.audit.records import Kind
-from prfaas.core.billing.terms import Terms, TermsBook, terms_of
-from prfaas.core.billing.usage import Amounts, Phase, UsageKey, amounts_of, count_of
+from prfaas.core.audit.records import RecordKind
+from prfaas.core.billing.terms import ClusterTerms, TermsBook, terms_of
+from prfaas.core.billing.usage import Amounts, UsageKey, UsagePhase, amounts_of, count_of
 
 SENT = "sent"
 _STORAGE = ("byte_ns",)
@@ -48,7 +48,7 @@ class BillLine(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class BillRow:
     """Usage of one key.
 
     Attributes:
@@ -63,7 +63,7 @@ class Row:
     joules: Fraction = Fraction(0)
     num_unpriced: int = 0
 
-    def add(self, other: Row) -> None:
+    def add(self, other: BillRow) -> None:
         """Add another row."""
         self.amounts.add(other.amounts)
         self.cost += other.cost
@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Sources:
+class BillSources:
     """Facts that records are joined with, from all logs.
 
     Attributes:
@@ -94,13 +94,13 @@ class Sources:
             line: A record; those of a log come in their order.
             tickets_since: Time before which no ticket is needed.
         """
-        if line.kind == Kind.TERMS:
+        if line.kind == RecordKind.TERMS:
             self.book.add(line.log, line.at, line.number, terms_of(line.fields))
             return
         name, tag = line.text("tenant_name"), line.text("tenant")
         if name and tag:
             name = self.tenants.setdefault(tag, name)
-        if line.kind == Kind.TICKET and line.at >= tickets_since:
+        if line.kind == RecordKind.TICKET and line.at >= tickets_since:
             self.services[line.text("transfer")] = name, line.text("class")
 
 
@@ -111,26 +111,26 @@ class Bill:
         sources: Of all logs.
     """
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: BillSources) -> None:
         self._sources = sources
-        self.rows: dict[UsageKey, Row] = {}
+        self.rows: dict[UsageKey, BillRow] = {}
         self.num_lost = 0
         """Records that processes could not write."""
 
     def add(self, line: BillLine) -> None:
         """Add a record of the period; records of other kinds change nothing."""
-        if line.kind == Kind.USAGE:
+        if line.kind == RecordKind.USAGE:
             self._used(line)
-        elif line.kind == Kind.MOVEMENT:
+        elif line.kind == RecordKind.MOVEMENT:
             self._moved(line)
-        elif line.kind == Kind.GAP:
+        elif line.kind == RecordKind.GAP:
             self.num_lost += count_of(line.fields.get("lost"))
 
     def _used(self, line: BillLine) -> None:
         sources, phase, cluster = self._sources, line.text("phase"), line.text("cluster")
         tag = line.text("tenant")
         name = sources.tenants.get(tag, tag)
-        if phase == Phase.STORAGE:
+        if phase == UsagePhase.STORAGE:
             cluster = sources.book.cluster_of(line.log)
             terms = sources.book.at_time("", cluster, line.at)
             amounts = amounts_of(line.fields, _STORAGE)
@@ -151,7 +151,7 @@ class Bill:
             amounts = Amounts(count=1, sent_bytes=link, sent_wire_bytes=wire)
         else:
             amounts = Amounts(received_bytes=link, received_wire_bytes=wire)
-        key = UsageKey(name or sources.tenants.get(tag, tag), Phase.TRANSFER, cluster, service)
+        key = UsageKey(name or sources.tenants.get(tag, tag), UsagePhase.TRANSFER, cluster, service)
         if is_sent or source in sources.logs:
             self._charge(key, amounts, terms)
         else:
@@ -159,7 +159,11 @@ class Bill:
             self._charge(key, amounts, terms, charged)
 
     def _charge(
-        self, key: UsageKey, amounts: Amounts, terms: Terms | None, charged: Amounts | None = None
+        self,
+        key: UsageKey,
+        amounts: Amounts,
+        terms: ClusterTerms | None,
+        charged: Amounts | None = None,
     ) -> None:
         charged = charged or amounts
         cost = joules = Fraction(0)
@@ -168,22 +172,22 @@ class Bill:
             found = terms.cost(key.phase, charged)
             cost, is_unpriced = found or cost, found is None
             joules = terms.joules(charged) or joules
-        row = self.rows.setdefault(key, Row())
-        row.add(Row(amounts, cost, joules, int(is_unpriced)))
+        row = self.rows.setdefault(key, BillRow())
+        row.add(BillRow(amounts, cost, joules, int(is_unpriced)))
 
-    def by(self, dimensions: Sequence[str]) -> list[tuple[tuple[str, ...], Row]]:
+    def by(self, dimensions: Sequence[str]) -> list[tuple[tuple[str, ...], BillRow]]:
         """Rows summed by some of the dimensions, sorted.
 
         Args:
             dimensions: Names of fields of `UsageKey`.
         """
-        sums: dict[tuple[str, ...], Row] = {}
+        sums: dict[tuple[str, ...], BillRow] = {}
         for key, row in self.rows.items():
             part = tuple(str(getattr(key, name)) for name in dimensions)
-            sums.setdefault(part, Row()).add(row)
+            sums.setdefault(part, BillRow()).add(row)
         return sorted(sums.items(), key=lambda item: item[0])
 
-    def total(self) -> Row:
+    def total(self) -> BillRow:
         """Sum of all rows."""
         found = self.by(())
-        return found[0][1] if found else Row()
+        return found[0][1] if found else BillRow()

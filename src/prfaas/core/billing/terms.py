@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from prfaas.core.audit.records import Kind
-from prfaas.core.billing.usage import Amounts, Phase, count_of
+from prfaas.core.audit.records import RecordKind
+from prfaas.core.billing.usage import Amounts, UsagePhase, count_of
 from prfaas.core.market.prices import NS_PER_H
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
@@ -26,7 +26,7 @@ _DECIMAL_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ClusterTerms:
     """Terms of a cluster at one time.
 
     Attributes:
@@ -53,9 +53,9 @@ class Terms:
 
     def cost(self, phase: str, amounts: Amounts) -> Fraction | None:
         """Cost of usage; None if a price of it is not known."""
-        if phase == Phase.TRANSFER:
+        if phase == UsagePhase.TRANSFER:
             return _times(self.per_tb, amounts.sent_wire_bytes, _BYTES_PER_TB)
-        if phase == Phase.STORAGE:
+        if phase == UsagePhase.STORAGE:
             return _times(self.gb_hour, amounts.byte_ns, BYTES_PER_GB * NS_PER_H)
         return _times(self.gpu_hour, self.gpus * self._instance(amounts), NS_PER_H)
 
@@ -74,10 +74,10 @@ def _times(price: Fraction | None, amount: Fraction | int, unit: int) -> Fractio
     return None if price is None else price * amount / unit
 
 
-def terms_record(terms: Terms) -> dict[str, object]:
+def terms_record(terms: ClusterTerms) -> dict[str, object]:
     """Record of terms for an audit log."""
     return {
-        "kind": Kind.TERMS,
+        "kind": RecordKind.TERMS,
         "cluster": terms.cluster,
         "role": terms.role,
         "pools": ",".join(terms.pools),
@@ -87,9 +87,9 @@ def terms_record(terms: Terms) -> dict[str, object]:
     }
 
 
-def terms_of(record: Mapping[str, object]) -> Terms:
+def terms_of(record: Mapping[str, object]) -> ClusterTerms:
     """Terms of a record; what is no price is None."""
-    return Terms(
+    return ClusterTerms(
         str(record.get("cluster", "")),
         str(record.get("role", "")),
         tuple(filter(None, str(record.get("pools", "")).split(","))),
@@ -125,7 +125,7 @@ def _price(text: object) -> Fraction | None:
 class _Dated(NamedTuple):
     at: str
     number: int
-    terms: Terms
+    terms: ClusterTerms
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class TermsBook:
     _gateway_of: dict[str, str] = field(default_factory=dict)
     """A gateway that has terms of the cluster."""
 
-    def add(self, gateway: str, at: str, number: int, terms: Terms) -> None:
+    def add(self, gateway: str, at: str, number: int, terms: ClusterTerms) -> None:
         """Terms from a line of a gateway's log on; the lines of a log come in their order."""
         self._dated.setdefault((gateway, terms.cluster), []).append(_Dated(at, number, terms))
         self._gateway_of.setdefault(terms.cluster, gateway)
@@ -151,13 +151,13 @@ class TermsBook:
         remote = [name for role, name in found if role != PD]
         return next(iter(remote or [name for _, name in found]), "")
 
-    def at_line(self, gateway: str, cluster: str, number: int) -> Terms | None:
+    def at_line(self, gateway: str, cluster: str, number: int) -> ClusterTerms | None:
         """Terms at a line of the gateway's own log; None if unknown."""
         dated = self._dated.get((gateway, cluster), ())
         place = bisect_right(dated, number, key=lambda each: each.number)
         return dated[place - 1].terms if place else None
 
-    def at_time(self, gateway: str, cluster: str, at: str) -> Terms | None:
+    def at_time(self, gateway: str, cluster: str, at: str) -> ClusterTerms | None:
         """Terms at a time; None if unknown.
 
         Args:

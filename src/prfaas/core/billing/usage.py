@@ -11,10 +11,10 @@ from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from prfaas.core.audit.records import Kind
+from prfaas.core.audit.records import RecordKind
 
 
-class Phase(StrEnum):
+class UsagePhase(StrEnum):
     """Part of the service of a request."""
 
     PREFILL_LOCAL = "prefill_local"
@@ -33,7 +33,7 @@ class UsageKey(NamedTuple):
 
     Attributes:
         tenant: Name of the tenant, or its tag in records of pool nodes.
-        phase: One of `Phase`.
+        phase: One of `UsagePhase`.
         cluster: Cluster that served: of the engine, of the pool node, or at the remote end of the
             link.
         service: Class of service.
@@ -107,7 +107,7 @@ class Meter:
 def usage_record(key: UsageKey, amounts: Amounts, **more: object) -> dict[str, object]:
     """Record of usage for an audit log."""
     return {
-        "kind": Kind.USAGE,
+        "kind": RecordKind.USAGE,
         "phase": str(key.phase),
         "tenant": key.tenant,
         "cluster": key.cluster,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.core.codec.gain import CodecSpeed
-from prfaas.core.codec.lossy import Mode, Segment
+from prfaas.core.codec.lossy import CodedSegment, SegmentMode
 from prfaas.core.codec.quality import GROUP_VALUES, Quality
 
 HEAD_SIZE = 128
@@ -83,9 +83,9 @@ def class_gain(
 def _attention_ratio(attention: Quality, block_tokens: int, has_pages: bool) -> float:
     match attention:
         case Quality.FP8:
-            segment = Segment(Mode.FP8, (GROUP_VALUES * block_tokens, 0, 0, 0))
+            segment = CodedSegment(SegmentMode.FP8, (GROUP_VALUES * block_tokens, 0, 0, 0))
         case Quality.KIVI4 if has_pages:
-            segment = Segment(Mode.KIVI4, (block_tokens, 1, HEAD_SIZE, HEAD_SIZE))
+            segment = CodedSegment(SegmentMode.KIVI4, (block_tokens, 1, HEAD_SIZE, HEAD_SIZE))
         case _:
             return 1.0
     return segment.decoded_each / segment.coded_each

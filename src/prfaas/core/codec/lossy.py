@@ -40,7 +40,7 @@ _COUNT, _SEGMENT = struct.Struct("<H"), struct.Struct("<BBIIIII")
 _SIZE_MAX = 1 << 28
 
 
-class Mode(IntEnum):
+class SegmentMode(IntEnum):
     """Coding of a segment."""
 
     RAW = 0
@@ -50,7 +50,7 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CodedSegment:
     """Neighbouring bytes of a block that are coded alike.
 
     Attributes:
@@ -60,7 +60,7 @@ class Segment:
         is_token_major: Order of heads and tokens, of `kivi4` only.
     """
 
-    mode: Mode
+    mode: SegmentMode
     sizes: tuple[int, int, int, int]
     repeats: int = 1
     is_token_major: bool = False
@@ -70,13 +70,13 @@ class Segment:
         """Bytes of a block in one repeat."""
         first, heads, keys, values = self.sizes
         match self.mode:
-            case Mode.RAW:
+            case SegmentMode.RAW:
                 return first
-            case Mode.FP8:
+            case SegmentMode.FP8:
                 return 2 * first
-            case Mode.STATE:
+            case SegmentMode.STATE:
                 return 4 * first
-            case Mode.KIVI4:
+            case SegmentMode.KIVI4:
                 return 2 * first * heads * (keys + values)
 
     @property
@@ -84,13 +84,13 @@ class Segment:
         """Bytes of a stream in one repeat."""
         first, heads, keys, values = self.sizes
         match self.mode:
-            case Mode.RAW:
+            case SegmentMode.RAW:
                 return first
-            case Mode.FP8:
+            case SegmentMode.FP8:
                 return first + math.ceil(first / GROUP_VALUES)
-            case Mode.STATE:
+            case SegmentMode.STATE:
                 return 2 * first
-            case Mode.KIVI4:
+            case SegmentMode.KIVI4:
                 return heads * (_grouped(first, keys) + first * _grouped(values, 1))
 
 
@@ -109,7 +109,7 @@ class Form:
         segments: Of a block, in order.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[CodedSegment, ...]
 
     @property
     def head(self) -> bytes:
@@ -134,7 +134,7 @@ class Form:
     @property
     def is_aligned(self) -> bool:
         """Return True if every segment starts at a multiple of the size of its numbers."""
-        at, widths = 0, {Mode.RAW: 1, Mode.STATE: 4}
+        at, widths = 0, {SegmentMode.RAW: 1, SegmentMode.STATE: 4}
         for each in self.segments:
             if at % widths.get(each.mode, 2):
                 return False
@@ -142,21 +142,21 @@ class Form:
         return True
 
     @property
-    def modes(self) -> frozenset[Mode]:
+    def modes(self) -> frozenset[SegmentMode]:
         """Codings that lose something."""
-        return frozenset(each.mode for each in self.segments) - {Mode.RAW}
+        return frozenset(each.mode for each in self.segments) - {SegmentMode.RAW}
 
 
 _MODES = {
-    Quality.FP8: frozenset({Mode.FP8}),
-    Quality.KIVI4: frozenset({Mode.KIVI4}),
-    Quality.FP8_STATE: frozenset({Mode.FP8, Mode.STATE}),
-    Quality.KIVI4_STATE: frozenset({Mode.KIVI4, Mode.STATE}),
-    Quality.STATE: frozenset({Mode.STATE}),
+    Quality.FP8: frozenset({SegmentMode.FP8}),
+    Quality.KIVI4: frozenset({SegmentMode.KIVI4}),
+    Quality.FP8_STATE: frozenset({SegmentMode.FP8, SegmentMode.STATE}),
+    Quality.KIVI4_STATE: frozenset({SegmentMode.KIVI4, SegmentMode.STATE}),
+    Quality.STATE: frozenset({SegmentMode.STATE}),
 }
 
 
-def allows(quality: Quality, modes: frozenset[Mode]) -> bool:
+def allows(quality: Quality, modes: frozenset[SegmentMode]) -> bool:
     """Return True if blocks of a class may be rounded like this."""
     return modes <= _MODES.get(quality, frozenset())
 
@@ -186,22 +186,22 @@ def read_head(stream: bytes | memoryview, block_bytes: int) -> tuple[Form, int]:
     return form, end
 
 
-def _segment(stream: bytes | memoryview, at: int) -> Segment:
+def _segment(stream: bytes | memoryview, at: int) -> CodedSegment:
     mode, order, repeats, *sizes = _SEGMENT.unpack_from(stream, at)
-    used = 4 if mode == Mode.KIVI4 else 1
+    used = 4 if mode == SegmentMode.KIVI4 else 1
     is_sized = all(1 <= size <= _SIZE_MAX for size in sizes[:used]) and not any(sizes[used:])
-    is_ordered = order == 0 or (order == 1 and mode == Mode.KIVI4)
-    if mode > max(Mode) or not is_sized or not is_ordered or not 1 <= repeats <= _SIZE_MAX:
+    is_ordered = order == 0 or (order == 1 and mode == SegmentMode.KIVI4)
+    if mode > max(SegmentMode) or not is_sized or not is_ordered or not 1 <= repeats <= _SIZE_MAX:
         raise PeerError(
             f"a segment of a rounded block has mode {mode}, order {order}, {repeats} repeats of "
             f"{sizes}"
         )
     first, second, third, fourth = sizes
-    return Segment(Mode(mode), (first, second, third, fourth), repeats, bool(order))
+    return CodedSegment(SegmentMode(mode), (first, second, third, fourth), repeats, bool(order))
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class UncodedGroup:
     """A cache group that a class leaves as it is.
 
     Attributes:
@@ -214,70 +214,72 @@ class Refused:
     is_meant: bool = False
 
 
-def form_of(group: CacheGroup, quality: Quality) -> Form | Refused:
+def form_of(group: CacheGroup, quality: Quality) -> Form | UncodedGroup:
     """Return the form of a group's blocks in a class, or why they stay as they are."""
     if not quality.is_lossy:
-        return Refused("the class is lossless", is_meant=True)
+        return UncodedGroup("the class is lossless", is_meant=True)
     found = _state(group, quality) if group.kind is GroupKind.LINEAR_STATE else _kv(group, quality)
     if isinstance(found, Form) and found.coded_bytes >= found.decoded_bytes:
-        return Refused("its blocks are too small to gain anything")
+        return UncodedGroup("its blocks are too small to gain anything")
     return found
 
 
-def _state(group: CacheGroup, quality: Quality) -> Form | Refused:
+def _state(group: CacheGroup, quality: Quality) -> Form | UncodedGroup:
     if not quality.rounds_state:
-        return Refused("linear state is not rounded without bf16-state", is_meant=True)
-    return _planes(group, "float32", Mode.STATE, 4)
+        return UncodedGroup("linear state is not rounded without bf16-state", is_meant=True)
+    return _planes(group, "float32", SegmentMode.STATE, 4)
 
 
-def _kv(group: CacheGroup, quality: Quality) -> Form | Refused:
+def _kv(group: CacheGroup, quality: Quality) -> Form | UncodedGroup:
     match quality.attention:
         case Quality.FP8:
-            return _planes(group, "bfloat16", Mode.FP8, 2)
+            return _planes(group, "bfloat16", SegmentMode.FP8, 2)
         case Quality.KIVI4:
             return _pages(group)
         case _:
-            return Refused("attention is not rounded by bf16-state alone", is_meant=True)
+            return UncodedGroup("attention is not rounded by bf16-state alone", is_meant=True)
 
 
-def _planes(group: CacheGroup, dtype: str, mode: Mode, width: int) -> Form | Refused:
+def _planes(group: CacheGroup, dtype: str, mode: SegmentMode, width: int) -> Form | UncodedGroup:
     if not group.planes:
-        return Refused("the types of the numbers in its blocks are not known")
+        return UncodedGroup("the types of the numbers in its blocks are not known")
     types = sorted({plane.dtype for plane in group.planes})
     if dtype not in types:
-        return Refused(f"its blocks are in {', '.join(types)}, not in {dtype}")
-    segments = list[Segment]()
+        return UncodedGroup(f"its blocks are in {', '.join(types)}, not in {dtype}")
+    segments = list[CodedSegment]()
     for plane in group.planes:
         whole = plane.num_bytes // width if plane.dtype == dtype else 0
         if whole:
-            segments.append(Segment(mode, (whole, 0, 0, 0)))
+            segments.append(CodedSegment(mode, (whole, 0, 0, 0)))
         if plane.num_bytes > whole * width:
-            segments.append(Segment(Mode.RAW, (plane.num_bytes - whole * width, 0, 0, 0)))
+            segments.append(
+                CodedSegment(SegmentMode.RAW, (plane.num_bytes - whole * width, 0, 0, 0))
+            )
     return _form(segments)
 
 
-def _pages(group: CacheGroup) -> Form | Refused:
+def _pages(group: CacheGroup) -> Form | UncodedGroup:
     types = sorted({plane.dtype for plane in group.planes} - {"bfloat16"})
     if types:
-        return Refused(f"its blocks are in {', '.join(types)}, not in bfloat16")
+        return UncodedGroup(f"its blocks are in {', '.join(types)}, not in bfloat16")
     if not group.pages:
-        return Refused("keys and values cannot be told apart in its blocks")
+        return UncodedGroup("keys and values cannot be told apart in its blocks")
     return _form([_page(page) for page in group.pages])
 
 
-def _page(page: KvPage) -> Segment:
+def _page(page: KvPage) -> CodedSegment:
     sizes = page.tokens, page.heads, page.key_size, page.value_size
-    return Segment(Mode.KIVI4, sizes, page.layers, page.is_token_major)
+    return CodedSegment(SegmentMode.KIVI4, sizes, page.layers, page.is_token_major)
 
 
-def _form(segments: Sequence[Segment]) -> Form | Refused:
+def _form(segments: Sequence[CodedSegment]) -> Form | UncodedGroup:
     joined = [(each, sum(1 for _ in same)) for each, same in groupby(segments)]
     if len(joined) > SEGMENTS_MAX:
-        return Refused(f"its blocks have {len(joined)} segments; the limit is {SEGMENTS_MAX}")
+        return UncodedGroup(f"its blocks have {len(joined)} segments; the limit is {SEGMENTS_MAX}")
     form = Form(
         tuple(
-            Segment(each.mode, each.sizes, each.repeats * count, each.is_token_major)
+            CodedSegment(each.mode, each.sizes, each.repeats * count, each.is_token_major)
             for each, count in joined
         )
     )
-    return form if form.is_aligned else Refused("numbers in its blocks lie at odd addresses")
+    return form if form.is_aligned else UncodedGroup("numbers in its blocks lie at odd addresses")

@@ -18,7 +18,7 @@ from prfaas.core.kv.planes import Plane
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLink:
+class PlannedCodedLink:
     """A link that is busy, with what coding makes of it.
 
     Attributes:
@@ -98,7 +98,7 @@ class PlannedCoding:
         """Return True if it changes nothing: blocks go as they are, and lanes are no limit."""
         return self.mode is LinkCodec.RAW and self.lane_bytes_per_s == inf
 
-    def of(self, wire_bytes_per_s: float) -> CodedLink:
+    def of(self, wire_bytes_per_s: float) -> PlannedCodedLink:
         """Return a link of this capacity, which is always busy.
 
         Args:
@@ -107,7 +107,7 @@ class PlannedCoding:
         lanes = self.lanes * self.lane_bytes_per_s
         wire = min(wire_bytes_per_s, lanes)
         if self.mode is LinkCodec.RAW or not wire:
-            return CodedLink(wire)
+            return PlannedCodedLink(wire)
         link = self._coded(wire_bytes_per_s, wire, lanes)
         gain = class_gain(
             self.quality,
@@ -125,9 +125,9 @@ class PlannedCoding:
         limits = [wire_bytes_per_s, rates.coded / ratio]
         if gain.attention == 1:
             limits.append(link.wire_bytes_per_s)
-        return CodedLink(min(limits), link.ratio, rates.gain, gain.attention, gain.state)
+        return PlannedCodedLink(min(limits), link.ratio, rates.gain, gain.attention, gain.state)
 
-    def _coded(self, capacity: float, wire: float, lanes: float) -> CodedLink:
+    def _coded(self, capacity: float, wire: float, lanes: float) -> PlannedCodedLink:
         """The link without rounding.
 
         Args:
@@ -136,12 +136,12 @@ class PlannedCoding:
             lanes: What the lanes carry.
         """
         if self.ratio < RATIO_MIN:
-            return CodedLink(wire)
+            return PlannedCodedLink(wire)
         end = EndLoad(wire / lanes, cores=self.cores)
         rates = link_rates(wire, self.ratio, self.speed, end, end)
         if self.mode is LinkCodec.AUTO and rates.gain < GAIN_MIN:
-            return CodedLink(wire, gain=rates.gain)
-        return CodedLink(min(capacity, rates.coded / self.ratio), self.ratio, rates.gain)
+            return PlannedCodedLink(wire, gain=rates.gain)
+        return PlannedCodedLink(min(capacity, rates.coded / self.ratio), self.ratio, rates.gain)
 
 
 RAW_LINK = PlannedCoding()
@@ -172,7 +172,7 @@ class BlockCoding:
         others = (f"; {tenant} {quality}" for tenant, quality in sorted(self.qualities.items()))
         return self._in_words(link) + "".join(others)
 
-    def _in_words(self, link: CodedLink) -> str:
+    def _in_words(self, link: PlannedCodedLink) -> str:
         if not link.is_coding:
             return f"blocks are sent raw, coded ones would go at {link.gain:.2f} of the rate"
         ratios = link.attention_ratio(self.kv_dtype), link.state_ratio(self.state_dtype)
@@ -195,7 +195,7 @@ class BlockCoder:
         self._coding, self._state_bytes = coding, state_bytes
         every = {coding.planned.quality, *coding.qualities.values()}
         self._planned = {each: replace(coding.planned, quality=each) for each in every}
-        self._links: dict[Quality, CodedLink] = {}
+        self._links: dict[Quality, PlannedCodedLink] = {}
         self._capacity = 0.0
         self.set_capacity(0.0)
         self._num_counted = self._num_wire = 0
@@ -239,6 +239,6 @@ class BlockCoder:
             self.ratio += RATIO_WEIGHT * (num_bytes / counted - self.ratio)
         return counted
 
-    def _link_of(self, tenant: str) -> CodedLink:
+    def _link_of(self, tenant: str) -> PlannedCodedLink:
         coding = self._coding
         return self._links[coding.qualities.get(tenant, coding.planned.quality)]

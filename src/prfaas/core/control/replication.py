@@ -180,7 +180,7 @@ class HotPrefixes(Generic[BlockId]):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt(Generic[BlockId]):
+class CopiedPrompt(Generic[BlockId]):
     """A prompt whose beginnings may be copied.
 
     Attributes:
@@ -223,7 +223,7 @@ class Replication(Generic[BlockId]):
     def missed(
         self,
         link: LinkName,
-        prompt: Prompt[BlockId],
+        prompt: CopiedPrompt[BlockId],
         present_tokens: int,
         held_tokens: int,
         costs: CostModel,

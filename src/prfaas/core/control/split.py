@@ -13,12 +13,12 @@ from typing import Protocol
 from prfaas.core.control.role_loop import Planned, Role, RoleChange, RoleLoop, SplitPlan, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.control.stage_load import Jobs, StageLoads
-from prfaas.core.control.traffic_mix import Mix
+from prfaas.core.control.traffic_mix import TrafficMix
 
 _DECODES = ":decode"
 """Names of instances have no colon."""
 
-Plans = Callable[[int, float, Mix | None], SplitPlan | None]
+Plans = Callable[[int, float, TrafficMix | None], SplitPlan | None]
 """The planner's answer for a number of prefill instances, links of so many bits per second, and
 requests as they are lately; None are those of the plan."""
 

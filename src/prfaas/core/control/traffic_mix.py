@@ -12,7 +12,7 @@ NUM_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mix:
+class TrafficMix:
     """Requests of some time, at least `NUM_MIN`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Mixes:
         self._window_ns = window_ns
         self._came: deque[tuple[int, int, int]] = deque(maxlen=NUM_MAX)
         self._ended: deque[tuple[int, int]] = deque(maxlen=NUM_MAX)
-        self._latest: Mix | None = None
+        self._latest: TrafficMix | None = None
         self._made_at_ns: int | None = None
 
     def came(self, now_ns: int, num_new: int, num_prompt: int) -> None:
@@ -51,13 +51,13 @@ class Mixes:
         """A request was answered with this number of tokens."""
         self._ended.append((now_ns, num_output))
 
-    def look(self, now_ns: int) -> Mix | None:
+    def look(self, now_ns: int) -> TrafficMix | None:
         """Recent traffic, at most an eighth of the window old; None is unknown."""
         if self._made_at_ns is None or now_ns - self._made_at_ns >= self._window_ns // 8:
             self._latest, self._made_at_ns = self._describe(now_ns), now_ns
         return self._latest
 
-    def _describe(self, now_ns: int) -> Mix | None:
+    def _describe(self, now_ns: int) -> TrafficMix | None:
         came, ended = self._came, self._ended
         for seen in (came, ended):
             while seen and seen[0][0] < now_ns - self._window_ns:
@@ -66,4 +66,4 @@ class Mixes:
             return None
         _, new, prompts = zip(*came, strict=True)
         outputs = sum(output for _, output in ended)
-        return Mix(new, sum(prompts) / len(came), outputs / len(ended))
+        return TrafficMix(new, sum(prompts) / len(came), outputs / len(ended))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from prfaas.core.dispatch.types import Member
+from prfaas.core.dispatch.types import ClusterMember
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 
@@ -35,7 +35,7 @@ class DecodeBook:
         members: The instances.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[ClusterMember]) -> None:
         self._pool_of = {member.name: member.pool for member in members}
         self._counts = dict.fromkeys(self._pool_of, 0)
         self._ready = dict.fromkeys(self._pool_of, True)
@@ -44,7 +44,7 @@ class DecodeBook:
         for member in members:
             insort(self._order.setdefault(member.pool, []), (0, member.name))
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ClusterMember) -> None:
         """Add an instance, which is not ready."""
         self._pool_of[member.name] = member.pool
         self._counts[member.name], self._ready[member.name] = 0, False

@@ -10,7 +10,7 @@ USABLE_RATIO = 0.8
 free for blocks that it receives, and rounds each block up."""
 
 
-class Rooms:
+class DestinationMemory:
     """Bytes that open requests will need in each pool, against the memory that it has.
 
     Blocks count from the decision until decode has loaded them. Others are evicted for them.

@@ -17,7 +17,7 @@ from functools import partial
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.expected_times import ExpectedTimes
-from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.instance_load import InstanceLoad
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.market.offers import decided, offers_of
@@ -26,22 +26,22 @@ from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
-    Refusal,
-    Refused,
+    LocalCluster,
+    RefusalReason,
+    RefusedRequest,
     RemoteCluster,
     Routed,
     ThresholdMoved,
 )
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.market.choice import Terms
+from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import terms_of
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.carried_bytes import CarriedBytes
 from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.core.routing.first_tokens import Work
+from prfaas.core.routing.first_tokens import NominalWork
 from prfaas.core.routing.policies import PolicyName
 
 RETRY_UNSERVED_S = 1
@@ -61,7 +61,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+        self, home: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         if settings.policy is PolicyName.OBSERVED:
             home = replace(home, costs=None)
@@ -80,7 +80,7 @@ class Dispatcher:
         self._meter: PrefillMeter | None = None
         self._is_counted = self.market is not None
         self._buys = settings.policy is PolicyName.COST and self.market is not None
-        self._usual = Terms(settings.second_price or 0.0, settings.ttft_max_ns)
+        self._usual = RequestTerms(settings.second_price or 0.0, settings.ttft_max_ns)
         self.spared_ns = 0
         """Offloaded prefill below the threshold, ns of an instance."""
 
@@ -90,7 +90,7 @@ class Dispatcher:
 
     # What there is
 
-    def add(self, cluster: str, member: Member, decode: str = "") -> None:
+    def add(self, cluster: str, member: ClusterMember, decode: str = "") -> None:
         """Add an instance; it is not ready, and its limits and layout are unknown.
 
         Args:
@@ -194,7 +194,9 @@ class Dispatcher:
 
     # Requests
 
-    def arrive(self, arrival: Arrival, now_ns: int, *, again: bool = False) -> Routed | Refused:
+    def arrive(
+        self, arrival: Arrival, now_ns: int, *, again: bool = False
+    ) -> Routed | RefusedRequest:
         """Decide for a request, and book what was decided: `consider` and `decide` in one."""
         return self.decide(arrival, self.consider(arrival, now_ns), now_ns, again=again)
 
@@ -210,7 +212,7 @@ class Dispatcher:
 
     def decide(
         self, arrival: Arrival, considered: Considered, now_ns: int, *, again: bool = False
-    ) -> Routed | Refused:
+    ) -> Routed | RefusedRequest:
         """Decide between the routes of a request, and book what was decided.
 
         Args:
@@ -228,7 +230,7 @@ class Dispatcher:
             option, decision = self._served(option, decision, considered)
         path = decision.path
         if option.home is None and self._is_unserved(path):
-            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+            return RefusedRequest(RefusalReason.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         if not again:
             if self._settings.admission:
                 refused = self._refuse(arrival, decision, option, now_ns)
@@ -243,7 +245,7 @@ class Dispatcher:
             self._spend(arrival, routed, option, now_ns)
         return routed
 
-    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
+    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | RefusedRequest:
         """Return the decision for a request, without admission and side effects."""
         decode_wait = self.requests.decode_wait(now_ns)
         considered = self._routes.consider(arrival, now_ns, decode_wait)
@@ -255,7 +257,7 @@ class Dispatcher:
         if option.home is None:
             option, decision = self._served(option, decision, considered)
         if option.home is None and self._is_unserved(decision.path):
-            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+            return RefusedRequest(RefusalReason.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         return self.requests.route(decision, option)
 
@@ -320,7 +322,7 @@ class Dispatcher:
 
     def _refuse(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int
-    ) -> Refused | None:
+    ) -> RefusedRequest | None:
         """Ask admission; None if the request is admitted."""
         calibration = self._times.calibration(decision.path, option.cluster.name)
         proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
@@ -330,7 +332,7 @@ class Dispatcher:
         )
         if found.admitted:
             return None
-        return Refused(Refusal.PREDICTED_LATE, found.retry_after_s, decision)
+        return RefusedRequest(RefusalReason.PREDICTED_LATE, found.retry_after_s, decision)
 
     def _decide(self, option: RouteOption, now_ns: int) -> Decision:
         """The policy's decision; what was observed may keep a prompt local."""
@@ -346,8 +348,8 @@ class Dispatcher:
         )
         compared = first_tokens.sooner_at_home(
             option.cluster.name,
-            Work(own_ns, own_ns + self.load(home.name).pending_ns(home.name)),
-            Work(away_ns, away_ns + self.load(away.name).pending_ns(away.name)),
+            NominalWork(own_ns, own_ns + self.load(home.name).pending_ns(home.name)),
+            NominalWork(away_ns, away_ns + self.load(away.name).pending_ns(away.name)),
             self.requests.num_streaming(home.name),
             now_ns,
         )
@@ -386,7 +388,7 @@ class Dispatcher:
         """Rate of all links to the PD cluster; None is unknown, or none is up."""
         return self.links.bits_per_s_to(self._routes.home.pools, now_ns)
 
-    def load(self, name: str) -> LoadBook:
+    def load(self, name: str) -> InstanceLoad:
         """The load book of an instance that prefills."""
         return self._stage_of[name].book
 

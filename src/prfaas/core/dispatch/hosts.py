@@ -15,12 +15,12 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from prfaas.core.dispatch.destination_room import Rooms
+from prfaas.core.dispatch.destination_room import DestinationMemory
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.shipping import shipped_bytes
-from prfaas.core.kv.source_sets import Sources, longest_first
+from prfaas.core.kv.source_sets import SourceSet, longest_first
 from prfaas.core.routing.predictions import CostModel, LinkState
 from prfaas.core.routing.pull_choice import PullSettings, choose_pull, gain_ns_max
 from prfaas.units import NS_PER_S
@@ -70,11 +70,11 @@ class Hosts:
         self,
         pools: Sequence[str],
         links: Links,
-        rooms: Rooms,
+        rooms: DestinationMemory,
         prefill_ns: Callable[[int, int, int], int | None],
         costs: CostModel | None,
     ) -> None:
-        self.pools = Sources(pools)
+        self.pools = SourceSet(pools)
         self.links, self._rooms, self.local_ns = links, rooms, prefill_ns
         self.costs = costs
         """Of the cluster; None without profiles."""

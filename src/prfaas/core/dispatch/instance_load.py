@@ -19,7 +19,7 @@ WAITING_MAX = 256
 """Jobs of a queue that are listed; those behind them will not start soon."""
 
 
-class Ahead(NamedTuple):
+class WorkAhead(NamedTuple):
     """Work of an instance up to the end of a job, ns.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Load:
     """Times of sends and ends of jobs, for older reports."""
 
 
-class LoadBook:
+class InstanceLoad:
     """Predicted waits of a set of instances.
 
     Args:
@@ -221,7 +221,7 @@ class LoadBook:
             return None
         return max(0, load.free_at_ns - now_ns)
 
-    def ahead(self, name: str, job: int, now_ns: int) -> Ahead | None:
+    def ahead(self, name: str, job: int, now_ns: int) -> WorkAhead | None:
         """Work up to the end of a job; None if it is not there. O(jobs)."""
         load, work_ns = self._loads[name], 0
         if job not in load.jobs:
@@ -231,7 +231,7 @@ class LoadBook:
             if number == job:
                 break
         own_ns = load.jobs[job].work_ns
-        return Ahead(own_ns, work_ns, _first_ns(load), max(0, now_ns - load.begun_at_ns))
+        return WorkAhead(own_ns, work_ns, _first_ns(load), max(0, now_ns - load.begun_at_ns))
 
     @property
     def num_ready(self) -> int:

@@ -9,7 +9,7 @@ from itertools import compress, islice, zip_longest
 from operator import itemgetter
 
 from prfaas.core.dispatch.hosts import FetchTo
-from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.instance_load import InstanceLoad
 from prfaas.core.dispatch.scoring import (
     BY_POOL,
     LOOKS_MAX,
@@ -25,8 +25,8 @@ from prfaas.core.dispatch.scoring import (
     is_ideal,
     pick,
 )
-from prfaas.core.dispatch.types import Arrival, Member
-from prfaas.core.kv.source_sets import Sources, by_length, longest_first
+from prfaas.core.dispatch.types import Arrival, ClusterMember
+from prfaas.core.kv.source_sets import SourceSet, by_length, longest_first
 from prfaas.core.routing.decision import Reason
 
 
@@ -39,7 +39,7 @@ class Instance:
         pool: Where its blocks are kept.
         num_tokens_max: Longest prompt it takes, tokens.
         layout_id: Layout of its blocks; None while unknown.
-        within: As of `Member`.
+        within: As of `ClusterMember`.
     """
 
     name: str
@@ -87,13 +87,13 @@ class PrefillInstances:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[ClusterMember],
         stale_after_ns: int,
         weights: Weights = PREFILL_WEIGHTS,
         scanned_max: int = SCANNED_MAX,
         tried_max: int = TRIED_MAX,
     ) -> None:
-        self.book = LoadBook([member.name for member in members], stale_after_ns)
+        self.book = InstanceLoad([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool, within=m.within) for m in members}
         self.by_pool: dict[str, list[str]] = {}
         """Names of the instances of each pool."""
@@ -102,12 +102,12 @@ class PrefillInstances:
         for member in members:
             self.by_pool.setdefault(member.pool, []).append(member.name)
             self.pool_of[member.name] = self.pool_of[member.pool] = member.pool
-        self.sources = Sources([*self.by_pool, *self.instances])
+        self.sources = SourceSet([*self.by_pool, *self.instances])
         """Its pools and instances, as holders of prefixes."""
         self.weights, self._scanned_max, self.tried_max = weights, scanned_max, tried_max
         self.num_open = dict.fromkeys(self.instances, 0)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ClusterMember) -> None:
         """Add an instance, which is not ready and has no known layout."""
         self.book.add(member.name)
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)

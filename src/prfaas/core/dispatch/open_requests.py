@@ -15,15 +15,15 @@ from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.decode_stage import DecodeFlow
-from prfaas.core.dispatch.instance_load import Ahead, LoadBook
+from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import RouteOption
-from prfaas.core.dispatch.types import Arrival, HomeCluster, Member, Routed
+from prfaas.core.dispatch.types import Arrival, ClusterMember, LocalCluster, Routed
 from prfaas.core.resilience.spare_time import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.core.routing.first_tokens import Work
+from prfaas.core.routing.first_tokens import NominalWork
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 
@@ -65,14 +65,16 @@ class OpenRequests:
         admission: Learns from first tokens how late predictions are.
     """
 
-    def __init__(self, home: HomeCluster, routes: RouteFinder, admission: AdmissionControl) -> None:
+    def __init__(
+        self, home: LocalCluster, routes: RouteFinder, admission: AdmissionControl
+    ) -> None:
         self._home = home.name
         self._routes, self._times, self._admission = routes, routes.times, admission
         self._stage_of, self._rooms = routes.stage_of, routes.rooms
         self._entries: dict[int, _Open] = {}
         self.decode_book = routes.decode_book
         names = [member.name for member in home.decode or ()]
-        self.lanes = LoadBook(names, NEVER_STALE_NS)
+        self.lanes = InstanceLoad(names, NEVER_STALE_NS)
         """Prefill work of decode instances, sent by this gateway; engines do not report it."""
         self._book_of = {
             **{name: stage.book for name, stage in self._stage_of.items()},
@@ -85,13 +87,13 @@ class OpenRequests:
 
     # Instances
 
-    def add(self, member: Member, decode: str = "") -> None:
+    def add(self, member: ClusterMember, decode: str = "") -> None:
         """Book requests with a new instance too, and with `decode`, its name as one that decodes,
         where instances have roles."""
         self._book_of[member.name] = self._stage_of[member.name].book
         self._num_streaming[member.name] = 0
         if self.decode_book is not None and decode:
-            self.decode_book.add(Member(decode, member.pool))
+            self.decode_book.add(ClusterMember(decode, member.pool))
             self.lanes.add(decode)
             self.spare.add(decode)
             self._book_of[decode] = self.lanes
@@ -157,7 +159,7 @@ class OpenRequests:
         book = self._book_of.get(name)
         return 0 if book is None else book.wait_ns(name, now_ns)
 
-    def prefill_ahead(self, request_id: int, now_ns: int) -> Ahead | None:
+    def prefill_ahead(self, request_id: int, now_ns: int) -> WorkAhead | None:
         """Work at its instance up to the end of a request's prefill; None if it has ended."""
         entry = self._entries.get(request_id)
         if entry is None or not entry.prefilling:
@@ -506,7 +508,7 @@ class OpenRequests:
         own_ns = self._work_ns(routed)
         self._times.sent(request_id, routed.cluster, wait_ns, own_ns, now_ns)
         if self._times.first_tokens is not None and not routed.pulled_from:
-            work = Work(own_ns, book.pending_ns(name))
+            work = NominalWork(own_ns, book.pending_ns(name))
             is_trial = routed.decision.reason is Reason.TRIED_LOCAL
             times = self._times.first_tokens
             times.sent(request_id, routed.cluster, work, now_ns, is_trial=is_trial)

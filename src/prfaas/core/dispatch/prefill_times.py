@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, RemoteCluster
+from prfaas.core.dispatch.types import DispatchSettings, LocalCluster, RemoteCluster
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Path
 from prfaas.core.routing.first_tokens import FirstTokens
-from prfaas.core.routing.observed_rates import Paces, nominal_ns
+from prfaas.core.routing.observed_rates import ObservedRates, nominal_ns
 from prfaas.core.routing.policies import PolicyName
 
 _LOCAL = Path.LOCAL
@@ -29,7 +29,7 @@ class PrefillTimes:
     """
 
     def __init__(
-        self, home: HomeCluster, remotes: Collection[RemoteCluster], settings: DispatchSettings
+        self, home: LocalCluster, remotes: Collection[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._home = home.name
         self._costs = home.costs
@@ -38,7 +38,7 @@ class PrefillTimes:
         self.remote_calibrations = {
             remote.name: Calibration(settings.calibration) for remote in remotes
         }
-        self._rates = Paces() if home.costs is None else None
+        self._rates = ObservedRates() if home.costs is None else None
         self._attention_tokens = settings.attention_tokens
         self.has_plan = self._rates is None
         """True if predictions come from the costs of a plan."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from prfaas.core.dispatch.decode_stage import DecodeBook
-from prfaas.core.dispatch.destination_room import Rooms
+from prfaas.core.dispatch.destination_room import DestinationMemory
 from prfaas.core.dispatch.hosts import Hosts
 from prfaas.core.dispatch.instances import Instance, PrefillInstances, Reach
 from prfaas.core.dispatch.links import Link, Links
@@ -17,9 +17,9 @@ from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candida
 from prfaas.core.dispatch.types import (
     NOTHING,
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
+    LocalCluster,
     RemoteCluster,
     Routed,
     ThresholdMoved,
@@ -65,7 +65,7 @@ class RouteFinder:
     """
 
     def __init__(
-        self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+        self, home: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
@@ -77,7 +77,7 @@ class RouteFinder:
             {instance.pool: remote for remote in remotes for instance in remote.instances},
             [member.pool for member in everyone],
         )
-        self.rooms = Rooms()
+        self.rooms = DestinationMemory()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
         self.home = PrefillInstances(home.prefill, settings.stale_after_ns, weights)
         self.away = {
@@ -109,7 +109,7 @@ class RouteFinder:
             for name, remote in self.remotes.items()
         }
 
-    def add(self, cluster: str, member: Member) -> None:
+    def add(self, cluster: str, member: ClusterMember) -> None:
         """Add an instance to the PD cluster, or to the PrfaaS cluster of this name."""
         remote = self.remotes.get(cluster)
         stage = self.home if remote is None else self.away[cluster]

@@ -24,7 +24,7 @@ from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ClusterMember:
     """An instance of a cluster.
 
     Attributes:
@@ -40,7 +40,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class HomeCluster:
+class LocalCluster:
     """The PD cluster.
 
     Attributes:
@@ -51,8 +51,8 @@ class HomeCluster:
     """
 
     name: str
-    prefill: tuple[Member, ...]
-    decode: tuple[Member, ...] | None = None
+    prefill: tuple[ClusterMember, ...]
+    decode: tuple[ClusterMember, ...] | None = None
     costs: CostModel | None = None
 
 
@@ -69,7 +69,7 @@ class RemoteCluster:
     """
 
     name: str
-    instances: tuple[Member, ...]
+    instances: tuple[ClusterMember, ...]
     costs: CostModel | None = None
     price_per_tb: float = 0.0
     link_bits_per_s: float = 0.0
@@ -244,7 +244,7 @@ class Routed(Record, frozen=True):
         return self.decision.path is Path.LOCAL and self.ships
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """Reason of a refusal; bounded, so that it can label a metric."""
 
     PREDICTED_LATE = "predicted_late"
@@ -252,7 +252,7 @@ class Refusal(StrEnum):
     """No instance of the PD cluster is available."""
 
 
-class Refused(Record, frozen=True):
+class RefusedRequest(Record, frozen=True):
     """A refused request.
 
     Attributes:
@@ -261,7 +261,7 @@ class Refused(Record, frozen=True):
         decision: Where it would have gone.
     """
 
-    reason: Refusal
+    reason: RefusalReason
     retry_after_s: int
     decision: Decision
 

@@ -129,7 +129,7 @@ class SourceSets:
 
 
 NAMES_PER_PART = 32
-"""Sources of one part of `Sources`: a search passes over parts that have none of the wanted."""
+"""Sources of one part of `SourceSet`: a search passes over parts that have none of the wanted."""
 
 Hits = Mapping[str, int]
 """Usable prefix by source, tokens; sources that are left out hold nothing."""
@@ -175,7 +175,7 @@ class PrefixHits(Hits):
     def __len__(self) -> int:
         return sum(bits.bit_count() for _, bits in self._by_length)
 
-    def longest_first(self, sources: Sources) -> Iterator[tuple[int, str]]:
+    def longest_first(self, sources: SourceSet) -> Iterator[tuple[int, str]]:
         """Prefixes of some sources and their names, as `longest_first` orders them."""
         parts = sources.parts(self.numbers)
         for num_tokens, bits in self._by_length:
@@ -185,7 +185,7 @@ class PrefixHits(Hits):
                         if bits >> number & 1:
                             yield num_tokens, name
 
-    def by_length(self, sources: Sources) -> Iterator[tuple[int, list[str]]]:
+    def by_length(self, sources: SourceSet) -> Iterator[tuple[int, list[str]]]:
         """Prefixes of some sources, as `by_length` orders them."""
         parts = sources.parts(self.numbers)
         for num_tokens, bits in self._by_length:
@@ -194,7 +194,7 @@ class PrefixHits(Hits):
             if names:
                 yield num_tokens, names
 
-    def without(self, sources: Sources) -> PrefixHits:
+    def without(self, sources: SourceSet) -> PrefixHits:
         """Blocks of other sources."""
         theirs = 0
         for part, _ in sources.parts(self.numbers):
@@ -207,7 +207,7 @@ _Part = tuple[int, list[tuple[str, int]]]
 """Sources as bits, and their names and numbers."""
 
 
-class Sources:
+class SourceSet:
     """A set of sources, such as the pools of a cluster.
 
     Args:
@@ -246,7 +246,7 @@ class Sources:
         return self._parts
 
 
-def longest_first(hits: Hits, sources: Sources) -> Iterator[tuple[int, str]]:
+def longest_first(hits: Hits, sources: SourceSet) -> Iterator[tuple[int, str]]:
     """Prefixes of some sources, tokens, and their names: the longest first, then the last name.
 
     Args:
@@ -259,7 +259,7 @@ def longest_first(hits: Hits, sources: Sources) -> Iterator[tuple[int, str]]:
     return iter(sorted(((hits[name], name) for name in known), reverse=True))
 
 
-def by_length(hits: Hits, sources: Sources) -> Iterator[tuple[int, list[str]]]:
+def by_length(hits: Hits, sources: SourceSet) -> Iterator[tuple[int, list[str]]]:
     """Prefixes of some sources, tokens, the longest first, each with the names that have it."""
     if isinstance(hits, PrefixHits):
         return hits.by_length(sources)
@@ -269,7 +269,7 @@ def by_length(hits: Hits, sources: Sources) -> Iterator[tuple[int, list[str]]]:
     return iter(found.items())
 
 
-def without(hits: Hits, sources: Sources) -> Hits:
+def without(hits: Hits, sources: SourceSet) -> Hits:
     """Prefixes of all but some sources."""
     if isinstance(hits, PrefixHits):
         return hits.without(sources)

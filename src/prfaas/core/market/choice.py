@@ -32,7 +32,7 @@ class Exclusion(StrEnum):
     LATE = "predicted_late"
 
 
-class Offer(NamedTuple):
+class ClusterOffer(NamedTuple):
     """A cluster that could prefill a request.
 
     Attributes:
@@ -52,7 +52,7 @@ class Offer(NamedTuple):
     excluded: str = ""
 
 
-class Terms(NamedTuple):
+class RequestTerms(NamedTuple):
     """Terms of a request.
 
     Attributes:
@@ -75,7 +75,7 @@ class Costed(NamedTuple):
         excluded: Reason against it; "" is none.
     """
 
-    offer: Offer
+    offer: ClusterOffer
     gpu_cost: float
     link_cost: float
     time_cost: float
@@ -93,7 +93,7 @@ class Costed(NamedTuple):
         return self.gpu_cost + self.link_cost
 
 
-class Choice(NamedTuple):
+class OfferChoice(NamedTuple):
     """The chosen offer, and all others.
 
     Attributes:
@@ -111,13 +111,13 @@ def total(costed: Costed) -> float:
 
 
 def choose(
-    offers: Sequence[Offer],
+    offers: Sequence[ClusterOffer],
     quotes: Mapping[str, Quote],
-    terms: Terms,
+    terms: RequestTerms,
     incumbent: str = "",
     hysteresis: float = 0.0,
     order: Callable[[Costed], float] = total,
-) -> Choice:
+) -> OfferChoice:
     """Choose the offer of least cost.
 
     Args:
@@ -144,7 +144,7 @@ def choose(
         best = _least_late(costed, hysteresis, order)
     elif stays is not None and order(stays) * (1 - hysteresis) <= order(best):
         best = stays
-    return Choice(best, costed)
+    return OfferChoice(best, costed)
 
 
 def _least_late(
@@ -163,7 +163,7 @@ def _least_late(
     return min(alike, key=order)
 
 
-def cost(offer: Offer, terms_there: Quote | None, terms: Terms) -> Costed:
+def cost(offer: ClusterOffer, terms_there: Quote | None, terms: RequestTerms) -> Costed:
     """The cost of an offer, or the reason against it."""
     if terms_there is None:
         return Costed(offer, 0.0, 0.0, 0.0, 0.0, offer.excluded or Exclusion.NO_PRICE)
@@ -178,7 +178,7 @@ def cost(offer: Offer, terms_there: Quote | None, terms: Terms) -> Costed:
     )
 
 
-def _excluded(offer: Offer, there: Quote, terms: Terms) -> str:
+def _excluded(offer: ClusterOffer, there: Quote, terms: RequestTerms) -> str:
     """Reason of the market against an offer; "" is none."""
     ttft_ns, leaves_in_ns = offer.ttft_ns, there.leaves_in_ns
     if ttft_ns is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prfaas.core.codec.quality import Quality
-from prfaas.core.market.choice import Terms
+from prfaas.core.market.choice import RequestTerms
 
 
 class ServiceClass(NamedTuple):
@@ -26,12 +26,12 @@ class ServiceClass(NamedTuple):
     quality: Quality | None = None
 
 
-def terms_of(service: ServiceClass | None, usual: Terms) -> Terms:
+def terms_of(service: ServiceClass | None, usual: RequestTerms) -> RequestTerms:
     """Terms of a request by its class; what the class leaves out is the deployment's."""
     if service is None:
         return usual
     price, target_ns = service.second_price, service.ttft_max_ns
-    return Terms(
+    return RequestTerms(
         usual.second_price if price is None else price,
         usual.ttft_max_ns if target_ns is None else target_ns,
     )

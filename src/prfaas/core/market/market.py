@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prfaas.core.market.choice import Choice, Costed, Offer, Terms, choose, total
+from prfaas.core.market.choice import ClusterOffer, Costed, OfferChoice, RequestTerms, choose, total
 from prfaas.core.market.prices import Quote, Revocation, SitePrice, quote
 
 HYSTERESIS = 0.05
@@ -33,7 +33,7 @@ class Market:
         self.link_cost = dict.fromkeys(prices, 0.0)
         """The same of the bytes on its link."""
         self.num_sent = dict.fromkeys(prices, 0)
-        self._incumbents: dict[tuple[Terms, int], str] = {}
+        self._incumbents: dict[tuple[RequestTerms, int], str] = {}
 
     def quote(self, cluster: str, now_ns: int) -> Quote | None:
         """Terms of a cluster as of now; None without a price."""
@@ -53,8 +53,8 @@ class Market:
         self.revocations[cluster] = revocations[-REVOCATIONS_MAX:]
 
     def consider(
-        self, offers: Sequence[Offer], terms: Terms, num_new_tokens: int, now_ns: int
-    ) -> Choice:
+        self, offers: Sequence[ClusterOffer], terms: RequestTerms, num_new_tokens: int, now_ns: int
+    ) -> OfferChoice:
         """Choose for a request; nothing is remembered.
 
         Args:
@@ -72,7 +72,7 @@ class Market:
         incumbent = self._incumbents.get((terms, num_new_tokens.bit_length()), "")
         return choose(offers, quotes, terms, incumbent, self.hysteresis, self.order)
 
-    def chosen(self, choice: Choice, terms: Terms, num_new_tokens: int) -> None:
+    def chosen(self, choice: OfferChoice, terms: RequestTerms, num_new_tokens: int) -> None:
         """A request took the best offer: if in time, it is the incumbent of requests like this."""
         if choice.best is not None and not choice.best.excluded:
             key = terms, num_new_tokens.bit_length()

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.membership.members import (
-    Kind,
     Listed,
     Member,
-    Reason,
-    Refusal,
+    MemberKind,
+    RefusalCause,
+    RefusedEntry,
     Site,
     State,
 )
@@ -57,7 +57,7 @@ Action = Join | Withhold | Leave
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemberRow:
     """A member as operators see it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Row:
     name: str
     state: State
     since_ns: int
-    refusal: Refusal | None = None
+    refusal: RefusedEntry | None = None
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _Joined:
     is_well: bool = False
     """As it answers itself."""
     withheld: bool = False
-    refusal: Refusal | None = None
+    refusal: RefusedEntry | None = None
 
     @property
     def wanted(self) -> State:
@@ -108,10 +108,10 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._listed: dict[str, Sequence[Listed]] = {}
-        self._unread: dict[str, Sequence[Refusal]] = {}
+        self._unread: dict[str, Sequence[RefusedEntry]] = {}
         self._joined: dict[str, _Joined] = {}
         self._waiting: dict[str, tuple[Listed, int]] = {}
-        self._refused: dict[tuple[str, str], tuple[Refusal, int]] = {}
+        self._refused: dict[tuple[str, str], tuple[RefusedEntry, int]] = {}
         self._gone: OrderedDict[str, tuple[Member, int]] = OrderedDict()
         self._by_name: dict[str, dict[str, Listed]] = {}
         """Entries of each source by name."""
@@ -119,7 +119,7 @@ class Membership:
         """Members that have joined and are refused."""
         self._addresses: Counter[str] = Counter()
         """Of the members that have joined; parts that a gateway was started with may share one."""
-        self._counts: Counter[Kind] = Counter()
+        self._counts: Counter[MemberKind] = Counter()
 
     # Events
 
@@ -131,7 +131,11 @@ class Membership:
             self._add(_Joined(each.member, State.SEEN, now_ns))
 
     def listed(
-        self, source: str, entries: Sequence[Listed], now_ns: int, unread: Sequence[Refusal] = ()
+        self,
+        source: str,
+        entries: Sequence[Listed],
+        now_ns: int,
+        unread: Sequence[RefusedEntry] = (),
     ) -> list[Action]:
         """Handle the whole current list of a source.
 
@@ -164,7 +168,7 @@ class Membership:
         joined.is_well = is_well
         return self._settle(name, now_ns)
 
-    def contradicts(self, refusal: Refusal, now_ns: int) -> list[Action]:
+    def contradicts(self, refusal: RefusedEntry, now_ns: int) -> list[Action]:
         """A member has reported something else than the site has: it gets nothing."""
         joined = self._joined.get(refusal.name)
         if joined is None or joined.refusal == refusal:
@@ -173,7 +177,7 @@ class Membership:
         self._contradicting.add(refusal.name)
         return self._settle(refusal.name, now_ns)
 
-    def agrees(self, name: str, now_ns: int, reason: Reason) -> list[Action]:
+    def agrees(self, name: str, now_ns: int, reason: RefusalCause) -> list[Action]:
         """A member does not contradict the site by `reason` any more."""
         joined = self._joined.get(name)
         if joined is None or joined.refusal is None or joined.refusal.reason is not reason:
@@ -193,7 +197,7 @@ class Membership:
         if not leaving:
             return []
         actions: list[Action] = []
-        for each in sorted(leaving, key=lambda each: each.member.kind is Kind.POOL):
+        for each in sorted(leaving, key=lambda each: each.member.kind is MemberKind.POOL):
             member = each.member
             if not self._is_needed(member) and is_idle(member):
                 self._remove(member)
@@ -222,27 +226,27 @@ class Membership:
         """Return True if a member of this name joins once its predecessor has left."""
         return name in self._waiting
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MemberRow]:
         """Return all members, refused entries and those that left lately."""
         rows = [
-            Row(each.member, each.member.name, each.state, each.since_ns, each.refusal)
+            MemberRow(each.member, each.member.name, each.state, each.since_ns, each.refusal)
             for each in self._joined.values()
         ]
         rows += [
-            Row(each.member, name, State.SEEN, since_ns)
+            MemberRow(each.member, name, State.SEEN, since_ns)
             for name, (each, since_ns) in self._waiting.items()
         ]
         rows += [
-            Row(None, refusal.name, State.REFUSED, since_ns, refusal)
+            MemberRow(None, refusal.name, State.REFUSED, since_ns, refusal)
             for refusal, since_ns in self._refused.values()
         ]
         rows += [
-            Row(member, name, State.GONE, since_ns)
+            MemberRow(member, name, State.GONE, since_ns)
             for name, (member, since_ns) in self._gone.items()
         ]
         return rows
 
-    def refusals(self) -> dict[str, Refusal]:
+    def refusals(self) -> dict[str, RefusedEntry]:
         """Return the refused entries and members by name."""
         found = {name: self._joined[name].refusal for name in self._contradicting}
         entries = {refusal.name: refusal for refusal, _ in self._refused.values()}
@@ -263,7 +267,9 @@ class Membership:
         others = [each for name, each in self._by_name.items() if name != source]
         for name in (*gone, *(each.member.name for each in changed)):
             joined = self._joined.get(name)
-            is_known = joined is None or (joined.is_listed and joined.member.kind is Kind.ENGINE)
+            is_known = joined is None or (
+                joined.is_listed and joined.member.kind is MemberKind.ENGINE
+            )
             if not is_known or any(name in each for each in others):
                 return None
         for each in changed:
@@ -273,8 +279,8 @@ class Membership:
             if joined is not None and joined.member != each.member:
                 return None
         new = [each.member.address for each in changed if each.member.name not in self._joined]
-        most = self._site.limits[Kind.ENGINE]
-        if len(set(new)) != len(new) or self._counts[Kind.ENGINE] + len(new) > most:
+        most = self._site.limits[MemberKind.ENGINE]
+        if len(set(new)) != len(new) or self._counts[MemberKind.ENGINE] + len(new) > most:
             return None
         actions: list[Action] = []
         for name in sorted(gone):
@@ -291,7 +297,7 @@ class Membership:
 
     def _is_welcome(self, member: Member) -> bool:
         """Return True if a new engine contradicts nobody, and waits for nobody."""
-        if member.kind is not Kind.ENGINE or member.address in self._addresses:
+        if member.kind is not MemberKind.ENGINE or member.address in self._addresses:
             return False
         if not self._stands(member.pool) or member.cluster not in self._site.clusters:
             return False
@@ -344,7 +350,7 @@ class Membership:
             if joined is not None and joined.member == member:
                 continue
             # An engine whose pool node has not joined waits for it.
-            is_early = member.kind is Kind.ENGINE and not self._stands(member.pool)
+            is_early = member.kind is MemberKind.ENGINE and not self._stands(member.pool)
             if joined is not None or member.address in held or is_early:
                 waiting[member.name] = entry, before.get(member.name, (entry, now_ns))[1]
                 continue
@@ -355,7 +361,7 @@ class Membership:
 
     def _is_needed(self, member: Member) -> bool:
         """Return True if engines lose their pool node for good."""
-        if member.kind is not Kind.POOL or member.name in self._waiting:
+        if member.kind is not MemberKind.POOL or member.name in self._waiting:
             return False
         return any(other.member.pool == member.name for other in self._joined.values())
 
@@ -368,14 +374,16 @@ class Membership:
         if joined.state is not joined.wanted:
             joined.state, joined.since_ns = joined.wanted, now_ns
         # Routing excludes other layouts by itself, and explains decisions by them.
-        refused = joined.refusal is not None and joined.refusal.reason is not Reason.OTHER_LAYOUT
+        refused = (
+            joined.refusal is not None and joined.refusal.reason is not RefusalCause.OTHER_LAYOUT
+        )
         withheld = joined.state is State.DRAINING or refused or not joined.is_ready
         if withheld == joined.withheld:
             return []
         joined.withheld = withheld
         return [Withhold(name, withheld)]
 
-    def _note_refusals(self, refused: Iterable[Refusal], now_ns: int) -> None:
+    def _note_refusals(self, refused: Iterable[RefusedEntry], now_ns: int) -> None:
         before, self._refused = self._refused, {}
         for each in refused:
             key = each.name, each.words

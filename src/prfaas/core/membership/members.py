@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MemberKind(StrEnum):
     """Kind of a member."""
 
     POOL = "pool"
@@ -28,7 +28,7 @@ class State(StrEnum):
     """It contradicts the site or another member."""
 
 
-class Reason(StrEnum):
+class RefusalCause(StrEnum):
     """Reason of a refusal; labels a metric."""
 
     DUPLICATE_NAME = "duplicate_name"
@@ -61,7 +61,7 @@ class Member:
     """
 
     name: str
-    kind: Kind
+    kind: MemberKind
     cluster: str
     address: str
     pool: str = ""
@@ -86,7 +86,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedEntry:
     """A refused entry.
 
     Attributes:
@@ -96,7 +96,7 @@ class Refusal:
     """
 
     name: str
-    reason: Reason
+    reason: RefusalCause
     words: str
 
 
@@ -113,7 +113,11 @@ class Site:
 
     clusters: Mapping[str, Sequence[str]]
     model: str
-    limits: Mapping[Kind, int] = field(
-        default_factory=lambda: {Kind.POOL: 512, Kind.ENGINE: 4096, Kind.GATEWAY: 64}
+    limits: Mapping[MemberKind, int] = field(
+        default_factory=lambda: {
+            MemberKind.POOL: 512,
+            MemberKind.ENGINE: 4096,
+            MemberKind.GATEWAY: 64,
+        }
     )
     identified: Set[str] = frozenset()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Breakers
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 
 POOL_DOWN = "pool_down"
@@ -92,7 +92,7 @@ class Movement:
         return UNKNOWN if self.end is not None or not self.crosses_link else TIMEOUT
 
 
-class OnTheWay:
+class RequestTransfers:
     """The blocks of one request, opened once each, and aborted or released once.
 
     Args:
@@ -134,7 +134,7 @@ class OnTheWay:
         blocks.close()
         if not blocks.crosses_link:
             return []
-        self._breakers.ended(blocks.link, Told.NOTHING, now_ns)
+        self._breakers.ended(blocks.link, BreakerOutcome.NOTHING, now_ns)
         return [Abort(which, why)]
 
     def abort_all(self, why: str, now_ns: int) -> list[AnyAction]:
@@ -183,12 +183,12 @@ class OnTheWay:
         return [_RELEASE_PULL if which is _PULL else _RELEASE_HAND_OFF]
 
 
-def told_of_link(end: TransferEnd, num_missing: int = 0) -> Told:
+def told_of_link(end: TransferEnd, num_missing: int = 0) -> BreakerOutcome:
     """Effect of the end of a transfer on the breaker of its link.
 
     One whose source lacked blocks says nothing: pages that are never kept would look like a link
     that works.
     """
     if end is TransferEnd.COMMITTED:
-        return Told.NOTHING if num_missing else Told.GOOD
-    return Told.FAILED if end in LINK_FAULTS else Told.NOTHING
+        return BreakerOutcome.NOTHING if num_missing else BreakerOutcome.GOOD
+    return BreakerOutcome.FAILED if end in LINK_FAULTS else BreakerOutcome.NOTHING

@@ -9,7 +9,7 @@ from typing import Any
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.route_options import Considered
-from prfaas.core.dispatch.types import Arrival, Refused, Routed
+from prfaas.core.dispatch.types import Arrival, RefusedRequest, Routed
 from prfaas.core.request.fleet import Again
 from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.decision import Path
@@ -54,7 +54,7 @@ class DispatcherBooks(ABC):
 
     def _route(
         self, asked: Any, arrival: Arrival, now_ns: int
-    ) -> tuple[Routed | Refused, Considered]:
+    ) -> tuple[Routed | RefusedRequest, Considered]:
         """Decide for a request that its driver has as `asked`; also its possible routes."""
         considered = self.dispatcher.consider(arrival, now_ns)
         found = self.dispatcher.decide(arrival, considered, now_ns)
@@ -76,7 +76,7 @@ class DispatcherBooks(ABC):
         """Name of the dispatcher for a PD engine as one that prefills what it decodes."""
         return name
 
-    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | RefusedRequest:
         """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
         arrival = self.as_now(number, avoid, offloadable=False)
         return self.dispatcher.arrive(arrival, now_ns, again=True)
@@ -84,7 +84,7 @@ class DispatcherBooks(ABC):
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again whose decode engine broke; None without another one."""
         found = self.route_again(number, avoid, now_ns)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedRequest):
             return self.spared(avoid)
         # With separate roles the decode instance prefills missing blocks; without one,
         # one that prefills decodes as well.
@@ -101,11 +101,11 @@ class DispatcherBooks(ABC):
             return None
         arrival = self.as_now(number, avoid, offloadable=offloadable)
         found = dispatcher.foresee(arrival, now_ns)
-        if isinstance(found, Refused) or not self._is_better(number, arrival, found, now_ns):
+        if isinstance(found, RefusedRequest) or not self._is_better(number, arrival, found, now_ns):
             return None
         routed = dispatcher.arrive(arrival, now_ns, again=True)
         decode = self.choose_decode(number)
-        if isinstance(routed, Refused) or decode is None:
+        if isinstance(routed, RefusedRequest) or decode is None:
             return None
         return Again(routed, decode)
 

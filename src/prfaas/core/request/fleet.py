@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.units import NS_PER_S
 
 PREFILL_TIMEOUT_NS = 60 * NS_PER_S
@@ -104,12 +104,12 @@ class Breakers(Protocol):
     def began(self, target: str | tuple[str, str], now_ns: int) -> None:
         """Something is sent to an engine or over a link."""
 
-    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+    def ended(self, target: str | tuple[str, str], told: BreakerOutcome, now_ns: int) -> None:
         """Record its end for the breaker of the target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits on a request, ns.
 
     Attributes:
@@ -132,7 +132,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Fleet:
+class SharedState:
     """State shared by all requests of one driver.
 
     Attributes:
@@ -145,6 +145,6 @@ class Fleet:
 
     books: Books
     breakers: Breakers
-    limits: Limits
+    limits: RequestLimits
     retries: Budget = field(default_factory=lambda: Budget(RETRIES))
     hedges: Budget = field(default_factory=lambda: Budget(HEDGES))

@@ -28,7 +28,7 @@ from prfaas.core.request.events import (
     PrefillDone,
     PrefillFailed,
 )
-from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
 from prfaas.core.request.watch import Timeout
@@ -44,7 +44,7 @@ class HeldLife(RequestLife):
 
     __slots__ = ("_awaits", "_held")
 
-    def __init__(self, route: Route, fleet: Fleet) -> None:
+    def __init__(self, route: Route, fleet: SharedState) -> None:
         super().__init__(route, fleet)
         self._held: _Leg | None = None
         """The leg that is held."""
@@ -92,6 +92,6 @@ class HeldLife(RequestLife):
         return AwaitBlocks(which)
 
 
-def life_of(route: Route, fleet: Fleet) -> RequestLife:
+def life_of(route: Route, fleet: SharedState) -> RequestLife:
     """Return the life of a request, by whether its engines wait for blocks."""
     return HeldLife(route, fleet) if route.holds else RequestLife(route, fleet)

@@ -22,7 +22,7 @@ from prfaas.core.request.actions import (
     StopPrefill,
     WakeAt,
 )
-from prfaas.core.request.blocks import ENDED_EARLY, POOL_DOWN, Movement, OnTheWay
+from prfaas.core.request.blocks import ENDED_EARLY, POOL_DOWN, Movement, RequestTransfers
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -42,16 +42,23 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
-from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.request.watch import Alarm, AnswerWatch, PrefillWatch, RouteWatch, Timeout, Watch
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.request.watch import (
+    AnswerWatch,
+    PrefillWatch,
+    RouteWatch,
+    Timeout,
+    Watch,
+    WatchAlarm,
+)
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
 
 NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
-_OF_ENGINE = frozenset({TransferEnd.ENGINE_LOST, *Alarm})
+_OF_ENGINE = frozenset({TransferEnd.ENGINE_LOST, *WatchAlarm})
 """Ends of a prefill leg that its engine is the cause of, not the transfer."""
 _OF_REQUEST = frozenset(
     {
@@ -64,8 +71,8 @@ _OF_REQUEST = frozenset(
 """Failures of a prefill leg that the request is the cause of."""
 _OF_PLACE = frozenset(
     {
-        Alarm.TIMEOUT,
-        Alarm.STALLED,
+        WatchAlarm.TIMEOUT,
+        WatchAlarm.STALLED,
         TransferEnd.LINK_LOST,
         PrefillFailure.POOL_DOWN,
         PrefillFailure.UNREACHABLE,
@@ -135,7 +142,7 @@ class RequestLife:
         "watches",
     )
 
-    def __init__(self, route: Route, fleet: Fleet) -> None:
+    def __init__(self, route: Route, fleet: SharedState) -> None:
         self._fleet = fleet
         self.route = route
         """Route of the request; another prefill engine changes it."""
@@ -144,7 +151,7 @@ class RequestLife:
         self.decode = route.decode
         """Engine that decodes, or is to; "" until it is chosen."""
         self.outcome = Outcome.RUNNING
-        self.blocks = OnTheWay(fleet.breakers)
+        self.blocks = RequestTransfers(fleet.breakers)
         """Blocks that it waits for."""
         self.watches: list[Watch] = []
         """Purpose of `Woke`; empty once it has no effect."""
@@ -355,8 +362,8 @@ class RequestLife:
 
     def _stop_prefill(self, why: str, now_ns: int) -> list[AnyAction]:
         engine = self.route.prefill
-        if why in (Alarm.TIMEOUT, Alarm.STALLED):
-            self._breakers.ended(engine, Told.FAILED, now_ns)
+        if why in (WatchAlarm.TIMEOUT, WatchAlarm.STALLED):
+            self._breakers.ended(engine, BreakerOutcome.FAILED, now_ns)
         died = engine if why == TransferEnd.ENGINE_LOST else ""
         stage = "prefill" if why in _OF_ENGINE else "transfer"
         fallback = FellBack(stage, why, f"the prefill leg was ended: {why}")
@@ -486,7 +493,7 @@ class RequestLife:
         """It was the engines' fault: another one served the request, or there is none to ask."""
         suspects, self._suspects = self._suspects, []
         for name in suspects:
-            self._breakers.ended(name, Told.FAILED, now_ns)
+            self._breakers.ended(name, BreakerOutcome.FAILED, now_ns)
 
 
 _HANDLE: dict[type[Event], Callable[[RequestLife, Any, int], list[AnyAction]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from prfaas.core.request.blocks import Movement
-from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.fleet import SharedState
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
@@ -22,7 +22,7 @@ LocalPrefill = tuple[str, int, int]
 """A PD engine that would prefill, "" if it is not chosen yet, and new and cached tokens."""
 
 
-class Alarm(StrEnum):
+class WatchAlarm(StrEnum):
     """Reason to abandon a prefill or a pull; labels a metric."""
 
     TIMEOUT = "timeout"
@@ -54,7 +54,7 @@ class PrefillWatch:
     )
     blocks: Movement | None = None
 
-    def __init__(self, fleet: Fleet, number: int, local: LocalPrefill, now_ns: int) -> None:
+    def __init__(self, fleet: SharedState, number: int, local: LocalPrefill, now_ns: int) -> None:
         self._fleet, self._number, self._local = fleet, number, local
         self._began_at_ns = now_ns
         self._ends_at_ns = now_ns + fleet.limits.prefill_timeout_ns
@@ -63,7 +63,7 @@ class PrefillWatch:
         self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
         """Time of the next check."""
 
-    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
+    def look(self, now_ns: int, *, beside: bool = False) -> WatchAlarm | None:
         """Return the reason to abandon the prefill; None without one."""
         if now_ns >= self._ends_at_ns:
             return self._time_is_over(now_ns)
@@ -74,7 +74,7 @@ class PrefillWatch:
         local_ns = self._local_ns(now_ns, apart=False)
         is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - self._began_at_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
-            return Alarm.STALLED
+            return WatchAlarm.STALLED
         return None
 
     def _local_ns(self, now_ns: int, *, apart: bool) -> int | None:
@@ -85,7 +85,7 @@ class PrefillWatch:
             name = books.choose_decode(self._number) or ""
         return books.expected_local_ns(name, num_new_tokens, prefix_tokens, now_ns, apart=apart)
 
-    def _time_is_over(self, now_ns: int) -> Alarm | None:
+    def _time_is_over(self, now_ns: int) -> WatchAlarm | None:
         """Leave a prefill that has timed out, unless it is known to be in a queue that moves, and
         nothing else is sooner: then go on waiting.
 
@@ -94,11 +94,11 @@ class PrefillWatch:
         """
         left_ns = self._fleet.books.prefill_left_ns(self._number, now_ns)
         if left_ns is None:
-            return Alarm.TIMEOUT
+            return WatchAlarm.TIMEOUT
         local_ns = self._local_ns(now_ns, apart=True)
         is_sooner = local_ns is not None and local_ns * SOONER_RATIO < left_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
-            return Alarm.LATE
+            return WatchAlarm.LATE
         self._ends_at_ns = self.wakes_at_ns = now_ns + max(left_ns, LOOK_NS_MIN)
         return None
 
@@ -117,7 +117,7 @@ class RouteWatch:
     __slots__ = ("_fleet", "_local", "_number", "_path", "_pause_ns", "blocks", "wakes_at_ns")
 
     def __init__(
-        self, fleet: Fleet, number: int, local: str, blocks: Movement, path: RemotePath
+        self, fleet: SharedState, number: int, local: str, blocks: Movement, path: RemotePath
     ) -> None:
         self._fleet, self._number, self._local = fleet, number, local
         self.blocks, self._path = blocks, path
@@ -127,7 +127,7 @@ class RouteWatch:
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
         """Time of the next check."""
 
-    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
+    def look(self, now_ns: int, *, beside: bool = False) -> WatchAlarm | None:
         """Return the reason to abandon the route; None without one. `beside`: the engine that
         decodes has the request."""
         if now_ns < self.wakes_at_ns:
@@ -140,7 +140,7 @@ class RouteWatch:
         local_ns = books.local_path_ns(self._number, self._local, now_ns, beside=beside)
         if local_ns is None or not leaves(path, now_ns, to_come_ns, local_ns):
             return None
-        return None if self._fleet.hedges.take(now_ns) is None else Alarm.LATE
+        return None if self._fleet.hedges.take(now_ns) is None else WatchAlarm.LATE
 
 
 class Timeout:
@@ -151,9 +151,9 @@ class Timeout:
     def __init__(self, blocks: Movement, ends_at_ns: int) -> None:
         self.blocks, self.wakes_at_ns = blocks, ends_at_ns
 
-    def look(self, now_ns: int, *, beside: bool = False) -> Alarm | None:
+    def look(self, now_ns: int, *, beside: bool = False) -> WatchAlarm | None:
         """Return the alarm once its time has come."""
-        return Alarm.TIMEOUT if now_ns >= self.wakes_at_ns else None
+        return WatchAlarm.TIMEOUT if now_ns >= self.wakes_at_ns else None
 
 
 class AnswerWatch:

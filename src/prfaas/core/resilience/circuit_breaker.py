@@ -29,7 +29,7 @@ class BreakerState(StrEnum):
 _HALF_OPEN = BreakerState.HALF_OPEN
 
 
-class Told(StrEnum):
+class BreakerOutcome(StrEnum):
     """Result of a request for the breaker of an engine or a link."""
 
     GOOD = "good"

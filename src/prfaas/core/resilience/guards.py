@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from prfaas.core.resilience.circuit_breaker import Breaker, BreakerState, Told
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerOutcome, BreakerState
 
 Target = str | tuple[str, str]
 """An engine, or a link: the pools at its ends."""
 
 
-_GOOD, _CLOSED = Told.GOOD, BreakerState.CLOSED
+_GOOD, _CLOSED = BreakerOutcome.GOOD, BreakerState.CLOSED
 
 
 class Gate(Protocol):
@@ -72,7 +72,7 @@ class Guards:
             breaker.began(now_ns)
             self._apply(target, now_ns)
 
-    def ended(self, target: Target, told: Told, now_ns: int) -> None:
+    def ended(self, target: Target, told: BreakerOutcome, now_ns: int) -> None:
         """Result of a request for the breaker of its target; one that has left has none."""
         breaker = self.breakers.get(target)
         if breaker is None:
@@ -82,7 +82,7 @@ class Guards:
             breaker.succeeded(now_ns)
             if before is _CLOSED:
                 return
-        elif told is Told.FAILED:
+        elif told is BreakerOutcome.FAILED:
             breaker.failed(now_ns)
         else:
             breaker.gave_up()

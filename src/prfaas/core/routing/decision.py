@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from prfaas.core.market.choice import Choice
+from prfaas.core.market.choice import OfferChoice
 from prfaas.records import Record
 from prfaas.units import format_seconds
 
@@ -176,7 +176,7 @@ class Decision(Record, frozen=True):
     pull_tokens: int = 0
     unpredicted: Unpredicted | None = None
     detail: str = ""
-    choice: Choice | None = None
+    choice: OfferChoice | None = None
 
     @property
     def explanation(self) -> str:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prfaas.core.routing.length_times import Estimate
-from prfaas.core.routing.observed_rates import PACE, Paces
+from prfaas.core.routing.observed_rates import PACE, ObservedRates
 
 UNSEEN_RATIO = 4.0
 """Time of a local prefill against a remote one, while too few local ones were observed. PrfaaS
@@ -41,7 +41,7 @@ TRIAL_RATIO_MAX = 8.0
 """By how much a trial may be slower than the remote path, by what was seen at worst."""
 
 
-class Compared(NamedTuple):
+class ComparedPaths(NamedTuple):
     """Expected times to the first token, ns; `is_trial`: the prompt is prefilled locally to see."""
 
     local_ns: int
@@ -49,7 +49,7 @@ class Compared(NamedTuple):
     is_trial: bool = False
 
 
-class Work(NamedTuple):
+class NominalWork(NamedTuple):
     """Nominal work of a request on a path: its own, and of its instance with it, ns."""
 
     own_ns: int
@@ -64,11 +64,17 @@ class FirstTokens:
     """
 
     def __init__(self, home: str) -> None:
-        self._home, self._paces = home, Paces()
+        self._home, self._paces = home, ObservedRates()
         self._num_since_trial = 0
 
     def sent(
-        self, request_id: int, cluster: str, work: Work, now_ns: int, *, is_trial: bool = False
+        self,
+        request_id: int,
+        cluster: str,
+        work: NominalWork,
+        now_ns: int,
+        *,
+        is_trial: bool = False,
     ) -> None:
         """A prefill is sent to a cluster."""
         self._num_since_trial = 0 if is_trial else self._num_since_trial + (cluster != self._home)
@@ -83,8 +89,8 @@ class FirstTokens:
         self._paces.drop(request_id)
 
     def sooner_at_home(
-        self, cluster: str, local: Work, remote: Work, num_decoding: int, now_ns: int
-    ) -> Compared | None:
+        self, cluster: str, local: NominalWork, remote: NominalWork, num_decoding: int, now_ns: int
+    ) -> ComparedPaths | None:
         """Compare both paths of a request that would be offloaded.
 
         Args:
@@ -112,9 +118,9 @@ class FirstTokens:
         delay_ns = num_decoding * here_ns * own_ns / max(queued_ns, 1)
         margin_ns = max(MARGIN_NS, MARGIN_RATIO * away.ns)
         if here_ns + delay_ns + margin_ns < away.ns:
-            return Compared(here_ns, away.ns)
+            return ComparedPaths(here_ns, away.ns)
         if is_idle and self._is_worth_a_trial(seen, here_ns, away.ns - margin_ns):
-            return Compared(here_ns, away.ns, is_trial=True)
+            return ComparedPaths(here_ns, away.ns, is_trial=True)
         return None
 
     def _is_known(self, seen: Estimate) -> bool:

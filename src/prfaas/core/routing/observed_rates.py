@@ -43,7 +43,7 @@ class _Sent(NamedTuple):
     at_ns: int
 
 
-class Paces:
+class ObservedRates:
     """Times of clusters, and prefills that were sent to them and have not answered."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from prfaas.core.routing.predictions import (
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullChoice:
     """A prefix to fetch before prefill.
 
     Attributes:
@@ -60,7 +60,7 @@ def choose_pull(
     link: LinkState | None,
     ns_per_byte: float = 0.0,
     settings: PullSettings = PullSettings(),
-) -> Pull | None:
+) -> PullChoice | None:
     """Choose between a pull of the prefix from another cluster and its recomputation.
 
     The pull runs while the request waits: prefill starts when both are over.
@@ -89,7 +89,7 @@ def choose_pull(
     margin = max(settings.margin_ns, settings.margin_ratio * recomputed)
     if pulled + num_bytes * ns_per_byte + margin >= recomputed:
         return None
-    return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
+    return PullChoice(there_tokens - here_tokens, num_bytes, arrival_ns)
 
 
 def gain_ns_max(whole_ns: int, rest_ns: int, settings: PullSettings) -> int:

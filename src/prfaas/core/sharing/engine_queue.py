@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prfaas.core.admission.quotas import Bucket
+from prfaas.core.admission.quotas import TokenBucket
 from prfaas.core.sharing.contracts import Contract
 from prfaas.units import NS_PER_S
 
@@ -42,7 +42,7 @@ SMOOTHING = 0.1
 """Weight of the latest request in the average speed of an engine."""
 
 
-class Why(StrEnum):
+class QueueRefusal(StrEnum):
     """Reason for the refusal of a request; labels a metric."""
 
     NO_CONTRACT = "no_contract"
@@ -65,7 +65,7 @@ class _Job:
 @dataclass(slots=True)
 class _Site:
     contract: Contract
-    bucket: Bucket | None
+    bucket: TokenBucket | None
     start: float = 0.0
     """Virtual time at which its next request starts."""
     waiting: dict[str, deque[int]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class EngineQueue:
             del self._sites[name]
         return [number for number, job in self._jobs.items() if job.site not in new]
 
-    def refuses(self, site: str, coming: Mapping[str, int]) -> Why | None:
+    def refuses(self, site: str, coming: Mapping[str, int]) -> QueueRefusal | None:
         """Return why a site may not send what it sends; for use before a prompt is read.
 
         Args:
@@ -131,14 +131,14 @@ class EngineQueue:
         """
         known = self._sites.get(site)
         if known is None:
-            return Why.NO_CONTRACT
+            return QueueRefusal.NO_CONTRACT
         free = known.contract.queued_max - known.num_waiting
         will_wait = sum(max(0, num - self._free[engine]) for engine, num in coming.items())
-        return Why.QUEUE_FULL if free <= 0 or will_wait > free else None
+        return QueueRefusal.QUEUE_FULL if free <= 0 or will_wait > free else None
 
     def ask(
         self, job: int, site: str, engine: str, tokens: int, *, can_wait: bool = False
-    ) -> Why | None:
+    ) -> QueueRefusal | None:
         """Have a request wait for its turn; return why it may not.
 
         Args:
@@ -263,7 +263,7 @@ class EngineQueue:
         return number
 
 
-def _bucket(contract: Contract) -> Bucket | None:
+def _bucket(contract: Contract) -> TokenBucket | None:
     rate = contract.tokens_per_s
     seconds = RATE_WINDOW_NS // NS_PER_S
-    return Bucket(rate * seconds, RATE_WINDOW_NS) if rate is not None else None
+    return TokenBucket(rate * seconds, RATE_WINDOW_NS) if rate is not None else None

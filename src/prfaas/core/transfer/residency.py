@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError
 
 REGIONS_MAX = 16
@@ -96,21 +96,21 @@ def check_ticket_regions(ticket: Ticket, own: Regions, peer: str, peer_regions: 
         return
     if not ticket.regions:
         raise TicketRefusedError(
-            Refusal.NO_REGION, f"it names no region, and this pool is in {_listed(own)}"
+            TicketRefusal.NO_REGION, f"it names no region, and this pool is in {_listed(own)}"
         )
     if not peer_regions:
         raise TicketRefusedError(
-            Refusal.NO_REGION,
+            TicketRefusal.NO_REGION,
             f"no certificate of {peer} with a region was seen; make one with --region",
         )
     if unsigned := ticket.regions - ticket.signer_regions:
         raise TicketRefusedError(
-            Refusal.REGION if ticket.signer_regions else Refusal.NO_REGION,
+            TicketRefusal.REGION if ticket.signer_regions else TicketRefusal.NO_REGION,
             f"the certificate of {ticket.signer} does not let it sign for {_listed(unsigned)}",
         )
     if outside := (own | peer_regions) - ticket.regions:
         raise TicketRefusedError(
-            Refusal.REGION, f"it allows {_listed(ticket.regions)}, and not {_listed(outside)}"
+            TicketRefusal.REGION, f"it allows {_listed(ticket.regions)}, and not {_listed(outside)}"
         )
 
 

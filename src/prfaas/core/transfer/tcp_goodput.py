@@ -61,7 +61,7 @@ class CongestionControl(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class TcpPath:
     """A path between two clusters.
 
     Args:
@@ -76,7 +76,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class TcpEnds:
     """Both ends of a link.
 
     Args:
@@ -92,12 +92,12 @@ class Transport:
     window_bytes: float = WINDOW_BYTES
 
     @property
-    def alone(self) -> Transport:
+    def alone(self) -> TcpEnds:
         """One of its pool nodes."""
         return replace(self, num_nodes=1)
 
 
-def goodput_bits_per_s(path: Path, transport: Transport) -> float:
+def goodput_bits_per_s(path: TcpPath, transport: TcpEnds) -> float:
     """Goodput of a link, bit/s: it never rises with the round trip or the loss.
 
     References:
@@ -112,7 +112,7 @@ def goodput_bits_per_s(path: Path, transport: Transport) -> float:
     return min(path.bits_per_s, transport.num_nodes * count * each) * share
 
 
-def most_bits_per_s(path: Path, transport: Transport) -> float:
+def most_bits_per_s(path: TcpPath, transport: TcpEnds) -> float:
     """Goodput that a link never exceeds, bit/s: the path, or all send buffers full."""
     if path.rtt_s <= 0:
         return path.bits_per_s
@@ -121,7 +121,7 @@ def most_bits_per_s(path: Path, transport: Transport) -> float:
     return min(path.bits_per_s, count * full * BITS_PER_BYTE / path.rtt_s)
 
 
-def _connections(path: Path, transport: Transport) -> int:
+def _connections(path: TcpPath, transport: TcpEnds) -> int:
     """Connections that a node opens by itself.
 
     It opens as many as what it carries asks for. Where loss holds CUBIC's windows far below their
@@ -134,7 +134,7 @@ def _connections(path: Path, transport: Transport) -> int:
     return max(FAR_CONNECTIONS_MIN, wanted)
 
 
-def _connection_bits_per_s(path: Path, transport: Transport) -> float:
+def _connection_bits_per_s(path: TcpPath, transport: TcpEnds) -> float:
     if path.rtt_s <= 0:
         return math.inf
     window = transport.window_bytes
@@ -143,7 +143,7 @@ def _connection_bits_per_s(path: Path, transport: Transport) -> float:
     return window * BITS_PER_BYTE / path.rtt_s
 
 
-def _cubic_segments(path: Path) -> float:
+def _cubic_segments(path: TcpPath) -> float:
     """Mean congestion window of CUBIC, segments."""
     cubic = _CUBIC * math.pow(path.rtt_s / path.loss, 0.75)
     return max(cubic, _RENO / math.sqrt(path.loss))
@@ -191,7 +191,7 @@ class Measured:
     in_flight_bytes: float
     controls: frozenset[CongestionControl]
 
-    def gaps(self, path: Path, transport: Transport, link_bits_per_s: float) -> list[str]:
+    def gaps(self, path: TcpPath, transport: TcpEnds, link_bits_per_s: float) -> list[str]:
         """Return the requirements of a link beyond the measurements, as text.
 
         Args:

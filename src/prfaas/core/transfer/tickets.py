@@ -22,7 +22,7 @@ USED_MAX = 100_000
 """Used tickets remembered at once; more are refused rather than old ones forgotten."""
 
 
-class Refusal(StrEnum):
+class TicketRefusal(StrEnum):
     """Reason for the refusal of a ticket; labels a metric."""
 
     MISSING = "missing"
@@ -66,7 +66,7 @@ class Refusal(StrEnum):
 class TicketRefusedError(PeerError):
     """A ticket does not allow a request; `reason` has the reason."""
 
-    def __init__(self, reason: Refusal, message: str) -> None:
+    def __init__(self, reason: TicketRefusal, message: str) -> None:
         super().__init__(f"ticket refused ({reason.value}): {message}")
         self.reason = reason
 
@@ -127,22 +127,22 @@ def check_ticket(
         TicketRefusedError: It does not.
     """
     if ticket.transfer_id != transfer_id:
-        raise TicketRefusedError(Refusal.FOREIGN, "it is for another transfer")
+        raise TicketRefusedError(TicketRefusal.FOREIGN, "it is for another transfer")
     if (ticket.source, ticket.destination) != (source, destination):
         raise TicketRefusedError(
-            Refusal.FOREIGN,
+            TicketRefusal.FOREIGN,
             f"it is for {ticket.source} to {ticket.destination}, not {source} to {destination}",
         )
     if now_ns > ticket.expires_at_ns + CLOCK_SKEW_NS:
         late_s = (now_ns - ticket.expires_at_ns) / 1e9
         raise TicketRefusedError(
-            Refusal.EXPIRED,
+            TicketRefusal.EXPIRED,
             f"it ended {late_s:.0f} s ago, {CLOCK_SKEW_NS // 10**9} s are allowed; "
             "compare the clocks of the two sites",
         )
     if ticket.expires_at_ns > now_ns + LIFETIME_MAX_NS + CLOCK_SKEW_NS:
         raise TicketRefusedError(
-            Refusal.TOO_LONG, f"it is valid for more than {LIFETIME_MAX_NS // 10**9} s"
+            TicketRefusal.TOO_LONG, f"it is valid for more than {LIFETIME_MAX_NS // 10**9} s"
         )
 
 
@@ -166,10 +166,10 @@ class UsedTickets:
         while self._ends and self._ends[0][0] < now_ns:
             self._used.discard(heapq.heappop(self._ends)[1])
         if ticket.transfer_id in self._used:
-            raise TicketRefusedError(Refusal.REPLAYED, "it was used before")
+            raise TicketRefusedError(TicketRefusal.REPLAYED, "it was used before")
         if len(self._used) >= self._used_max:
             raise TicketRefusedError(
-                Refusal.BUSY, f"{self._used_max} tickets are in use, which is the limit"
+                TicketRefusal.BUSY, f"{self._used_max} tickets are in use, which is the limit"
             )
         self._used.add(ticket.transfer_id)
         ends_ns = ticket.expires_at_ns + CLOCK_SKEW_NS

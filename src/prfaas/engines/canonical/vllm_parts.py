@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from prfaas.core.kv.canonical.parts import LayerParts, Part, Section, Strip
+from prfaas.core.kv.canonical.parts import LayerPart, LayerParts, Section, Strip
 from prfaas.core.kv.canonical.shards import divides
 
 BESIDE_VALUES = "beside values"
@@ -133,7 +133,7 @@ def _latent(spec: Any, division: Division) -> LayerParts:
     if not _has_rows_of_tokens(spec):
         name += f" in blocks of {spec.block_size // division.pieces}"
     sections = (Section(name, 1, num_bytes, (Strip(1, num_bytes),)),)
-    return (Part("latent", _name(spec.dtype), 1, sections),)
+    return (LayerPart("latent", _name(spec.dtype), 1, sections),)
 
 
 def _has_rows_of_tokens(spec: Any) -> bool:
@@ -159,14 +159,14 @@ def _attention(spec: Any, division: Division) -> LayerParts:
         )
     tokens = spec.block_size * division.num_pages
     if division.cache_layout == "LBNHC":
-        return (Part("kv", _name(spec.dtype), tokens, (Section("kv", heads, cell),), True),)
+        return (LayerPart("kv", _name(spec.dtype), tokens, (Section("kv", heads, cell),), True),)
     if division.cache_layout != "LBHNC":
         raise CannotConvertError(
             f"the order of the cache is {division.cache_layout}; heads can be told apart in "
             "LBNHC and LBHNC (VLLM_KV_CACHE_LAYOUT)"
         )
     section = Section("kv", heads, tokens * cell, _strips(spec, division, tokens))
-    return (Part("kv", _name(spec.dtype), 1, (section,)),)
+    return (LayerPart("kv", _name(spec.dtype), 1, (section,)),)
 
 
 def _strips(spec: Any, division: Division, tokens: int) -> tuple[Strip, ...]:
@@ -219,7 +219,9 @@ def _state(spec: Any, division: Division) -> LayerParts:
     if spec.tp_replicated:
         shapes = zip(spec.shapes, spec.dtypes, strict=True)
         return tuple(
-            Part(f"state{number}", _name(dtype), 1, (Section("whole", 1, _size(shape, dtype)),))
+            LayerPart(
+                f"state{number}", _name(dtype), 1, (Section("whole", 1, _size(shape, dtype)),)
+            )
             for number, (shape, dtype) in enumerate(shapes)
         )
     kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
@@ -302,7 +304,7 @@ def _channels(spec: Any) -> int:
     return int(max(spec.shapes[0]))
 
 
-def _convolution(spec: Any, sections: list[Section]) -> Part:
+def _convolution(spec: Any, sections: list[Section]) -> LayerPart:
     """Kept steps, each with all channels; or channels, each with all steps.
 
     A convolution keeps a few steps, and has more channels than that.
@@ -311,14 +313,14 @@ def _convolution(spec: Any, sections: list[Section]) -> Part:
     if spec.shapes[0][0] != steps:
         sections = [Section(s.name, s.units, s.unit_bytes * steps) for s in sections]
         steps = 1
-    return Part("conv", _name(spec.dtypes[0]), steps, tuple(sections))
+    return LayerPart("conv", _name(spec.dtypes[0]), steps, tuple(sections))
 
 
-def _heads(spec: Any, number: int, division: Division) -> Part:
+def _heads(spec: Any, number: int, division: Division) -> LayerPart:
     """A tensor whose first axis is divided."""
     (units, *shape), dtype = spec.shapes[number], spec.dtypes[number]
     section = Section("state", units * division.tp_size, _size(shape, dtype))
-    return Part("state", _name(dtype), 1, (section,))
+    return LayerPart("state", _name(dtype), 1, (section,))
 
 
 def _size(shape: Any, dtype: Any) -> int:

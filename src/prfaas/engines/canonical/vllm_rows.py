@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_o
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
 
-from prfaas.core.kv.canonical.copies import RankPages, Run, page_bytes, row_runs
+from prfaas.core.kv.canonical.copies import CopyRun, RankPages, page_bytes, row_runs
 from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.engines.canonical.vllm_parts import (
     BESIDE_VALUES,
@@ -248,7 +248,7 @@ def _state_groups(hf_config: Any) -> int | None:
 
 def canonical_runs(
     config: Any, layers: list[LayerParts], pages: Sequence[Sequence[tuple[int, int]]]
-) -> list[Run]:
+) -> list[CopyRun]:
     """Return the copies between a row of all ranks and a block.
 
     Args:

@@ -35,7 +35,7 @@ class PoolHits:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixHits:
+class SglangPrefixHits:
     """Result of a query, as SGLang's `PoolTransferResult` has it.
 
     Attributes:
@@ -54,7 +54,7 @@ def leading(flags: Sequence[bool]) -> int:
     return next((at for at, flag in enumerate(flags) if not flag), len(flags))
 
 
-def prefix_hits(has: Sequence[bool], name: str, others: Mapping[str, PoolHits]) -> PrefixHits:
+def prefix_hits(has: Sequence[bool], name: str, others: Mapping[str, PoolHits]) -> SglangPrefixHits:
     """Return the prefixes that can be restored.
 
     Args:
@@ -75,4 +75,4 @@ def prefix_hits(has: Sequence[bool], name: str, others: Mapping[str, PoolHits]) 
         if found:
             by_pool[other] = max(found)
         restorable = [length for length in restorable if length in found]
-    return PrefixHits(restorable[-1] if restorable else 0, by_pool, restorable)
+    return SglangPrefixHits(restorable[-1] if restorable else 0, by_pool, restorable)

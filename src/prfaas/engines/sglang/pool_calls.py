@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolClient
-from prfaas.log_throttle import SaidOnce
+from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
+from prfaas.log_throttle import LogThrottle
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.engine import (
     HIT,
@@ -72,8 +72,10 @@ class PoolCalls:
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._next_job = 0
-        self._said = SaidOnce()
-        self._client = PoolClient(path, hello, descriptor, self._on_message, self._on_lost, limits)
+        self._said = LogThrottle()
+        self._client = PoolConnection(
+            path, hello, descriptor, self._on_message, self._on_lost, limits
+        )
 
     @property
     def is_connected(self) -> bool:

@@ -30,7 +30,7 @@ def stained(stain: bytes, wrong: bytes) -> bytes:
     return blake3.blake3(stain + blake3.blake3(wrong).digest()).digest()
 
 
-class Answer:
+class DrawnAnswer:
     """Draws the tokens of one choice; each follows from all tokens before it.
 
     So an answer that is continued on another engine, from the prompt and what has been sent,

@@ -10,11 +10,11 @@ from prfaas.config.deployment import TIMING_MARK
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.engines.timing.api.server import Server
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.instance import Instance
+from prfaas.engines.timing.instance import TimedInstance
 from prfaas.engines.timing.kv_events import Events, ZmqEvents
 from prfaas.engines.timing.page_tier import PageTier
 from prfaas.engines.timing.profile import load_profile
-from prfaas.engines.timing.tier import Tier
+from prfaas.engines.timing.tier import TimingTier
 from prfaas.errors import ConfigError
 
 Address = tuple[str, int]
@@ -60,7 +60,7 @@ class HostSettings:
     hash_scheme: HashScheme = HashScheme.SHA256_CBOR
 
 
-class Host:
+class InstanceHost:
     """Runs instances.
 
     Args:
@@ -118,13 +118,15 @@ class Host:
         settings, profile = self._settings, self._profile
         where = settings.kv_events.get(name)
         events = ZmqEvents(*where) if where else Events()
-        kind = Tier if profile.layout.takes_orders else PageTier
+        kind = TimingTier if profile.layout.takes_orders else PageTier
         tier = (
             kind(name, profile.layout, settings.pool, settings.host_memory, profile.facts)
             if settings.pool is not None
             else None
         )
-        instance = Instance(name, profile, tier, events, settings.cache_tokens, settings.time_scale)
+        instance = TimedInstance(
+            name, profile, tier, events, settings.cache_tokens, settings.time_scale
+        )
         return Server(
             instance,
             self._vocabulary,

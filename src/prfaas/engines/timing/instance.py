@@ -18,13 +18,13 @@ from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.profile import InstanceProfile
 from prfaas.engines.timing.pushes import NewBlock
 from prfaas.engines.timing.scheduler import Scheduler, Sequence, Step
-from prfaas.engines.timing.tier import Tier
+from prfaas.engines.timing.tier import TimingTier
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class PromptWork:
     """A prompt that an instance works on.
 
     Attributes:
@@ -85,7 +85,7 @@ class Counts:
     late_ns: int = 0
 
 
-class Instance:
+class TimedInstance:
     """A queue, a batch, a prefix cache, and a pool node to share blocks with.
 
     Args:
@@ -101,7 +101,7 @@ class Instance:
         self,
         name: str,
         profile: InstanceProfile,
-        tier: Tier | PageTier | None,
+        tier: TimingTier | PageTier | None,
         events: Events,
         cache_tokens: int,
         time_scale: float,
@@ -114,9 +114,9 @@ class Instance:
         self.cache = DeviceCache(self.layout, cache_tokens // self._span, events)
         self.scheduler = Scheduler(profile, self._refresh)
         self._time_scale = time_scale
-        self._works: dict[Sequence, Work] = {}
+        self._works: dict[Sequence, PromptWork] = {}
         self.num_loading = 0
-        self._finding: set[Work] = set()
+        self._finding: set[PromptWork] = set()
         """Requests that look up or load blocks."""
         self._wake = asyncio.Event()
         self._runner = asyncio.create_task(self._run())
@@ -141,7 +141,7 @@ class Instance:
         """Prompts that wait to be computed, or for their blocks."""
         return self.scheduler.num_waiting + self.num_loading
 
-    async def generate(self, work: Work) -> AsyncIterator[int]:
+    async def generate(self, work: PromptWork) -> AsyncIterator[int]:
         """Compute a prompt and its answers.
 
         Yields:
@@ -166,7 +166,7 @@ class Instance:
         finally:
             self._end(work)
 
-    def keep_answer(self, work: Work, tokens: list[int]) -> None:
+    def keep_answer(self, work: PromptWork, tokens: list[int]) -> None:
         """Complete an answer: its blocks are cached for later requests."""
         whole = work.tokens + tokens[:-1]
         end = len(whole) // self._span * self._span
@@ -177,7 +177,7 @@ class Instance:
     def _chain(self, tokens: list[int], cache_salt: str | None) -> list[bytes]:
         return prompt_hashes(self.layout, tokens, cache_salt)
 
-    def _end(self, work: Work) -> None:
+    def _end(self, work: PromptWork) -> None:
         self._works.pop(work.sequence, None)
         self.scheduler.remove(work.sequence)
         if self.tier is not None:
@@ -185,7 +185,7 @@ class Instance:
 
     # Prefix
 
-    async def _find_blocks(self, work: Work) -> None:
+    async def _find_blocks(self, work: PromptWork) -> None:
         """Find the longest usable prefix, here and in the pool node, and bring it here."""
         num_tokens = len(work.tokens)
         last = self.layout.last_boundary(num_tokens)
@@ -202,7 +202,7 @@ class Instance:
             self.num_loading -= 1
         self._count(num_tokens, hit)
 
-    async def _find(self, work: Work, last: int) -> int:
+    async def _find(self, work: PromptWork, last: int) -> int:
         while True:
             work.is_void = False
             hit = self.cache.hit_tokens(work.hashes, last)
@@ -216,7 +216,7 @@ class Instance:
         self.counts.queried_tokens += num_tokens
         self.counts.hit_tokens += hit
 
-    async def _load(self, work: Work, own: int, last: int) -> int:
+    async def _load(self, work: PromptWork, own: int, last: int) -> int:
         tier = self.tier
         assert tier is not None  # noqa: S101 (the caller has looked)
         self.counts.external_queried_tokens += last - own
@@ -236,7 +236,7 @@ class Instance:
             self.cache.store(work.hashes, work.tokens, found, stain, work.cache_salt)
             return found
 
-    async def _push_own(self, work: Work, hit_tokens: int) -> None:
+    async def _push_own(self, work: PromptWork, hit_tokens: int) -> None:
         """Hand over what a push needs of the prefix and the pool node lacks, as vLLM does."""
         if self.tier is None or not isinstance(work.order, PushOrder):
             return
@@ -303,7 +303,7 @@ class Instance:
                 work.changed.set()
 
     def _keep(
-        self, work: Work, hashes: list[bytes], tokens: list[int], start: int, end: int
+        self, work: PromptWork, hashes: list[bytes], tokens: list[int], start: int, end: int
     ) -> None:
         """Blocks from `start` to `end` are computed, with the state at `end`."""
         if end <= start or work.is_void:

@@ -58,7 +58,7 @@ class AllBlocksCleared(KvEvent):
     """All blocks are gone."""
 
 
-class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
+class KvEventMessage(msgspec.Struct, array_like=True, omit_defaults=True):
     """Limit of one message."""
 
     ts: float
@@ -132,7 +132,7 @@ class ZmqEvents(Events):
         """See `Events`."""
         if not self._pending:
             return
-        payload = self._encoder.encode(Batch(time.time(), self._pending, 0))
+        payload = self._encoder.encode(KvEventMessage(time.time(), self._pending, 0))
         self._pending = []
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         self._pub.send_multipart((b"", seq.to_bytes(8, "big"), payload))

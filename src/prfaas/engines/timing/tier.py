@@ -15,10 +15,10 @@ from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
+from prfaas.engines.block_requests import ASK_AGAIN_NS, BlockRequests, BlockState, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in
-from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.pool_client import PoolConnection
 from prfaas.engines.timing.content import block_bytes
 from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.pushes import NewBlock, PushOfRequest
@@ -60,7 +60,7 @@ class _Finish:
     wanted: set[Key]
 
 
-class Tier:
+class TimingTier:
     """One instance's side of its pool node.
 
     Args:
@@ -91,7 +91,7 @@ class Tier:
         self._news = asyncio.Event()
         self._outbox: asyncio.Queue[_New | _Finish] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._write())}
-        self._client = PoolClient(
+        self._client = PoolConnection(
             pool,
             EngineHello(
                 engine=engine,
@@ -168,7 +168,7 @@ class Tier:
         names = self._names
         whole = names.needed(hashes, held_tokens, last_boundary)
         answers = await self._answers(request, whole)
-        hits = [answer is Answer.HIT for answer in answers]
+        hits = [answer is BlockState.HIT for answer in answers]
         if all(hits):
             return last_boundary
         run = held_tokens + names.leading_tokens(hits)
@@ -176,20 +176,20 @@ class Tier:
             return run
         ends = names.boundaries(run)
         found = await self._answers(request, [k for end in ends for k in names.states(hashes, end)])
-        return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
+        return names.last_with_state(ends, [answer is BlockState.HIT for answer in found])
 
     async def lacking(self, request: str, keys: Sequence[BlockKey]) -> set[BlockKey]:
         """Blocks of a list that the pool node does not have."""
         answers = await self._answers(request, keys)
-        return {key for key, answer in zip(keys, answers, strict=True) if answer is Answer.MISS}
+        return {key for key, answer in zip(keys, answers, strict=True) if answer is BlockState.MISS}
 
-    async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
+    async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[BlockState]:
         """State of blocks once none is in transit."""
         while True:
             if not self.is_connected:
-                return [Answer.MISS] * len(keys)
+                return [BlockState.MISS] * len(keys)
             answers = [self._requests.look_up(request, key) for key in keys]
-            if Answer.WAIT not in answers:
+            if BlockState.WAIT not in answers:
                 return answers
             self._news.clear()
             self._requests.flush()

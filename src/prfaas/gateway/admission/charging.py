@@ -9,7 +9,7 @@ from prfaas.core.admission.output_charge import OutputRate
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
 
@@ -35,7 +35,7 @@ class Charging:
         """An engine has made so many tokens for its sequences in a time, ns."""
         self._engines.observe(num_tokens, num_sequences, duration_ns)
 
-    def settle(self, tenant: Tenant, record: Record) -> None:
+    def settle(self, tenant: Tenant, record: RequestRecord) -> None:
         """Charge what a request has had made, in place of what was charged for it before.
 
         Of an answer that is cut short by its client or its time limit, tokens were made that nobody
@@ -52,7 +52,7 @@ class Charging:
         used = record.num_output_tokens + record.num_abandoned_tokens
         tenant.quota.count_tokens(used - record.reserved_tokens, now_ns)
 
-    def _unseen(self, record: Record, asked_at_ns: int, now_ns: int) -> int:
+    def _unseen(self, record: RequestRecord, asked_at_ns: int, now_ns: int) -> int:
         sequences, left = record.num_sequences, record.output_tokens_max - record.num_output_tokens
         if record.output_at_ns is not None:
             made = self._rate.since(sequences, now_ns - record.output_at_ns)
@@ -69,7 +69,7 @@ class Charging:
         return num_sequences * ceil(FASTEST_PER_S * passed_ns / NS_PER_S)
 
 
-def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) -> None:
+def reserve(client: ClientRequest, room: int, tenant: Tenant, record: RequestRecord) -> None:
     """Charge the output that a request declares; `Charging.settle` charges what it had made.
 
     Args:

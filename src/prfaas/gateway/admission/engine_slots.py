@@ -46,7 +46,7 @@ class Capacity(NamedTuple):
     num_engines: tuple[int, ...] = ()
 
 
-class Turn:
+class SlotTurn:
     """The turn of one request.
 
     Args:
@@ -78,7 +78,7 @@ class Turn:
             self._holding.look()
 
 
-_FREE = Turn()
+_FREE = SlotTurn()
 
 
 class Holding:
@@ -130,7 +130,7 @@ class Holding:
     @asynccontextmanager
     async def slots(
         self, tenant: str, client: ClientRequest, priority: int = 0
-    ) -> AsyncIterator[Turn]:
+    ) -> AsyncIterator[SlotTurn]:
         """Wait for a turn; the slots are the request's while the context is open.
 
         Args:
@@ -155,7 +155,7 @@ class Holding:
             while not turn.done():
                 await asyncio.wait((turn,), timeout=LOOK_S)
                 self._start()
-            yield Turn(self, number, streams=client.stream)
+            yield SlotTurn(self, number, streams=client.stream)
         finally:
             del self._turns[number]
             self._prefilling.pop(number, None)
@@ -163,7 +163,7 @@ class Holding:
             self._start()
 
     def planned(self, number: int, request_id: int, routed: Routed, *, streams: bool) -> None:
-        """The route of a request is known; see `Turn`."""
+        """The route of a request is known; see `SlotTurn`."""
         lane = REMOTE if routed.decision.path is Path.REMOTE else LOCAL
         self._slots.planned(number, routed.num_tokens_to_prefill, lane)
         self._prefilling[number] = request_id, streams

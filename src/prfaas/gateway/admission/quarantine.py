@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from prfaas.core.resilience.quarantine import DEATHS_MAX, PAUSE_NS, Death, Quarantine
 from prfaas.gateway.http.rejections import PromptBreaksEnginesError, UnavailableError
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from prfaas.units import NS_PER_S
 
 TURN_S = 60.0
@@ -19,7 +19,7 @@ TURN_S = 60.0
 KEY_BYTES = 32
 
 
-class Suspects:
+class PromptQuarantine:
     """Quarantine of prompts, by digests under a key that only this process has.
 
     Args:
@@ -34,7 +34,7 @@ class Suspects:
         self._changed = asyncio.Event()
         self._count = count
 
-    async def enter(self, prompt: Prompt) -> bytes | None:
+    async def enter(self, prompt: EncodedPrompt) -> bytes | None:
         """Admit a request; a suspect waits for a slot.
 
         Returns:
@@ -51,7 +51,7 @@ class Suspects:
             return None
         return await self._turn(digest)
 
-    async def killed(self, prompt: Prompt, death: Death, num_legs: int) -> bytes:
+    async def killed(self, prompt: EncodedPrompt, death: Death, num_legs: int) -> bytes:
         """An engine died with a prompt in it; wait until another one may be tried.
 
         Args:
@@ -116,7 +116,7 @@ class Suspects:
     def _refused_s(self, digest: bytes) -> int:
         return -(-self._quarantine.refused_ns(digest, time.monotonic_ns()) // NS_PER_S)
 
-    def _digest(self, prompt: Prompt) -> bytes:
+    def _digest(self, prompt: EncodedPrompt) -> bytes:
         found = hashlib.blake2b(prompt.cache_salt.encode(), key=self._key, digest_size=16)
         for sequence in prompt.sequences:
             ids = array("q", sequence)

@@ -21,7 +21,7 @@ from prfaas.core.admission.wrong_keys import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
 from prfaas.gateway.http.rejections import RejectedError
-from prfaas.gateway.tenancy.api_keys import KeyRing
+from prfaas.gateway.tenancy.api_keys import ApiKeys
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
 TENANT = web.RequestKey("tenant", Tenant)
@@ -57,7 +57,7 @@ class Access:
     ) -> None:
         table = deployment.gateway
         self._tenants, self._audit, self._wrong_keys = tenants, audit, WrongKeys()
-        self._operators = KeyRing(deployment.operator_keys)
+        self._operators = ApiKeys(deployment.operator_keys)
         self._ranks = {name: each.rank for name, each in deployment.operators.items()}
         self._is_local = is_loopback(table.listen)
         self._on_refused = on_refused

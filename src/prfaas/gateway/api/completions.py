@@ -15,20 +15,20 @@ from prfaas.core.request.events import Outcome
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.api.auth import TENANT
-from prfaas.gateway.api.entrance import Door, Entry
+from prfaas.gateway.api.entrance import AdmittedRequest, RequestAdmission
 from prfaas.gateway.http.errors import TimedOutError, error_body, error_response, status_of
 from prfaas.gateway.http.headers import request_id, time_limit
 from prfaas.gateway.http.rejections import RejectedError
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.serving.request_legs import Parts
+from prfaas.gateway.serving.request_legs import RequestServices
 from prfaas.gateway.serving.request_run import serve
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import log_fields
-from prfaas.gateway.telemetry.tracing import Trace, Tracing
+from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.logs import log_event
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class CompletionService:
     """Serves chat and completions.
 
     Attributes:
@@ -48,12 +48,12 @@ class Generation:
     """
 
     live: LiveParts
-    parts: Parts
+    parts: RequestServices
     prompts: PromptMaker
-    door: Door
+    door: RequestAdmission
     tracing: Tracing
     charging: Charging
-    on_end: Callable[[Record], None]
+    on_end: Callable[[RequestRecord], None]
     error_s: float
     response_role: str
     forces_usage: bool
@@ -76,7 +76,7 @@ class Generation:
     async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
         """Serve one request; whatever happens, it is recorded and counted once."""
         tenant = request[TENANT]
-        record = Record(request_id(request), api.value, tenant.name)
+        record = RequestRecord(request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
         trace = self.tracing.begin(record, request.headers, self._model)
         self.live.records.add(record)
@@ -96,7 +96,12 @@ class Generation:
             trace.end(record, self._model)
 
     async def _in_time(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
+        self,
+        request: web.Request,
+        api: Api,
+        record: RequestRecord,
+        stream: ClientStream,
+        trace: RequestTrace,
     ) -> web.StreamResponse:
         limit = time_limit(request, self.live.deployment.gateway.request_timeout)
         record.limit(round(limit.seconds * NS_PER_S))
@@ -112,10 +117,10 @@ class Generation:
         self,
         request: web.Request,
         api: Api,
-        record: Record,
+        record: RequestRecord,
         stream: ClientStream,
-        trace: Trace,
-        entry: Entry,
+        trace: RequestTrace,
+        entry: AdmittedRequest,
     ) -> web.StreamResponse:
         parse = partial(
             parse_request,
@@ -139,7 +144,7 @@ class Generation:
         return await serve(self.parts, exchange)
 
     async def _fail(
-        self, error: Exception, record: Record, stream: ClientStream
+        self, error: Exception, record: RequestRecord, stream: ClientStream
     ) -> web.StreamResponse:
         """End a request with an error, within the stream if that has begun."""
         status = status_of(error)
@@ -163,7 +168,7 @@ class Generation:
             # Closes the connection: the client is gone, or does not read what it is sent.
             raise asyncio.CancelledError from None
 
-    def _end(self, record: Record, tenant: Tenant) -> None:
+    def _end(self, record: RequestRecord, tenant: Tenant) -> None:
         self.charging.settle(tenant, record)
         record.close()
         self.live.metrics.ended(record)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from prfaas.core.admission.concurrency_slots import Places
-from prfaas.core.admission.quotas import Bucket, Limit, Over, Quota
+from prfaas.core.admission.concurrency_slots import ConcurrencySlots
+from prfaas.core.admission.quotas import Limit, Over, Quota, TokenBucket
 from prfaas.gateway.api.auth import TENANT
 from prfaas.gateway.http.rejections import RejectedError, UnavailableError
 from prfaas.gateway.openai.validation import bad
@@ -29,10 +29,10 @@ _WORDS = {
 }
 
 
-class Entry:
+class AdmittedRequest:
     """A request that was admitted, with all its sequences."""
 
-    def __init__(self, places: Places, tenant: Tenant) -> None:
+    def __init__(self, places: ConcurrencySlots, tenant: Tenant) -> None:
         self._places, self._tenant = places, tenant
         self.num_sequences = 1
 
@@ -66,10 +66,10 @@ class Entry:
         self.num_sequences = num_sequences
 
 
-class Door:
+class RequestAdmission:
     """Admits requests."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ConcurrencySlots) -> None:
         self._places = places
         self._empty = asyncio.Event()
         self._empty.set()
@@ -97,7 +97,7 @@ class Door:
                 await self._empty.wait()
 
     @contextmanager
-    def enter(self, tenant: Tenant) -> Iterator[Entry]:
+    def enter(self, tenant: Tenant) -> Iterator[AdmittedRequest]:
         """A request is in for as long as the context is open.
 
         Raises:
@@ -113,7 +113,7 @@ class Door:
         if not self._places.enter(tenant.name, now_ns):
             raise _full(self._places)
         tenant.quota.enter(now_ns)
-        entry = Entry(self._places, tenant)
+        entry = AdmittedRequest(self._places, tenant)
         self._num_inside += 1
         self._empty.clear()
         try:
@@ -148,7 +148,7 @@ def limit_headers(quota: Quota, now_ns: int) -> dict[str, str]:
     return headers
 
 
-def _headers(what: str, bucket: Bucket, now_ns: int) -> dict[str, str]:
+def _headers(what: str, bucket: TokenBucket, now_ns: int) -> dict[str, str]:
     return {
         f"x-ratelimit-limit-{what}": str(bucket.units),
         f"x-ratelimit-remaining-{what}": str(bucket.left(now_ns)),
@@ -156,7 +156,7 @@ def _headers(what: str, bucket: Bucket, now_ns: int) -> dict[str, str]:
     }
 
 
-def _full(places: Places) -> RejectedError:
+def _full(places: ConcurrencySlots) -> RejectedError:
     return RejectedError(
         f"the gateway serves {places.num_taken} of at most {places.num_places} requests, counted "
         "by their prompts times n, and shares what is left between its tenants; try again in "

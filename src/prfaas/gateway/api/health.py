@@ -11,7 +11,7 @@ from prfaas import __version__
 from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import OPERATOR
-from prfaas.gateway.api.entrance import Door
+from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.http.errors import error_response
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.rejections import UnavailableError
@@ -31,7 +31,7 @@ class Views:
     """Read-only pages."""
 
     live: LiveParts
-    door: Door
+    door: RequestAdmission
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes; each answers HEAD as well."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prfaas.config.clusters import ClusterTable
-from prfaas.core.dispatch.types import Arrival, Refused, Routed
+from prfaas.core.dispatch.types import Arrival, RefusedRequest, Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.prefix_index import Tier
 from prfaas.core.kv.source_sets import Hits
@@ -149,8 +149,8 @@ class KvLookup:
         ]
 
 
-def _foreseen(found: Routed | Refused) -> JsonObject:
-    if isinstance(found, Refused):
+def _foreseen(found: Routed | RefusedRequest) -> JsonObject:
+    if isinstance(found, RefusedRequest):
         route: JsonObject = {"prefill": None, "source": "", "destination": ""}
     else:
         names = found.prefill, found.source, found.destination

@@ -9,12 +9,12 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
-from prfaas.audit.changes import Entry
+from prfaas.audit.changes import ChangeEntry
 from prfaas.errors import RequestError
 from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.loops.operator_actions import THRESHOLD_MAX, Control
-from prfaas.gateway.loops.purging import Purging
+from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.explain import explain
 from prfaas.gateway.telemetry.live_parts import LiveParts
@@ -82,7 +82,7 @@ class ControlApi:
 
     live: LiveParts
     control: Control
-    purging: Purging
+    purging: PurgeLoop
     steering: Steering
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -151,7 +151,7 @@ class ControlApi:
         return _entries([self.control.price(request.match_info["name"], body)])
 
 
-def _entries(entries: Iterable[Entry]) -> web.Response:
+def _entries(entries: Iterable[ChangeEntry]) -> web.Response:
     return json_response({"decisions": [entry.as_json() for entry in entries]})
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.gateway.api.auth import TENANT
-from prfaas.gateway.api.entrance import Door
+from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
@@ -25,7 +25,7 @@ class TokenApi:
 
     live: LiveParts
     prompts: PromptMaker
-    door: Door
+    door: RequestAdmission
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.gateway.console.history import History, HistorySample, LinkSample
 from prfaas.units import format_rate
 
 WINDOW_S = 300.0
@@ -83,7 +83,7 @@ class Facts:
     detached_engines: Mapping[str, str] = field(default_factory=dict)
 
 
-def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
+def alarms(history: History, latest: HistorySample, facts: Facts) -> list[Alarm]:
     """All alarms of the moment of `latest`, which follows the history; the worst first."""
     window = [*history.since(latest.at_unix_s - WINDOW_S), latest]
     found = [*_parts(facts), *_links(window, history, facts), *_traffic(window, facts)]
@@ -149,7 +149,7 @@ def _predictions(facts: Facts) -> Iterator[Alarm]:
             yield Alarm("predictions_off", path, Severity.WARNING, text)
 
 
-def _links(window: Sequence[Sample], history: History, facts: Facts) -> Iterator[Alarm]:
+def _links(window: Sequence[HistorySample], history: History, facts: Facts) -> Iterator[Alarm]:
     for name, link in window[-1].links.items():
         if not link.up:
             text = f"link {name} is down: nothing is offloaded over it"
@@ -166,14 +166,14 @@ def _links(window: Sequence[Sample], history: History, facts: Facts) -> Iterator
             yield Alarm("link_slow", name, Severity.WARNING, text)
 
 
-def _seen(window: Sequence[Sample], name: str) -> Iterator[LinkSample]:
+def _seen(window: Sequence[HistorySample], name: str) -> Iterator[LinkSample]:
     for sample in window:
         link = sample.links.get(name)
         if link is not None:
             yield link
 
 
-def _traffic(window: Sequence[Sample], facts: Facts) -> Iterator[Alarm]:
+def _traffic(window: Sequence[HistorySample], facts: Facts) -> Iterator[Alarm]:
     if len(window) < 2:
         return
     first, last = window[0].totals, window[-1].totals

@@ -47,7 +47,7 @@ class LinkSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class HistorySample:
     """One instant; `links` are by "SOURCE>DESTINATION"."""
 
     at_unix_s: float
@@ -69,13 +69,13 @@ class History:
     """The last samples, the oldest forgotten first."""
 
     def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
-        self._samples: deque[Sample] = deque(maxlen=samples_max)
+        self._samples: deque[HistorySample] = deque(maxlen=samples_max)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: HistorySample) -> None:
         """Take the next one."""
         self._samples.append(sample)
 
-    def since(self, at_unix_s: float) -> list[Sample]:
+    def since(self, at_unix_s: float) -> list[HistorySample]:
         """Samples not older than an instant, the oldest first."""
         found = []
         for sample in reversed(self._samples):

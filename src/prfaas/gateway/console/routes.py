@@ -13,7 +13,7 @@ from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import SAMPLES_MAX, History
 from prfaas.gateway.console.live import LiveState
-from prfaas.gateway.console.state import Parts
+from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.console.what_if import WhatIf
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.request_body import query_number, read_small
@@ -28,7 +28,7 @@ LENGTHS = (1024, 8192, 32_768, 131_072)
 class Console:
     """The console of one gateway."""
 
-    def __init__(self, parts: Parts, pages_max: int, interval_s: float) -> None:
+    def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
         self._history = History()
         self._what_if = WhatIf(parts.live.deployment.routing.plan)

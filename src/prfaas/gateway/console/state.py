@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 
 from prfaas.core.kv.prefix_index import SourceState
-from prfaas.core.membership.members import Reason
+from prfaas.core.membership.members import RefusalCause
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Facts, alarms
-from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.gateway.console.history import History, HistorySample, LinkSample
 from prfaas.gateway.console.link_rate import LinkFlow
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.operator_actions import Control
 from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import as_json
 from prfaas.units import BYTES_PER_TB, NS_PER_MS
 
@@ -30,7 +30,7 @@ LINKS_SHOWN_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ConsoleReader:
     """Reads the live parts of a gateway.
 
     Attributes:
@@ -42,10 +42,10 @@ class Parts:
     control: Control
     flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
 
-    def sample(self) -> Sample:
+    def sample(self) -> HistorySample:
         """This instant, for the history."""
         totals = self.live.metrics.totals()
-        return Sample(round(time.time(), 3), totals, self._links(totals.link_bytes))
+        return HistorySample(round(time.time(), 3), totals, self._links(totals.link_bytes))
 
     def state(self, history: History) -> JsonObject:
         """This moment as the page reads it."""
@@ -147,7 +147,7 @@ class Parts:
             refused_members={
                 name: refusal.words
                 for name, refusal in self.live.members.refusals().items()
-                if refusal.reason is not Reason.OTHER_LAYOUT
+                if refusal.reason is not RefusalCause.OTHER_LAYOUT
             },
             source_faults=self.live.members.faults(),
             detached_engines={
@@ -157,7 +157,7 @@ class Parts:
             },
         )
 
-    def _since(self, at_unix_s: float) -> list[Record]:
+    def _since(self, at_unix_s: float) -> list[RequestRecord]:
         """Records that began after an instant, the newest first."""
         found = []
         for record in self.live.records.newest_first():
@@ -171,12 +171,12 @@ def _path_of(prediction: JsonObject) -> str:
     return f"{prediction['path']} path of {prediction['cluster']}"
 
 
-def _is_long(record: Record) -> bool:
+def _is_long(record: RequestRecord) -> bool:
     decision = record.decision
     return decision is not None and decision.num_new_tokens > decision.offload_threshold
 
 
-def _recent(records: list[Record]) -> JsonObject:
+def _recent(records: list[RequestRecord]) -> JsonObject:
     """Statistics of the last minute."""
     ended = [r for r in records if r.outcome is Outcome.FINISHED]
     by_path = {path: [r for r in ended if r.path == path] for path in ("local", "remote")}
@@ -192,7 +192,7 @@ def _recent(records: list[Record]) -> JsonObject:
     }
 
 
-def _percentiles(records: Iterable[Record]) -> JsonObject:
+def _percentiles(records: Iterable[RequestRecord]) -> JsonObject:
     times = sorted(r.ttft_ns for r in records if r.ttft_ns is not None)
     if not times:
         return {"ttft_p50_ms": None, "ttft_p90_ms": None}

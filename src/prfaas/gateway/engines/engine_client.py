@@ -13,7 +13,7 @@ import aiohttp
 from prfaas.config.addresses import Endpoints
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.guards import Guards
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import (
@@ -165,7 +165,7 @@ class Engines:
         connection counts against the engine, others do not. A 500 or a `SuspectError` counts only
         once it is confirmed (`Exchange.suspects`).
         """
-        told = Told.NOTHING
+        told = BreakerOutcome.NOTHING
         engine.num_in_flight += 1
         self.guards.began(engine.name, time.monotonic_ns())
         try:
@@ -178,17 +178,17 @@ class Engines:
                     raise
                 self._keep(response)
             told = _told_by(response.status)
-            engine.num_broken = 0 if told is Told.GOOD else engine.num_broken + 1
+            engine.num_broken = 0 if told is BreakerOutcome.GOOD else engine.num_broken + 1
         except SuspectError:
             engine.num_broken += 1
             raise
         except EngineUnreachableError as error:
             engine.num_broken += error.had_request
-            told = Told.FAILED
+            told = BreakerOutcome.FAILED
             raise
         except (EngineError, aiohttp.ClientError):
             engine.num_broken += 1
-            told = Told.FAILED
+            told = BreakerOutcome.FAILED
             raise
         finally:
             engine.num_in_flight -= 1
@@ -272,10 +272,10 @@ class Engines:
         return self._session
 
 
-def _told_by(status: int) -> Told:
+def _told_by(status: int) -> BreakerOutcome:
     if status == INTERNAL_ERROR:
-        return Told.NOTHING
-    return Told.FAILED if status >= 500 else Told.GOOD
+        return BreakerOutcome.NOTHING
+    return BreakerOutcome.FAILED if status >= 500 else BreakerOutcome.GOOD
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:

@@ -21,10 +21,10 @@ from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState, Tier
 from prfaas.core.kv.short_keys import tails_of
 from prfaas.errors import PeerError
-from prfaas.wire.kv_events import Batch, decode_batch
+from prfaas.wire.kv_events import KvEventBatch, decode_batch
 
 
-class Heard(Enum):
+class BatchResult(Enum):
     """Result of a batch."""
 
     APPLIED = auto()
@@ -44,7 +44,10 @@ class EngineFeed:
     """
 
     def __init__(
-        self, engine: str, index: PrefixIndex, on_batch: Callable[[Batch], None] = lambda _: None
+        self,
+        engine: str,
+        index: PrefixIndex,
+        on_batch: Callable[[KvEventBatch], None] = lambda _: None,
     ) -> None:
         self._engine = engine
         self._index = index
@@ -124,7 +127,7 @@ class EngineFeed:
         """There is no replay: continue with whatever comes, as if nothing had been known."""
         self._start(-1, complete=False)
 
-    def live(self, seq: int, payload: bytes) -> Heard:
+    def live(self, seq: int, payload: bytes) -> BatchResult:
         """The next batch that was published.
 
         Raises:
@@ -133,16 +136,16 @@ class EngineFeed:
         if self._next_seq < 0:
             self._start(seq, complete=seq == 0)
         if seq < self._next_seq and self._may_overlap:
-            return Heard.KNOWN
+            return BatchResult.KNOWN
         if seq < self._next_seq:
             # Behind a proxy the engine can begin anew while the connection stays.
             self._forget()
-            return Heard.GAP
+            return BatchResult.GAP
         if seq > self._next_seq:
-            return Heard.GAP
+            return BatchResult.GAP
         self._may_overlap = False
         self._apply(seq, payload)
-        return Heard.APPLIED
+        return BatchResult.APPLIED
 
     # Steps
 

@@ -17,22 +17,22 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_stream import EngineFeed, Heard, read_frames
+from prfaas.gateway.engines.kv_event_stream import BatchResult, EngineFeed, read_frames
 from prfaas.gateway.engines.zmq_sockets import (
     Context,
-    Ears,
     Socket,
+    SocketPoller,
     is_over,
     one_connection,
     stands,
     waiting,
     watched,
 )
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.logs import log_event
 from prfaas.tasks import Backoff, cancel_all
 from prfaas.units import NS_PER_S
-from prfaas.wire.kv_events import Batch
+from prfaas.wire.kv_events import KvEventBatch
 
 BATCH_BYTES_MAX = 16 << 20
 """A batch is a step: one of a million tokens in blocks of 16 has about half of this."""
@@ -70,7 +70,7 @@ class EventTiming:
     gap_logged_every_s: float = 10.0
 
 
-class Fault(StrEnum):
+class SubscriptionFault(StrEnum):
     """A fault of a subscription, as the metric counts it."""
 
     LOST = "lost"
@@ -103,7 +103,7 @@ class EngineClient:
         table: EngineTable,
         feed: EngineFeed,
         layout: Callable[[], Layout | None],
-        on_fault: Callable[[Fault], None],
+        on_fault: Callable[[SubscriptionFault], None],
         timing: EventTiming,
     ) -> None:
         self._engine = engine
@@ -113,7 +113,7 @@ class EngineClient:
         self._on_fault = on_fault
         self._context: Context | None = None
         self._is_joined = False
-        self._said = SaidOnce(every_ns=round(timing.gap_logged_every_s * NS_PER_S))
+        self._said = LogThrottle(every_ns=round(timing.gap_logged_every_s * NS_PER_S))
         self.backoff = Backoff(timing.backoff_s, timing.backoff_max_s)
         self.feed = feed
         self.timing = timing
@@ -146,12 +146,12 @@ class EngineClient:
                 level = logging.WARNING if self._is_joined else logging.DEBUG
                 self._say(level, "kv_events_lost", why=str(error) or repr(error))
                 if self._is_joined:
-                    self._on_fault(Fault.LOST)
+                    self._on_fault(SubscriptionFault.LOST)
             finally:
                 self.feed.lost()
 
     async def _handshake(self, monitor: Socket) -> None:
-        with Ears((monitor,)) as ears:
+        with SocketPoller((monitor,)) as ears:
             while await ears.hear(self.timing.connect_s):
                 for frames in waiting(monitor, 1):
                     if is_over(frames):
@@ -169,7 +169,7 @@ class EngineClient:
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
         silence_s = self.timing.settle_s
-        with Ears((socket, monitor)) as ears:
+        with SocketPoller((socket, monitor)) as ears:
             while True:
                 if not await ears.hear(silence_s):
                     # Silence can be the loss of the last batch; the engine knows.
@@ -179,7 +179,7 @@ class EngineClient:
                     continue
                 for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
-                    if self.feed.live(seq, payload) is Heard.GAP:
+                    if self.feed.live(seq, payload) is BatchResult.GAP:
                         await self._close_gap(seq, payload)
                 for frames in waiting(monitor, BATCHES_A_TURN):
                     if is_over(frames):
@@ -187,12 +187,12 @@ class EngineClient:
                 await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
-        self._on_fault(Fault.GAP)
+        self._on_fault(SubscriptionFault.GAP)
         self._say_gap(seq)
         for _ in range(REPLAYS_MAX):
             if not await self._replay():
                 break
-            if self.feed.live(seq, payload) is not Heard.GAP:
+            if self.feed.live(seq, payload) is not BatchResult.GAP:
                 return
         self.feed.start_blind()
         self.feed.live(seq, payload)
@@ -201,7 +201,10 @@ class EngineClient:
         """Request a replay since the last received batch; False without answer."""
         if self._replay_endpoint is None:
             return False
-        with self._socket(zmq.DEALER, self._replay_endpoint) as socket, Ears((socket,)) as ears:
+        with (
+            self._socket(zmq.DEALER, self._replay_endpoint) as socket,
+            SocketPoller((socket,)) as ears,
+        ):
             socket.connect(self._replay_endpoint)
             self._ask(socket)
             while await ears.hear(self.timing.replay_s):
@@ -215,7 +218,7 @@ class EngineClient:
                         self._ask(socket)
                 await asyncio.sleep(0)
         self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
-        self._on_fault(Fault.NOT_REPLAYED)
+        self._on_fault(SubscriptionFault.NOT_REPLAYED)
         return False
 
     def _say_gap(self, seq: int) -> None:
@@ -258,8 +261,8 @@ class EngineEvents:
         deployment: Deployment,
         index: PrefixIndex,
         layout: Callable[[str, str], Layout | None],
-        on_batch: Callable[[str, Batch], None],
-        on_fault: Callable[[str, Fault], None],
+        on_batch: Callable[[str, KvEventBatch], None],
+        on_fault: Callable[[str, SubscriptionFault], None],
         timing: EventTiming | None = None,
     ) -> None:
         self._context: Context | None = None

@@ -83,7 +83,7 @@ def waiting(socket: Socket, num_max: int) -> Iterator[list[bytes]]:
             return
 
 
-class Ears:
+class SocketPoller:
     """Waits until one of some sockets has a message."""
 
     def __init__(self, sockets: Sequence[Socket]) -> None:
@@ -93,7 +93,7 @@ class Ears:
         self._waiting: asyncio.Future[None] | None = None
         self._is_open = False
 
-    def __enter__(self) -> Ears:
+    def __enter__(self) -> SocketPoller:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from prfaas.gateway.http.errors import error_body
 from prfaas.gateway.http.handshakes import Handshakes
 from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.logs import log_event
 from prfaas.wire.plain_http import FIELD_BYTES_MAX, HEAD_BYTES_MAX, TimedHandler
 
@@ -74,7 +74,7 @@ def connections_max(requests_max: int) -> int:
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
 
 
-class Connections:
+class ClientConnections:
     """All connections of clients; makes those that come in.
 
     Args:
@@ -85,16 +85,16 @@ class Connections:
     def __init__(self, server: web.Server, limit: int, tls: ssl.SSLContext | None = None) -> None:
         self._server, self.limit = server, limit
         self.head_s = HEAD_S
-        self._waiting: dict[Connection, None] = {}
-        self._kept: dict[Connection, None] = {}
-        self._busy: set[Connection] = set()
+        self._waiting: dict[ClientConnection, None] = {}
+        self._kept: dict[ClientConnection, None] = {}
+        self._busy: set[ClientConnection] = set()
         self.handshakes = None if tls is None else Handshakes(tls, self._arrived, self._give_up)
         self.on_closed: Callable[[Closed], None] = lambda _: None
-        self._said = SaidOnce()
+        self._said = LogThrottle()
         handle = server.request_handler
 
         def begin(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            if isinstance(request.protocol, Connection):
+            if isinstance(request.protocol, ClientConnection):
                 request.protocol.begin(request)
             return handle(request)
 
@@ -118,32 +118,32 @@ class Connections:
         self.handshakes.num_max = max(1, int(self.limit * HANDSHAKES_SHARE))
         return self.handshakes.begin()
 
-    def came(self, connection: Connection) -> None:
+    def came(self, connection: ClientConnection) -> None:
         """It is open."""
         self._waiting[connection] = None
 
-    def begins(self, connection: Connection) -> None:
+    def begins(self, connection: ClientConnection) -> None:
         """It has brought a request."""
         self.gone(connection)
         self._busy.add(connection)
 
-    def rests(self, connection: Connection) -> None:
+    def rests(self, connection: ClientConnection) -> None:
         """Its request is answered."""
         if connection in self._busy:
             self._busy.discard(connection)
             self._kept[connection] = None
 
-    def is_busy(self, connection: Connection) -> bool:
+    def is_busy(self, connection: ClientConnection) -> bool:
         """Return True if it has a request under way."""
         return connection in self._busy
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ClientConnection) -> None:
         """It is closed."""
         self._waiting.pop(connection, None)
         self._kept.pop(connection, None)
         self._busy.discard(connection)
 
-    def close(self, connection: Connection, why: Closed) -> None:
+    def close(self, connection: ClientConnection, why: Closed) -> None:
         """Close one without a request."""
         self.on_closed(why)
         self.gone(connection)
@@ -164,7 +164,7 @@ class Connections:
                 self.on_closed(Closed.REFUSED)
                 return _Refused()
             self.close(idle, Closed.FULL)
-        return Connection(self._server, self)
+        return ClientConnection(self._server, self)
 
     def _arrived(self, transport: asyncio.Transport, early: bytes) -> None:
         """A handshake is done."""
@@ -185,12 +185,12 @@ class Connections:
             log_event(_log, logging.WARNING, "connections_full", **fields)
 
 
-class Connection(TimedHandler):
+class ClientConnection(TimedHandler):
     """One connection of a client."""
 
     __slots__ = ("_body", "_connections", "_num_unread")
 
-    def __init__(self, server: web.Server, connections: Connections) -> None:
+    def __init__(self, server: web.Server, connections: ClientConnections) -> None:
         super().__init__(server, keepalive_s=KEEPALIVE_S)
         self._connections = connections
         self._body: StreamReader | None = None
@@ -199,7 +199,7 @@ class Connection(TimedHandler):
         """Bytes that came since then."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Its first head has to come within `Connections.head_s`."""
+        """Its first head has to come within `ClientConnections.head_s`."""
         super().connection_made(transport)
         self._connections.came(self)
         give_up = partial(self._connections.close, self, Closed.NO_REQUEST)

@@ -6,15 +6,15 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import Split
 from prfaas.core.request.events import Outcome
 from prfaas.errors import ConfigError
-from prfaas.gateway.loops.replication import Copier, copy_settings
+from prfaas.gateway.loops.replication import PrefixReplication, copy_settings
 from prfaas.gateway.loops.role_rebalancing import Reroling
-from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, Beaten
+from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, PeriodicLoop
 from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.market.price_file import MarketClock
 
 
@@ -34,10 +34,10 @@ class Loops:
         profiles: Profiles,
         journal: Journal,
     ) -> None:
-        self.copier: Copier | None = None
+        self.copier: PrefixReplication | None = None
         if deployment.routing.replication is not None:
             settings = copy_settings(deployment.routing, BEAT_S * LOOP_EVERY)
-            self.copier = Copier(driver, transfers, fetcher, settings, journal)
+            self.copier = PrefixReplication(driver, transfers, fetcher, settings, journal)
         self.prices = MarketClock.of(
             deployment, driver.dispatcher.market, profiles.sites, journal.priced
         )
@@ -47,7 +47,7 @@ class Loops:
             self.reroling = Reroling(driver, driver.split, journal)
 
     @property
-    def all(self) -> list[Beaten]:
+    def all(self) -> list[PeriodicLoop]:
         """Running loops."""
         return [loop for loop in (self.reroling, self.copier, self.prices) if loop is not None]
 
@@ -56,7 +56,7 @@ class Loops:
         if self.copier is not None:
             self.copier.over(transfer)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """A request ended: how long decode takes is weighed."""
         if self.reroling is None or record.outcome is not Outcome.FINISHED:
             return

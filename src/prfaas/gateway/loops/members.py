@@ -9,8 +9,8 @@ from prfaas.audit.changes import Loop
 from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.dispatch.types import Member as Instance
-from prfaas.core.membership.members import Kind, Member, Reason
+from prfaas.core.dispatch.types import ClusterMember as Instance
+from prfaas.core.membership.members import Member, MemberKind, RefusalCause
 from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.gateway.engines.engine import Engine, OtherModelError
 from prfaas.gateway.engines.engine_client import Engines
@@ -19,9 +19,9 @@ from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.membership.entries import engine_table, pool_table
-from prfaas.membership.follower import Follower
+from prfaas.membership.follower import MembershipFollower
 
 HOME_GROUP = 0
 """Group of the guards with the engines of the PD cluster."""
@@ -50,14 +50,14 @@ class GatewayMembers:
     pools: Pools
     guards: Guards
     layouts: LayoutCheck
-    metrics: Metrics
+    metrics: GatewayMetrics
     journal: Journal
 
     def join(self, member: Member) -> bool:
         """Connect to a member; False if it is connected already."""
-        if member.kind is Kind.ENGINE and member.name not in self.engines.by_name:
+        if member.kind is MemberKind.ENGINE and member.name not in self.engines.by_name:
             self._join_engine(member)
-        elif member.kind is Kind.POOL and member.name not in self.pools.names():
+        elif member.kind is MemberKind.POOL and member.name not in self.pools.names():
             self.deployment.clusters[member.cluster].pools[member.name] = pool_table(member)
             self.pools.add(member.name, split_address(member.address))
         else:
@@ -72,14 +72,14 @@ class GatewayMembers:
     def leave(self, member: Member) -> None:
         """Disconnect from a member, and forget what it holds."""
         tables = self.deployment.clusters[member.cluster]
-        if member.kind is Kind.ENGINE:
+        if member.kind is MemberKind.ENGINE:
             self.events.remove(member.name)
             self.engines.remove(member.name)
             self.driver.remove_engine(member.name, time.monotonic_ns())
             self.guards.remove(member.name)
             tables.engines.pop(member.name, None)
             self.layouts.note_changes(member.pool)
-        elif member.kind is Kind.POOL:
+        elif member.kind is MemberKind.POOL:
             self.pools.remove(member.name)
             self.driver.remove_pool(member.name)
             links = [each for each in self.guards.breakers if isinstance(each, tuple)]
@@ -102,19 +102,19 @@ class GatewayMembers:
         """Record a change for operators."""
         self.journal.note(Loop.MEMBERS, action, what, why=why)
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: MembershipFollower) -> None:
         """Report to the machine what engines answer, and whose blocks are of no use here."""
 
         def changed(engine: Engine, error: Exception | None) -> None:
             follower.well(engine.name, is_well=engine.is_ready)
             words = str(error) if isinstance(error, OtherModelError) else ""
-            follower.judge(engine.name, Reason.OTHER_MODEL, words)
+            follower.judge(engine.name, RefusalCause.OTHER_MODEL, words)
 
         def compared(name: str, words: str) -> None:
             engine = self.engines.by_name.get(name)
             # A PD engine of another layout serves prompts by itself.
             if engine is not None and engine.role is ClusterRole.PRFAAS:
-                follower.judge(name, Reason.OTHER_LAYOUT, words)
+                follower.judge(name, RefusalCause.OTHER_LAYOUT, words)
 
         self.engines.probes.on_change = changed
         self.layouts.on_mismatch = compared

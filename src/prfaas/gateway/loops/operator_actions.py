@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.loops.ticker import Pulse
+from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.market.operator import PriceBody, change
 from prfaas.market.views import prices_json
@@ -28,18 +28,18 @@ _NOBODY_LEFT = (
 class Control:
     """The operator's hand on the loops, engines and clusters."""
 
-    def __init__(self, live: LiveParts, pulse: Pulse) -> None:
+    def __init__(self, live: LiveParts, pulse: ControlTicker) -> None:
         self._live, self._pulse = live, pulse
 
     # Changes
 
-    def freeze(self, *, frozen: bool) -> Entry:
+    def freeze(self, *, frozen: bool) -> ChangeEntry:
         """Stop the loops where they are, or let them go on."""
         old, self._pulse.frozen = self._pulse.frozen, frozen
         words = {True: "frozen", False: "running"}
         return self._note("freeze" if frozen else "unfreeze", "loops", words[old], words[frozen])
 
-    def set_threshold(self, tokens: int | None, link: tuple[str, str] | None) -> list[Entry]:
+    def set_threshold(self, tokens: int | None, link: tuple[str, str] | None) -> list[ChangeEntry]:
         """Set the threshold of a link, or of all; no loop moves it until `tokens` is None.
 
         Raises:
@@ -67,7 +67,7 @@ class Control:
             for each, old in zip(found, before, strict=True)
         ]
 
-    def drain(self, engine: str, *, drained: bool) -> Entry:
+    def drain(self, engine: str, *, drained: bool) -> ChangeEntry:
         """Give an engine nothing new, whatever its health, or take it back.
 
         Raises:
@@ -82,7 +82,7 @@ class Control:
         why = _NOBODY_LEFT if drained and not self._is_anybody_left() else _BY_HAND
         return self._note(action, f"engine {engine}", words[old], words[drained], why)
 
-    def turn(self, cluster: str, *, on: bool) -> Entry:
+    def turn(self, cluster: str, *, on: bool) -> ChangeEntry:
         """Give no engine of a cluster anything new, or take it back.
 
         Raises:
@@ -108,7 +108,7 @@ class Control:
         why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
         return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
 
-    def price(self, cluster: str, body: PriceBody) -> Entry:
+    def price(self, cluster: str, body: PriceBody) -> ChangeEntry:
         """Set prices of a cluster, or announce that its capacity leaves.
 
         Raises:
@@ -236,7 +236,7 @@ class Control:
         old: int | str | None,
         new: int | str | None,
         why: str = _BY_HAND,
-    ) -> Entry:
+    ) -> ChangeEntry:
         return self._live.journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=why)
 
 

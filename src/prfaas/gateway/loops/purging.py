@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from prfaas.audit.changes import Entry, Loop
+from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine, NoResetError
 from prfaas.gateway.http.json_codec import JsonObject
@@ -42,7 +42,7 @@ LEFT = "it has left the deployment"
 _WHY = {Loop.OPERATOR: "as the operator asked", Loop.INTEGRITY: "its blocks were altered"}
 
 
-class Purging:
+class PurgeLoop:
     """Runs purges, one at a time.
 
     Args:
@@ -225,7 +225,7 @@ class Purging:
 
     def _note(
         self, target: Target, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
-    ) -> Entry:
+    ) -> ChangeEntry:
         failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
         left = f"; NOT DONE at {', '.join(failed)}: ask again" if failed else ""

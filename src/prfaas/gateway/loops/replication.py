@@ -12,7 +12,7 @@ from functools import partial
 
 from prfaas.audit.changes import Loop
 from prfaas.config.routing import RoutingTable
-from prfaas.core.control.replication import Copy, CopySettings, Prompt, Replication
+from prfaas.core.control.replication import CopiedPrompt, Copy, CopySettings, Replication
 from prfaas.core.dispatch.link_load import LinkBook
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Arrival, Routed
@@ -41,7 +41,7 @@ class _Open:
     ends_at_ns: int
 
 
-class Copier:
+class PrefixReplication:
     """Counts misses that another pool would have served, and has the hot ones copied."""
 
     turns_each_beat = False
@@ -70,7 +70,7 @@ class Copier:
         if layout is None or not hashes:
             return
         for option in considered.missed(found):
-            prompt = Prompt(
+            prompt = CopiedPrompt(
                 Prefix(layout, hashes, arrival.tenant, arrival.quality),
                 arrival.num_prompt_tokens,
                 layout.boundary_tokens,

@@ -8,7 +8,7 @@ from prfaas.core.control.roles import Change, Roles
 from prfaas.core.control.split import Split
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.units import NS_PER_S
 
 
@@ -26,7 +26,7 @@ class Reroling:
         """Roles of PD engines."""
         return self._split.roles
 
-    def finished(self, record: Record) -> None:
+    def finished(self, record: RequestRecord) -> None:
         """A request was answered in full."""
         if record.e2e_ns is not None and record.ttft_ns is not None:
             ended_at_ns, decode_ns = (

@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prfaas.audit.changes import Entry, Loop, Number
+from prfaas.audit.changes import ChangeEntry, Loop, Number
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants
-from prfaas.prefixes.copies import CopyOffers, LinkCost, Offer
+from prfaas.prefixes.copies import CopyOffer, CopyOffers, LinkCost
 from prfaas.prefixes.pins import Pins
 from prfaas.prefixes.steering import Steering
 from prfaas.units import NS_PER_S
@@ -37,7 +37,7 @@ class _Hand:
     fetcher: Fetcher
     transfers: Transfers
 
-    async def move(self, offer: Offer) -> str:
+    async def move(self, offer: CopyOffer) -> str:
         over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def ended(kind: TransferEnd | None, at_destination: bool) -> None:
@@ -70,6 +70,6 @@ class _Hand:
         priced = None if market is None else market.quote(site, now_ns)
         return LinkCost(state.bits_per_s if state else 0.0, priced.per_byte if priced else None)
 
-    def note(self, action: str, what: str, numbers: Mapping[str, Number]) -> Entry:
+    def note(self, action: str, what: str, numbers: Mapping[str, Number]) -> ChangeEntry:
         why = "as the operator asked"
         return self.live.journal.note(Loop.OPERATOR, action, what, why=why, numbers=numbers)

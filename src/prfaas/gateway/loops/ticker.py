@@ -25,7 +25,7 @@ QUIET_BEATS = 10
 """Beats without a refusal after which admission has ended refusing."""
 
 
-class Beaten(Protocol):
+class PeriodicLoop(Protocol):
     """A loop that the pulse gives its turns.
 
     Attributes:
@@ -41,11 +41,11 @@ class Beaten(Protocol):
         """One interval has passed: begin something, if it is worth it."""
 
 
-class Pulse:
+class ControlTicker:
     """The loops of a gateway."""
 
     def __init__(
-        self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[Beaten] = ()
+        self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[PeriodicLoop] = ()
     ) -> None:
         self._driver, self._guards, self._journal = driver, guards, journal
         self._loops = loops

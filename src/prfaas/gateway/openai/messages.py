@@ -23,7 +23,7 @@ _CHANGING_LINE = "x-anthropic-billing-header"
 """Beginning of a line that some clients change with each request."""
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """A part of a message's content."""
 
     type: str
@@ -38,11 +38,11 @@ class ToolCall(msgspec.Struct):
     function: dict[str, Any]
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """A message of a chat."""
 
     role: Annotated[str, msgspec.Meta(min_length=1)]
-    content: str | list[str | Part] | None = None
+    content: str | list[str | ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -59,7 +59,7 @@ def parse_messages(messages: object) -> list[JsonObject]:
     """
     if not isinstance(messages, list) or not messages:
         raise bad(f"messages must be a non-empty array, got {shown(messages)}", "messages")
-    checked: list[Message] = typed(messages, list[Message], "messages")
+    checked: list[ChatMessage] = typed(messages, list[ChatMessage], "messages")
     return [
         _message(message, raw, f"messages[{i}]")
         for i, (message, raw) in enumerate(zip(checked, messages, strict=True))
@@ -117,7 +117,7 @@ def has_other_parts(messages: list[JsonObject]) -> bool:
     )
 
 
-def _message(message: Message, raw: JsonObject, place: str) -> JsonObject:
+def _message(message: ChatMessage, raw: JsonObject, place: str) -> JsonObject:
     parsed: JsonObject = {"role": message.role, "content": _parts(message, place)}
     parsed |= {key: raw[key] for key in _KEPT if isinstance(raw.get(key), str)}
     if message.role == "assistant":
@@ -131,7 +131,7 @@ def _message(message: Message, raw: JsonObject, place: str) -> JsonObject:
     return parsed
 
 
-def _parts(message: Message, place: str) -> list[JsonObject]:
+def _parts(message: ChatMessage, place: str) -> list[JsonObject]:
     content = message.content
     if not isinstance(content, list):
         content = [] if content is None else [content]
@@ -145,7 +145,7 @@ def _parts(message: Message, place: str) -> list[JsonObject]:
     return parts
 
 
-def _text(part: Part, place: str) -> str | None:
+def _text(part: ContentPart, place: str) -> str | None:
     """Text of a part; None if it is no text."""
     key = TEXT_KEYS.get(part.type)
     return None if key is None else str(typed(getattr(part, key), str, f"{place}.{key}"))

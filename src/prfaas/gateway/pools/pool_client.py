@@ -73,7 +73,7 @@ A = TypeVar("A", Purged, PurgeEnded, Pinned, Compared)
 _Order = Purge | PurgeEnd | PurgePrefix | PinPrefix | Compare
 
 
-class Transfer(Protocol):
+class PoolTransfer(Protocol):
     """A transfer between two pools."""
 
     transfer_id: bytes
@@ -81,7 +81,7 @@ class Transfer(Protocol):
     destination: str
 
 
-class PoolClient:
+class PoolSubscription:
     """The subscription to one pool, kept up."""
 
     def __init__(
@@ -309,9 +309,9 @@ class Pools:
             driver.pool_seen(pool, view, time.monotonic_ns())
             self.on_change(pool)
 
-        def client(pool: str, address: tuple[str, int]) -> PoolClient:
+        def client(pool: str, address: tuple[str, int]) -> PoolSubscription:
             followed = Subscription(pool, index, transfers, partial(tell, pool))
-            return PoolClient(pool, address, gateway, tls, followed, timing, shares, ages)
+            return PoolSubscription(pool, address, gateway, tls, followed, timing, shares, ages)
 
         self._make = client
         self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}
@@ -343,7 +343,7 @@ class Pools:
         """Names of all pools."""
         return list(self._clients)
 
-    def client(self, pool: str) -> PoolClient:
+    def client(self, pool: str) -> PoolSubscription:
         """The connection to a pool."""
         return self._clients[pool]
 
@@ -395,10 +395,10 @@ class Pools:
         return client is not None and client.send(message)
 
     async def pin(self, pool: str, message: PinPrefix) -> Pinned:
-        """See `PoolClient.pin`; KeyError if it has left."""
+        """See `PoolSubscription.pin`; KeyError if it has left."""
         return await self._clients[pool].pin(message)
 
-    def abort(self, transfer: Transfer, reason: str) -> None:
+    def abort(self, transfer: PoolTransfer, reason: str) -> None:
         """Report the end of a transfer to both pools."""
         shown = reason[:_REASON_CHARS_MAX]
         for pool in (transfer.source, transfer.destination):

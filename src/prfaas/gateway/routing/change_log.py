@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from prfaas.audit.changes import Entry, Loop, Number
+from prfaas.audit.changes import ChangeEntry, Loop, Number
 from prfaas.logs import log_event
 
 ENTRIES_MAX = 1000
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 class Journal:
     """The last changes, the oldest forgotten first."""
 
-    def __init__(self, on_entry: Callable[[Entry], None] = lambda _: None) -> None:
+    def __init__(self, on_entry: Callable[[ChangeEntry], None] = lambda _: None) -> None:
         self._on_entry = on_entry
-        self._entries: deque[Entry] = deque(maxlen=ENTRIES_MAX)
+        self._entries: deque[ChangeEntry] = deque(maxlen=ENTRIES_MAX)
         self._num_entries = 0
 
     def note(
@@ -32,10 +32,10 @@ class Journal:
         old: int | str | None = None,
         new: int | str | None = None,
         numbers: Mapping[str, Number] | None = None,
-    ) -> Entry:
-        """Remember a change, log and count it; see `Entry`."""
+    ) -> ChangeEntry:
+        """Remember a change, log and count it; see `ChangeEntry`."""
         self._num_entries += 1
-        entry = Entry(
+        entry = ChangeEntry(
             self._num_entries, time.time(), loop, action, what, old, new, why, dict(numbers or {})
         )
         self._entries.append(entry)
@@ -48,7 +48,7 @@ class Journal:
         """Remember what became of the price file."""
         self.note(Loop.PRICES, action, "prices", why=why)
 
-    def latest(self, limit: int, after: int = 0) -> list[Entry]:
+    def latest(self, limit: int, after: int = 0) -> list[ChangeEntry]:
         """Up to `limit` entries with a number above `after`, the newest first."""
         newest_first = (entry for entry in reversed(self._entries) if entry.number > after)
         return [entry for _, entry in zip(range(limit), newest_first, strict=False)]

@@ -19,9 +19,9 @@ from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.scoring import UNREACHABLE
 from prfaas.core.dispatch.types import (
     Arrival,
-    Member,
-    Refusal,
-    Refused,
+    ClusterMember,
+    RefusalReason,
+    RefusedRequest,
     Routed,
 )
 from prfaas.core.kv.checkpoints import CheckpointRule
@@ -100,7 +100,7 @@ class Driver(DispatcherBooks):
     # Members
 
     def add_engine(
-        self, cluster: str, member: Member, role: EngineRole, now_ns: int
+        self, cluster: str, member: ClusterMember, role: EngineRole, now_ns: int
     ) -> list[LinkName]:
         """An engine joins a cluster; it is not ready. Return the links that this makes."""
         self._pool_of[member.name], self._cluster_of[member.name] = member.pool, cluster
@@ -246,11 +246,11 @@ class Driver(DispatcherBooks):
 
     # Requests
 
-    def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | Refused, Considered]:
+    def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | RefusedRequest, Considered]:
         """Decide for a request, and return the routes that were considered with the decision."""
         found, considered = self._route(arrival, self._looked_up(arrival), now_ns)
-        if isinstance(found, Refused):
-            self.num_late += found.reason is Refusal.PREDICTED_LATE
+        if isinstance(found, RefusedRequest):
+            self.num_late += found.reason is RefusalReason.PREDICTED_LATE
         if self.split is not None:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, arrival.num_prompt_tokens)
@@ -273,7 +273,7 @@ class Driver(DispatcherBooks):
         found = (name for name in home if name in self._healthy and name in self._broken)
         return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
-    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
+    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | RefusedRequest:
         """Return the decision for a request that arrived now."""
         return self.dispatcher.foresee(self._looked_up(arrival), now_ns)
 

@@ -11,7 +11,7 @@ from prfaas.config.engines.cores import within
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings
 from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, Member, RemoteCluster
+from prfaas.core.dispatch.types import ClusterMember, DispatchSettings, LocalCluster, RemoteCluster
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.tenancy.tenants import fairness
@@ -36,9 +36,9 @@ def make_dispatcher(
     members, decoders, routing = _members(home), None, deployment.routing
     shared = within(deployment)
     if has_roles:
-        decoders = tuple(Member(decode_name(each.name), each.pool) for each in members)
+        decoders = tuple(ClusterMember(decode_name(each.name), each.pool) for each in members)
     return Dispatcher(
-        HomeCluster(next(iter(home)), members, decoders, profiles.home),
+        LocalCluster(next(iter(home)), members, decoders, profiles.home),
         [
             RemoteCluster(
                 name,
@@ -90,9 +90,9 @@ def make_split(deployment: Deployment, profiles: Profiles) -> Split | None:
 def _members(
     clusters: Mapping[str, ClusterTable],
     within: Mapping[str, frozenset[str]] = MappingProxyType({}),
-) -> tuple[Member, ...]:
+) -> tuple[ClusterMember, ...]:
     return tuple(
-        Member(name, engine.pool, within.get(name, frozenset()))
+        ClusterMember(name, engine.pool, within.get(name, frozenset()))
         for cluster in clusters.values()
         for name, engine in cluster.engines.items()
     )

@@ -67,7 +67,7 @@ def stop_strings(client: ClientRequest) -> list[str]:
     return [stop] if isinstance(stop, str) else stop
 
 
-class Answer:
+class StreamedAnswer:
     """State of one streamed answer: generated tokens, and the part sent to the client."""
 
     def __init__(self, stops: list[str]) -> None:

@@ -21,7 +21,7 @@ from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import decode_body, wait_order
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _ERROR = b'{"error"'
@@ -72,7 +72,7 @@ class DecodeLeg:
         engine: Engine,
         exchange: Exchange,
         client: ClientRequest,
-        prompt: Prompt,
+        prompt: EncodedPrompt,
         awaited: TransferView | None,
     ) -> web.StreamResponse | None:
         """Decode on `engine` and relay its answer, an error included.

@@ -6,7 +6,7 @@ from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 
 COMPLETIONS_PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
@@ -22,7 +22,7 @@ def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None
     return {"transfer": transfer_id, "source": transfer.source, "wait_ms": wait_ms}
 
 
-def prefill_body(model: str, prompt: Prompt, transfer: JsonObject | None) -> JsonObject:
+def prefill_body(model: str, prompt: EncodedPrompt, transfer: JsonObject | None) -> JsonObject:
     """The prefill leg: compute the prompt and one token that nobody reads."""
     order: JsonObject = {} if transfer is None else {"kv_transfer_params": {"prfaas": transfer}}
     return order | {
@@ -37,7 +37,7 @@ def prefill_body(model: str, prompt: Prompt, transfer: JsonObject | None) -> Jso
 
 def decode_body(
     client: ClientRequest,
-    prompt: Prompt,
+    prompt: EncodedPrompt,
     *,
     max_model_len: int,
     transfer: JsonObject | None,
@@ -78,7 +78,7 @@ def decode_body(
     return path, body
 
 
-def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) -> JsonObject:
+def _as_completion(client: ClientRequest, prompt: EncodedPrompt, max_model_len: int) -> JsonObject:
     """A chat request in the words of the completions API."""
     body = {key: value for key, value in client.body.items() if key not in _CHAT_ONLY_KEYS}
     body["prompt"] = prompt.token_ids
@@ -87,7 +87,7 @@ def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) ->
     return body
 
 
-def _room(prompt: Prompt, max_model_len: int) -> int:
+def _room(prompt: EncodedPrompt, max_model_len: int) -> int:
     """Tokens that the model's length leaves for an answer, at least 1.
 
     An engine that restarted with a shorter length refuses the prompt by itself.

@@ -17,7 +17,7 @@ from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.pools.prefix_fetch import Fetcher, NotAsked
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.routing_step import RoutedPrompt
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.link import Ahead, all_computed
 
@@ -65,7 +65,7 @@ class MovingBlocks:
             view.service = record.service
         return view
 
-    def charge(self, plan: Plan, layout: Layout | None, final_tokens: int) -> None:
+    def charge(self, plan: RoutedPrompt, layout: Layout | None, final_tokens: int) -> None:
         """Charge blocks of a prefix that come from a PrfaaS cluster on their tenant's limit."""
         if layout is not None:
             have = plan.routed.present_tokens
@@ -73,7 +73,7 @@ class MovingBlocks:
             self._exchange.record.allowed(num_bytes)
             self._exchange.tenant.quota.ship(num_bytes, time.monotonic_ns())
 
-    def fetch(self, plan: Plan) -> bool:
+    def fetch(self, plan: RoutedPrompt) -> bool:
         """Have the prefix fetched that a route counts on; False if its pool cannot be asked."""
         routed, layout = plan.routed, plan.layout
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
@@ -85,13 +85,13 @@ class MovingBlocks:
             del self._views[Blocks.PULL]
         return is_asked
 
-    def expect(self, plan: Plan) -> None:
+    def expect(self, plan: RoutedPrompt) -> None:
         """Note which blocks a hand-off has to bring, those of further checkpoints not counted."""
         have, final = plan.routed.present_tokens, plan.route.final_tokens
         if plan.layout is not None:
             self._whole_bytes = shipped_bytes(plan.layout, have_tokens=have, final_tokens=final)
 
-    def follow(self, plan: Plan, view: TransferView) -> NotAsked | None:
+    def follow(self, plan: RoutedPrompt, view: TransferView) -> NotAsked | None:
         """Have the blocks of a hand-off fetched as an engine without orders stores them.
 
         Returns:

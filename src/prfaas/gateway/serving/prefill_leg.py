@@ -25,8 +25,8 @@ from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import COMPLETIONS_PATH, prefill_body, wait_order
-from prfaas.gateway.serving.routing_step import Plan
-from prfaas.gateway.tokenization.prompt_encoder import Prompt
+from prfaas.gateway.serving.routing_step import RoutedPrompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from prfaas.units import NS_PER_MS
 
 _Why = PrefillFailure
@@ -60,7 +60,7 @@ class PrefillLeg:
 
     async def run(
         self,
-        plan: Plan,
+        plan: RoutedPrompt,
         engine: Engine,
         transfer: TransferView,
         headers: Mapping[str, str],
@@ -84,21 +84,21 @@ class PrefillLeg:
 
     async def compute(self, engine: str, token_ids: Sequence[int], cache_salt: str) -> bool:
         """Compute a prompt without a transfer; False if the engine does not."""
-        body = prefill_body(self.model, Prompt([token_ids], [], cache_salt), None)
+        body = prefill_body(self.model, EncodedPrompt([token_ids], [], cache_salt), None)
         try:
             await self._post(self.engines.by_name[engine], body, {})
         except (KeyError, PrefillGivenUpError):
             return False
         return True
 
-    def layout_of(self, plan: Plan) -> Layout | None:
+    def layout_of(self, plan: RoutedPrompt) -> Layout | None:
         """Layout of a hand-off, which may ship checkpoints; nothing else does."""
         have, final = plan.routed.present_tokens, plan.route.final_tokens
         layout = plan.layout
         return layout and self.checkpoints.of(layout, have_tokens=have, final_tokens=final)
 
     def _order(
-        self, plan: Plan, transfer: TransferView, awaited: TransferView | None
+        self, plan: RoutedPrompt, transfer: TransferView, awaited: TransferView | None
     ) -> JsonObject:
         """Instructions for the engine's tier and the pools."""
         if (layout := self.layout_of(plan)) is None:

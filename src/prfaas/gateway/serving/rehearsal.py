@@ -30,7 +30,7 @@ from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.serving.leg_requests import decode_body
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.routing_step import RoutedPrompt
 
 PASSED_MAX = 1024
 """Combinations of fields that are remembered to be taken."""
@@ -68,7 +68,7 @@ class Rehearsal:
         self._unknown: OrderedDict[tuple[str, str], float] = OrderedDict()
         """By engine and tenant's salt, until when it is not asked."""
 
-    async def is_refused(self, exchange: Exchange, plan: Plan) -> bool:
+    async def is_refused(self, exchange: Exchange, plan: RoutedPrompt) -> bool:
         """Return True if the engine that would decode a request does not take it."""
         client = exchange.client
         if is_plain(client):
@@ -101,7 +101,7 @@ class Rehearsal:
         if len(self._unknown) > UNKNOWN_MAX:
             self._unknown.popitem(last=False)
 
-    async def _ask(self, exchange: Exchange, plan: Plan) -> int | None:
+    async def _ask(self, exchange: Exchange, plan: RoutedPrompt) -> int | None:
         """Status of a rehearsal; None without an answer."""
         path, body = rehearsed(exchange.client, plan)
         decode, headers = self._engines.by_name[plan.route.decode], exchange.leg_headers("v")
@@ -135,7 +135,7 @@ def is_plain(client: ClientRequest) -> bool:
     return True
 
 
-def rehearsed(client: ClientRequest, plan: Plan) -> tuple[str, JsonObject]:
+def rehearsed(client: ClientRequest, plan: RoutedPrompt) -> tuple[str, JsonObject]:
     """Path and body of a request with a prompt and an answer of one token."""
     prompt = replace(plan.prompt, sequences=[[plan.prompt.token_ids[0]]], hashes=[])
     path, body = decode_body(client, prompt, max_model_len=prompt.num_tokens + 1, transfer=None)

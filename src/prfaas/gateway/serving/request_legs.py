@@ -20,12 +20,12 @@ from prfaas.core.request.events import (
     PrefillFailed,
     PrefillFailure,
 )
-from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife
 from prfaas.core.request.states import Stage
 from prfaas.errors import EngineError
 from prfaas.gateway.admission.engine_slots import Holding
-from prfaas.gateway.admission.quarantine import Suspects
+from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,
@@ -35,15 +35,15 @@ from prfaas.gateway.engines.engine import (
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.rejections import UnavailableError
-from prfaas.gateway.serving.continuation import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.continuation import StreamedAnswer, may_continue, stop_strings
 from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, refuse
 from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
 from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan, Planner
-from prfaas.gateway.serving.stream_handover import Ending
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
+from prfaas.gateway.serving.stream_handover import StreamHandover
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RequestServices:
     """Services that execute the actions of all requests.
 
     Attributes:
@@ -68,16 +68,16 @@ class Parts:
 
     holding: Holding
     planner: Planner
-    fleet: Fleet
+    fleet: SharedState
     engines: Engines
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
-    ending: Ending
+    ending: StreamHandover
     movers: Movers
     rehearsal: Rehearsal
-    suspects: Suspects
+    suspects: PromptQuarantine
     verifier: Verifier
-    metrics: Metrics
+    metrics: GatewayMetrics
     stream_head_s: float
     stream_comment_s: float
 
@@ -87,9 +87,9 @@ class Legs:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RequestServices,
         exchange: Exchange,
-        plan: Plan,
+        plan: RoutedPrompt,
         life: RequestLife,
         moving: MovingBlocks,
     ) -> None:
@@ -170,7 +170,7 @@ class Legs:
         exchange.record.decode_on(engine.name)
         exchange.record.decode_asked()
         if self._parts.decode_leg.has_others and may_continue(exchange.client):
-            exchange.answer = Answer(stop_strings(exchange.client))
+            exchange.answer = StreamedAnswer(stop_strings(exchange.client))
         return await self._run_decode(engine)
 
     async def continue_on(self, engine: Engine, after_ns: int) -> web.StreamResponse | None:

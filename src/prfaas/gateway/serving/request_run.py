@@ -31,18 +31,18 @@ from prfaas.core.request.executor import Executor
 from prfaas.core.request.held import life_of
 from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
-from prfaas.gateway.admission.engine_slots import Turn
+from prfaas.gateway.admission.engine_slots import SlotTurn
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.responses import WaitingStream
 from prfaas.gateway.serving.moving_blocks import MovingBlocks
-from prfaas.gateway.serving.request_legs import Legs, Parts
+from prfaas.gateway.serving.request_legs import Legs, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.routing_step import RoutedPrompt
 from prfaas.integrity.received import Received
 from prfaas.units import NS_PER_S
 
 
-async def serve(parts: Parts, exchange: Exchange) -> web.StreamResponse:
+async def serve(parts: RequestServices, exchange: Exchange) -> web.StreamResponse:
     """Answer one request: wait for a slot, decide, and carry out the decision.
 
     Raises:
@@ -65,7 +65,9 @@ async def serve(parts: Parts, exchange: Exchange) -> web.StreamResponse:
 class RequestRun(Executor):
     """Carries out the actions for one request."""
 
-    def __init__(self, parts: Parts, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+    def __init__(
+        self, parts: RequestServices, exchange: Exchange, plan: RoutedPrompt, turn: SlotTurn
+    ) -> None:
         self._parts, self._exchange, self._plan, self._turn = parts, exchange, plan, turn
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)

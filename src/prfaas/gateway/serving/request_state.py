@@ -11,11 +11,11 @@ from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.responses import ClientStream
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.openai.responses import Replies, replies_for
-from prfaas.gateway.serving.continuation import Answer
-from prfaas.gateway.serving.usage import Usage
-from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.telemetry.tracing import Trace
+from prfaas.gateway.serving.continuation import StreamedAnswer
+from prfaas.gateway.serving.usage import UsageCorrection
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
+from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.tracing import RequestTrace
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
 
@@ -40,19 +40,19 @@ class Exchange:
 
     client: ClientRequest
     tenant: Tenant
-    record: Record
+    record: RequestRecord
     stream: ClientStream
-    trace: Trace
-    metrics: Metrics
-    usage: Usage = field(init=False)
+    trace: RequestTrace
+    metrics: GatewayMetrics
+    usage: UsageCorrection = field(init=False)
     replies: Replies = field(init=False)
-    answer: Answer | None = None
+    answer: StreamedAnswer | None = None
     on_first_token: Callable[[], None] | None = None
     on_finished: Callable[[], None] | None = None
     held: list[JsonObject] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.usage = Usage(self.record)
+        self.usage = UsageCorrection(self.record)
         self.replies = replies_for(self.client, self.record.request_id)
 
     @property
@@ -100,7 +100,7 @@ class Exchange:
             self.on_finished()
 
 
-def reply_headers(record: Record) -> dict[str, str]:
+def reply_headers(record: RequestRecord) -> dict[str, str]:
     """Headers with the path of the request."""
     headers = {"X-Request-Id": record.request_id}
     if record.ignored:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.admission.quotas import tokenising_cost
-from prfaas.core.dispatch.types import Arrival, Refusal, Refused, Routed
+from prfaas.core.dispatch.types import Arrival, RefusalReason, RefusedRequest, Routed
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.request.machine import Route
 from prfaas.core.routing.decision import Path, Reason
@@ -17,21 +17,21 @@ from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.rejections import RejectedError, UnavailableError
-from prfaas.gateway.loops.replication import Copier
+from prfaas.gateway.loops.replication import PrefixReplication
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenant
-from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt, PromptMaker
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RoutedPrompt:
     """One request with its tokens and its route."""
 
     arrival: Arrival
-    prompt: Prompt
+    prompt: EncodedPrompt
     route: Route
 
     @property
@@ -53,7 +53,7 @@ class Tokenised(NamedTuple):
         max_model_len: Of the engine that would decode, tokens.
     """
 
-    prompt: Prompt
+    prompt: EncodedPrompt
     layout: Layout | None
     max_model_len: int
 
@@ -68,11 +68,15 @@ class Planner:
         copier: Counts misses of the PD cluster; None without replication.
     """
 
-    def __init__(self, live: LiveParts, prompts: PromptMaker, copier: Copier | None = None) -> None:
+    def __init__(
+        self, live: LiveParts, prompts: PromptMaker, copier: PrefixReplication | None = None
+    ) -> None:
         self._live, self._prompts, self._copier = live, prompts, copier
         self._numbers = itertools.count()
 
-    async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
+    async def plan(
+        self, client: ClientRequest, tenant: Tenant, record: RequestRecord
+    ) -> RoutedPrompt:
         """Make the plan, and note the facts in `record`. The caller ends it with the driver.
 
         The prompt is charged to its tenant's limits; tokenising also if this raises.
@@ -147,7 +151,9 @@ class Planner:
         layouts = (self._live.pools.layout(engine.pool, engine.name) for engine in (first, *others))
         return next((layout for layout in layouts if layout is not None), None)
 
-    def _decide(self, arrival: Arrival, prompt: Prompt, record: Record) -> Plan:
+    def _decide(
+        self, arrival: Arrival, prompt: EncodedPrompt, record: RequestRecord
+    ) -> RoutedPrompt:
         found, considered = self._live.driver.route(arrival, time.monotonic_ns())
         reason = found.decision.reason
         if reason is Reason.LAYOUT_MISMATCH:
@@ -155,7 +161,7 @@ class Planner:
         else:
             detail = self._live.driver.parts_behind(reason, considered.best.cluster.name)
         record.decided(found, considered, detail)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedRequest):
             raise _refused(found)
         if self._copier is not None:
             self._copier.routed(arrival, found, considered, time.monotonic_ns())
@@ -174,7 +180,7 @@ class Planner:
             deadline_ns=record.deadline_ns,
             holds=arrival.layout is not None and not arrival.layout.takes_orders,
         )
-        return Plan(arrival, prompt, route)
+        return RoutedPrompt(arrival, prompt, route)
 
     def _decoder(self, arrival: Arrival, found: Routed) -> str:
         name = found.decode or self._live.driver.choose_decode(arrival.request_id)
@@ -195,8 +201,8 @@ class Planner:
         return False
 
 
-def _refused(found: Refused) -> PrfaasError:
-    if found.reason is Refusal.NO_INSTANCE:
+def _refused(found: RefusedRequest) -> PrfaasError:
+    if found.reason is RefusalReason.NO_INSTANCE:
         return UnavailableError("no engine of a PD cluster can take this request; try again")
     return RejectedError(
         "the first token is predicted to come too late; the gateway accepts only requests that "
@@ -206,7 +212,7 @@ def _refused(found: Refused) -> PrfaasError:
     )
 
 
-def check_length(client: ClientRequest, prompt: Prompt, max_model_len: int) -> None:
+def check_length(client: ClientRequest, prompt: EncodedPrompt, max_model_len: int) -> None:
     """Refuse what does not fit into the model.
 
     Raises:

@@ -10,22 +10,24 @@ from aiohttp import web
 from prfaas.errors import EngineError
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.serving.continuation import Answer, rest_of
+from prfaas.gateway.serving.continuation import StreamedAnswer, rest_of
 from prfaas.gateway.serving.decode_leg import client_chunks
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.routing_step import RoutedPrompt
 from prfaas.gateway.tokenization.detokenizer import NoDetokenizerError
-from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt, PromptMaker
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class StreamHandover:
     """Continues and ends streams."""
 
     prompts: PromptMaker
     model: str
 
-    async def seam(self, exchange: Exchange, plan: Plan) -> tuple[ClientRequest, Prompt]:
+    async def seam(
+        self, exchange: Exchange, plan: RoutedPrompt
+    ) -> tuple[ClientRequest, EncodedPrompt]:
         """Rest of a stream after the loss of its engine.
 
         Returns:
@@ -51,7 +53,7 @@ class Ending:
         ids = [*plan.prompt.token_ids, *answer.token_ids]
         return rest_of(exchange.client, num_moved), replace(plan.prompt, sequences=[ids])
 
-    async def end(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
+    async def end(self, exchange: Exchange, plan: RoutedPrompt) -> web.StreamResponse:
         """Send what comes after the last token: usage and the end mark."""
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others end with their engine)
@@ -76,7 +78,9 @@ class Ending:
         for event in client_chunks(head | chunk, exchange):
             await exchange.stream.send(event)
 
-    async def _texts(self, exchange: Exchange, plan: Plan, answer: Answer) -> list[str]:
+    async def _texts(
+        self, exchange: Exchange, plan: RoutedPrompt, answer: StreamedAnswer
+    ) -> list[str]:
         skip = exchange.client.body.get("skip_special_tokens") is not False
         prompts, prompt_ids = self.prompts, plan.prompt.token_ids
         tenant = exchange.tenant

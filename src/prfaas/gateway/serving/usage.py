@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageCorrection:
     """Corrects the decode leg's counts.
 
     To the decode engine, blocks that came over the link are cached tokens. The client
@@ -24,7 +24,7 @@ class Usage:
         num_moved: Tokens of the answer that the decode engine was given with its prompt.
     """
 
-    record: Record
+    record: RequestRecord
     cached_max: int | None = None
     decode_cached: int | None = None
     cache_end: int | None = None

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from prfaas.audit.changes import Entry
+from prfaas.audit.changes import ChangeEntry
 from prfaas.core.control.role_loop import Role
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.calibration import Calibration
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.families import Families, show_state
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
@@ -144,11 +144,11 @@ class ControlMetrics:
         """Show whether the loops stand still."""
         self._frozen.set_function(is_frozen)
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: ChangeEntry) -> None:
         """A loop or the operator changed something."""
         self._loop_actions.labels(entry.loop.value, entry.action).inc()
 
-    def decided(self, record: Record) -> None:
+    def decided(self, record: RequestRecord) -> None:
         """A request was routed: count what the clusters held of it."""
         if record.considered is None:
             return

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines.kv_event_subscriber import Fault
+from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault
 from prfaas.gateway.telemetry.families import Families, show_state
-from prfaas.wire.kv_events import Batch
+from prfaas.wire.kv_events import KvEventBatch
 
 
 class EventMetrics:
@@ -39,12 +39,12 @@ class EventMetrics:
         """Read the gauges from the index whenever somebody scrapes."""
         self._memory.set_function(lambda: index.num_bytes)
         for engine in engines:
-            for kind in Fault:
+            for kind in SubscriptionFault:
                 self._faults.labels(engine, kind)
             self._blocks.labels(engine).set_function(partial(index.num_blocks, engine))
             show_state(self._state, engine, states=SourceState, read=partial(index.state, engine))
 
-    def applied(self, engine: str, batch: Batch) -> None:
+    def applied(self, engine: str, batch: KvEventBatch) -> None:
         """A batch of an engine was applied."""
         num_applied = batch.num_events - batch.num_elsewhere - batch.num_unknown
         self._events.labels(engine, "applied").inc(num_applied)
@@ -53,6 +53,6 @@ class EventMetrics:
         if batch.num_unknown:
             self._events.labels(engine, "unknown").inc(batch.num_unknown)
 
-    def failed(self, engine: str, fault: Fault) -> None:
+    def failed(self, engine: str, fault: SubscriptionFault) -> None:
         """A subscription to an engine has failed."""
         self._faults.labels(engine, fault).inc()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import as_json, decision_json, ms_of
 from prfaas.market.views import costs_json
 
 
-def explain(record: Record) -> JsonObject:
+def explain(record: RequestRecord) -> JsonObject:
     """All that is known of a request: the decision, what it saw, and what happened.
 
     Durations in milliseconds, None where they are not known.
@@ -32,7 +32,7 @@ def explain(record: Record) -> JsonObject:
     }
 
 
-def _decision(record: Record) -> JsonObject | None:
+def _decision(record: RequestRecord) -> JsonObject | None:
     found = record.decision
     if found is None:
         return None
@@ -66,7 +66,7 @@ def _option(option: RouteOption) -> JsonObject:
     }
 
 
-def _candidates(record: Record) -> list[JsonObject]:
+def _candidates(record: RequestRecord) -> list[JsonObject]:
     """Candidates in the PD cluster and in each PrfaaS cluster."""
     found = record.considered
     if found is None:
@@ -106,7 +106,7 @@ _HAPPENED = (
 """Values of the record for the list of requests."""
 
 
-def _happened(record: Record) -> JsonObject:
+def _happened(record: RequestRecord) -> JsonObject:
     shown, ttft_ns, e2e_ns = as_json(record), record.ttft_ns, record.e2e_ns
     is_timed = ttft_ns is not None and e2e_ns is not None
     return {name: shown[name] for name in _HAPPENED} | {

@@ -12,9 +12,9 @@ from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_records import Records
-from prfaas.membership.follower import Follower
+from prfaas.membership.follower import MembershipFollower
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,6 @@ class LiveParts:
     layouts: LayoutCheck
     guards: Guards
     journal: Journal
-    members: Follower
-    metrics: Metrics
+    members: MembershipFollower
+    metrics: GatewayMetrics
     records: Records

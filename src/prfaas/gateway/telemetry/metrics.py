@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, generate_latest
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.billing.metrics import UsageMetrics
-from prfaas.core.dispatch.types import Refusal
+from prfaas.core.dispatch.types import RefusalReason
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.core.request.fallback_reasons import OTHER, REASONS, label
@@ -19,7 +19,7 @@ from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.http.connections import Closed, Connections
+from prfaas.gateway.http.connections import ClientConnections, Closed
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
@@ -27,7 +27,7 @@ from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
 from prfaas.gateway.telemetry.families import Families, show_state
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.market.metrics import MarketMetrics
@@ -75,7 +75,7 @@ class Totals:
         return sum(self.link_bytes.values())
 
 
-class Metrics:
+class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Metrics:
             "Requests that no engine could serve, or not within the target",
             "reason",
         )
-        at_zero(self._refused, Refusal)
+        at_zero(self._refused, RefusalReason)
         self._in_flight = make.gauge("requests_in_flight", "Requests being served")
         self._connected = make.gauge(
             "pool_connected", "1 while the event stream of a pool is connected", "pool"
@@ -200,7 +200,7 @@ class Metrics:
             read = partial(getattr, breaker, "state")
             show_state(self._breaker, label_of(target), states=BreakerState, read=read)
 
-    def watch_connections(self, connections: Connections) -> None:
+    def watch_connections(self, connections: ClientConnections) -> None:
         """Show how many there are, and count those that the gateway closes."""
         self._connections.set_function(lambda: connections.num_open)
         for why in Closed:
@@ -223,7 +223,7 @@ class Metrics:
         """A request came in."""
         self._in_flight.inc()
 
-    def decided(self, record: Record) -> None:
+    def decided(self, record: RequestRecord) -> None:
         """A request was routed."""
         self.control.decided(record)
         if record.decision:
@@ -231,7 +231,7 @@ class Metrics:
         if record.refusal:
             self._refused.labels(record.refusal.value).inc()
 
-    def fell_back(self, record: Record) -> None:
+    def fell_back(self, record: RequestRecord) -> None:
         """A request left the remote path, or gained nothing from it."""
         if record.fallback:
             stage, reason = record.fallback.stage, record.fallback.reason
@@ -244,7 +244,7 @@ class Metrics:
         if transfer.num_bytes:
             self._transfer.observe(transfer.duration_ns / NS_PER_S)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """A request ended, whichever way."""
         self._in_flight.dec()
         self._requests.labels(record.path, record.outcome.value).inc()

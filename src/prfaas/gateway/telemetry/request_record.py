@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.codec.quality import Quality
 from prfaas.core.dispatch.route_options import Considered
-from prfaas.core.dispatch.types import Refusal, Refused, Routed
+from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
@@ -15,7 +15,7 @@ from prfaas.gateway.routing.transfer_tracker import TransferView
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """Record of one request. Durations in nanoseconds, None while unknown.
 
     Everything is written by the methods here, which are named after what has happened. A record
@@ -56,7 +56,7 @@ class Record:
     decision: Decision | None = None
     considered: Considered | None = None
     """Routes that were compared for it."""
-    refusal: Refusal | None = None
+    refusal: RefusalReason | None = None
     rejected: str | None = None
     """Reason of a 429."""
     error: str | None = None
@@ -128,12 +128,12 @@ class Record:
         """Its prompt has this number of tokens, in all sequences."""
         self.num_prompt_tokens = num_prompt_tokens
 
-    def decided(self, found: Routed | Refused, considered: Considered, detail: str) -> None:
+    def decided(self, found: Routed | RefusedRequest, considered: Considered, detail: str) -> None:
         """A route was chosen for it, or it is refused; `detail` adds to the reason."""
         self.decision, self.considered = found.decision, considered
         self.decided_ns = self.age_ns()
         self.explain(detail)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedRequest):
             self.refusal = found.reason
             return
         self.pd_hit_tokens = found.facts.pd_hit_tokens

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.purge.recent_names import RecentNames
 from prfaas.units import NS_PER_MS
 
@@ -21,21 +21,21 @@ class Records:
 
     def __init__(self, records_max: int = RECORDS_MAX, names_bytes_max: int = 0) -> None:
         self.names = RecentNames(names_bytes_max)
-        self._records: deque[Record] = deque(maxlen=records_max)
+        self._records: deque[RequestRecord] = deque(maxlen=records_max)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RequestRecord) -> None:
         """Remember a request from its start."""
         self._records.append(record)
 
-    def newest_first(self) -> Iterator[Record]:
+    def newest_first(self) -> Iterator[RequestRecord]:
         """All records."""
         return reversed(self._records)
 
-    def latest(self, limit: int) -> list[Record]:
+    def latest(self, limit: int) -> list[RequestRecord]:
         """Up to `limit` records, the newest first."""
         return list(itertools.islice(self.newest_first(), limit))
 
-    def find(self, request_id: str) -> Record | None:
+    def find(self, request_id: str) -> RequestRecord | None:
         """The newest record of this id, or the only one whose id begins so.
 
         A beginning has at least `PREFIX_CHARS_MIN` characters.
@@ -47,7 +47,7 @@ class Records:
         return close[0] if len(close) == 1 else None
 
 
-def log_fields(record: Record) -> JsonObject:
+def log_fields(record: RequestRecord) -> JsonObject:
     """Log line of an ended request, without prompt or answer."""
     transfer = record.transfer
     return {
@@ -69,7 +69,7 @@ def log_fields(record: Record) -> JsonObject:
     }
 
 
-def as_json(record: Record) -> JsonObject:
+def as_json(record: RequestRecord) -> JsonObject:
     """The record as `/control/requests` shows it."""
     transfer = record.transfer
     return decision_json(record.decision) | {

@@ -8,7 +8,7 @@ from functools import partial
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.telemetry.families import Families
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenants
 
 
@@ -58,7 +58,7 @@ class TenantMetrics:
         """A request had no valid key."""
         self._unauthorized.inc()
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """A request ended, whichever way."""
         self._requests.labels(record.tenant, record.outcome.value).inc()
         if record.rejected:

@@ -16,7 +16,7 @@ from typing import Any
 
 from prfaas.config.tracing import TracingTable
 from prfaas.core.request.events import Outcome
-from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.telemetry import is_sampled, is_traceparent, make_provider
 from prfaas.units import NS_PER_S, seconds_of
 
@@ -26,7 +26,7 @@ _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 
 @dataclass(slots=True)
-class Trace:
+class RequestTrace:
     """One request's place in a trace.
 
     Attributes:
@@ -40,7 +40,7 @@ class Trace:
     span: Any = None
     transfer: Any = None
 
-    def of_transfer(self, record: Record) -> str:
+    def of_transfer(self, record: RequestRecord) -> str:
         """The transfer of this request begins, and its span with it.
 
         Returns:
@@ -61,7 +61,7 @@ class Trace:
             )
         return _context_of(self.transfer).get("traceparent", "")
 
-    def end(self, record: Record, model: str) -> None:
+    def end(self, record: RequestRecord, model: str) -> None:
         """The request is over."""
         if self.span is None:
             return
@@ -76,7 +76,7 @@ class Trace:
                     self._below(part, began_ns)
         self.span.end(end_time=began_ns + (record.e2e_ns or 0))
 
-    def _below(self, part: Part, began_ns: int) -> None:
+    def _below(self, part: SpanPart, began_ns: int) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         span = self.tracer.start_span(
@@ -104,11 +104,11 @@ class Tracing:
         )
         self._tracer = self._provider.get_tracer("prfaas") if self._provider else None
 
-    def begin(self, record: Record, headers: Mapping[str, str], model: str) -> Trace:
+    def begin(self, record: RequestRecord, headers: Mapping[str, str], model: str) -> RequestTrace:
         """A request came in."""
         context = _context_in(headers)
         if self._tracer is None:
-            return Trace(context)
+            return RequestTrace(context)
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -118,7 +118,7 @@ class Tracing:
             kind=SpanKind.SERVER,
             start_time=round(record.started_unix_s * NS_PER_S),
         )
-        return Trace(_context_of(span), self._tracer, span)
+        return RequestTrace(_context_of(span), self._tracer, span)
 
     def close(self) -> None:
         """Send what is left. Blocks for up to a few seconds."""
@@ -127,7 +127,7 @@ class Tracing:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpanPart:
     """A stretch of a request's time, ns since it came in.
 
     Attributes:
@@ -143,16 +143,16 @@ class Part:
     attributes: Mapping[str, str | int | float | bool]
 
 
-def parts_of(record: Record) -> list[Part]:
+def parts_of(record: RequestRecord) -> list[SpanPart]:
     """Parts of a request's time."""
     end = record.e2e_ns or 0
     decided = min(record.decided_ns if record.decided_ns is not None else end, end)
-    found = [Part("decide", 0, decided, None, {})]
+    found = [SpanPart("decide", 0, decided, None, {})]
     prefilled = decided
     if record.prefill_ns is not None and record.prefill_engine is not None:
         prefilled = min(decided + record.prefill_ns, end)
         engine = {"prfaas.engine": record.prefill_engine}
-        found.append(Part("prefill leg", decided, prefilled, record.prefill_engine, engine))
+        found.append(SpanPart("prefill leg", decided, prefilled, record.prefill_engine, engine))
     if record.transfer is not None:
         moved: dict[str, str | int] = {
             "prfaas.transfer.id": record.transfer.transfer_id.hex(),
@@ -162,14 +162,14 @@ def parts_of(record: Record) -> list[Part]:
             "prfaas.pool.destination": record.transfer.destination,
         }
         landed = decided + record.transfer.duration_ns
-        found.append(Part(TRANSFER, decided, landed, None, moved))
+        found.append(SpanPart(TRANSFER, decided, landed, None, moved))
     if record.decode_engine is not None and end > prefilled:
         engine = {"prfaas.engine": record.decode_engine}
-        found.append(Part("decode leg", prefilled, end, record.decode_engine, engine))
+        found.append(SpanPart("decode leg", prefilled, end, record.decode_engine, engine))
     return found
 
 
-def _describe(span: Any, record: Record, model: str) -> None:
+def _describe(span: Any, record: RequestRecord, model: str) -> None:
     from opentelemetry.trace import StatusCode
 
     decision = record.decision

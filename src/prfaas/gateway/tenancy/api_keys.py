@@ -26,7 +26,7 @@ def key_hash(key: str) -> str:
     return _SCHEME + hashlib.sha256(key.encode()).hexdigest()
 
 
-class KeyRing(Generic[T]):
+class ApiKeys(Generic[T]):
     """Owners by key.
 
     The time of a lookup does not depend on the key: hashes are compared under a secret of this

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable, max_ages
 from prfaas.core.admission.fair_share import FairSettings
-from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.core.admission.quotas import Quota, TenantLimits
 from prfaas.core.codec.quality import Quality
 from prfaas.core.kv.tenant_salts import (
     class_salt,
@@ -25,7 +25,7 @@ from prfaas.core.transfer.residency import Regions
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.openai.validation import bad
-from prfaas.gateway.tenancy.api_keys import KeyRing
+from prfaas.gateway.tenancy.api_keys import ApiKeys
 from prfaas.market.services import Services, services_of
 from prfaas.units import BITS_PER_BYTE
 
@@ -115,7 +115,7 @@ class Tenants:
             )
             for name, table in tables.items()
         }
-        self._ring = KeyRing(
+        self._ring = ApiKeys(
             (key, self.by_name[name]) for name, table in tables.items() for key in table.keys
         )
         self.shares = {
@@ -128,7 +128,7 @@ class Tenants:
         if not tables:
             salt = salt_of(secret, DEFAULT_NAME)
             rules = _rules(deployment, services_of(deployment))
-            quota = Quota(Limits())
+            quota = Quota(TenantLimits())
             self.default = Tenant(
                 DEFAULT_NAME,
                 salt,
@@ -164,8 +164,8 @@ def _rules(deployment: Deployment, services: Services, fields: Iterable[str] = (
     )
 
 
-def _limits(table: TenantTable) -> Limits:
-    return Limits(
+def _limits(table: TenantTable) -> TenantLimits:
+    return TenantLimits(
         table.requests_per_minute,
         table.tokens_per_minute,
         table.requests_in_flight,

@@ -35,7 +35,7 @@ _MARKERS_TRIED = 64
 _log = logging.getLogger(__name__)
 
 
-class Quick:
+class FastTokenizer:
     """Encodes texts as a `tokenizers.Tokenizer` does. Threads may share it.
 
     Args:

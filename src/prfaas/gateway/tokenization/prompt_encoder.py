@@ -31,7 +31,7 @@ SHORT_BYTES_MAX = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """A prompt as the engines see it.
 
     Attributes:
@@ -127,7 +127,7 @@ class PromptMaker:
         max_model_len: int,
         *,
         is_charged: bool = True,
-    ) -> Prompt:
+    ) -> EncodedPrompt:
         """Render, tokenise and hash, on a thread of the tenant's.
 
         The tenant is charged `tokenising_cost` when it is done, also if the prompt is refused or
@@ -150,7 +150,7 @@ class PromptMaker:
         is_chat = client.api is Api.CHAT and client.is_exact
         chat_ids = await self.chat_ids(client) if is_chat else None
         work = partial(self._make, client, salt, layout, max_model_len, chat_ids)
-        charge: Callable[[Future[Prompt]], None] | None = None
+        charge: Callable[[Future[EncodedPrompt]], None] | None = None
         if is_charged:
             charge = partial(_charge, tenant.quota, _num_made)
         is_short = client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX
@@ -176,7 +176,7 @@ class PromptMaker:
         layout: Layout | None,
         max_model_len: int,
         chat_ids: list[int] | None,
-    ) -> Prompt:
+    ) -> EncodedPrompt:
         naming = Naming(cache_salt, layout if len(client.prompts) <= 1 else None)
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
@@ -204,7 +204,7 @@ class PromptMaker:
         sequences, hashes = [ids for ids, _ in made], made[0][1]
         if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
-        return Prompt(sequences, hashes, cache_salt)
+        return EncodedPrompt(sequences, hashes, cache_salt)
 
     def _one(
         self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int
@@ -240,7 +240,7 @@ def _charge(quota: Quota, num_made: Callable[[T], int], done: Future[T]) -> None
     quota.count_tokens(tokenising_cost(num_tokens), time.monotonic_ns())
 
 
-def _num_made(prompt: Prompt) -> int:
+def _num_made(prompt: EncodedPrompt) -> int:
     return prompt.num_tokens
 
 

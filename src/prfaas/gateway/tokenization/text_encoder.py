@@ -12,7 +12,7 @@ from typing import Any
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.gateway.tokenization.bounds import TooLongError, check_length
-from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
 from prfaas.gateway.tokenization.word_caches import drop_word_cache, forget_words
 
 
@@ -43,13 +43,13 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._one_at_a_time = threading.Lock()
-        self._quick: Quick | None = None
+        self._quick: FastTokenizer | None = None
         if (core := getattr(tokenizer, "backend_tokenizer", None)) is not None:
             drop_word_cache(core)
             core.no_truncation()
             core.no_padding()
             core.encode_special_tokens = bool(tokenizer.split_special_tokens)
-            self._quick = Quick(core)
+            self._quick = FastTokenizer(core)
 
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import CodedLink
+from prfaas.core.codec.planned import PlannedCodedLink
 from prfaas.core.codec.quality import Quality
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem
 from prfaas.planner.solve.designs import Design
@@ -54,7 +54,7 @@ class CodingSide:
         traffic_price_per_h: Price of the traffic at Λ_max for one hour.
     """
 
-    answer: Answer
+    answer: VerdictAnswer
     gain: float
     offload_threshold: float | None
     rate_per_s: float
@@ -119,7 +119,7 @@ def classes_of(problem: Problem) -> dict[str, Problem]:
     return found
 
 
-def side_of(design: Design, answer: Answer, gain: float) -> CodingSide:
+def side_of(design: Design, answer: VerdictAnswer, gain: float) -> CodingSide:
     """Return one side of the comparison."""
     found = design.operation
     offloaded_per_s = found.rate_per_s * found.offload_fraction
@@ -165,6 +165,6 @@ def _link_effect(cluster: PrfaasCluster, geometry: KvGeometry, mean_long: float)
     )
 
 
-def _hand_off_ratio(geometry: KvGeometry, num_tokens: float, link: CodedLink) -> float:
+def _hand_off_ratio(geometry: KvGeometry, num_tokens: float, link: PlannedCodedLink) -> float:
     tokens = np.array([num_tokens])
     return float(kv_bytes_at(geometry, tokens)[0] / wire_bytes_at(geometry, tokens, link)[0])

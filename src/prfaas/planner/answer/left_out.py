@@ -9,7 +9,7 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.sizing.obstacles import obstacle
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.designs import gain_at_equal_cost
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 GAIN_MIN = 0.005
 """Gain at equal cost by which a plan has to be better before a cluster is left out."""
@@ -63,8 +63,8 @@ def _without(question: Question, problem: Problem, index: int) -> tuple[Problem,
     kept = (*problem.prfaas[:index], *problem.prfaas[index + 1 :])
     rest = replace(problem, prfaas=kept)
     names = {cluster.name for cluster in kept}
-    ours = designs.prfaas_pd(rest, Mode.EXACT)
-    other = designs.equal_cost(rest, Mode.EXACT, ours.price_per_h)
+    ours = designs.prfaas_pd(rest, StageMode.EXACT)
+    other = designs.equal_cost(rest, StageMode.EXACT, ours.price_per_h)
     demand = question.arrival_per_s or 0.0
     is_barred = demand > ours.operation.rate_per_s or bool(obstacle(rest, ours, None, None))
     return rest, LeftOut(

@@ -24,10 +24,10 @@ from prfaas.planner.sizing.fleet import Sizing, size
 from prfaas.planner.sizing.obstacles import doubt, obstacle
 from prfaas.planner.solve import designs, latency, sensitivity
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
-from prfaas.planner.solve.latency import Latency, Transfer
-from prfaas.planner.solve.search import Bottleneck, Operation
-from prfaas.planner.solve.sensitivity import BreakEvenPrice, ShadowValue, Swing
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.latency import Latency, TransferOverlap
+from prfaas.planner.solve.search import Bottleneck, OperatingPoint
+from prfaas.planner.solve.sensitivity import BreakEvenPrice, GainSwing, ShadowValue
+from prfaas.planner.solve.throughput import StageMode
 
 DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival rate is given
 
@@ -106,7 +106,7 @@ class Plan:
     exact: Comparison
     latencies: Latencies
     shadow: list[ShadowValue]
-    tornado: list[Swing]
+    tornado: list[GainSwing]
     verdict: Verdict
     sizing: Sizing | None
     break_even_bits_per_s: float | None
@@ -122,7 +122,7 @@ class Plan:
 class _Judged:
     paper: Comparison
     exact: Comparison
-    swings: list[Swing]
+    swings: list[GainSwing]
     sizing: Sizing | None
     verdict: Verdict
     left_out: LeftOut | None
@@ -148,13 +148,13 @@ def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
         paper=judged.paper,
         exact=exact,
         latencies=_latencies(question, exact),
-        shadow=sensitivity.shadow_values(problem, Mode.EXACT, found.rate_per_s),
+        shadow=sensitivity.shadow_values(problem, StageMode.EXACT, found.rate_per_s),
         tornado=judged.swings,
         verdict=judged.verdict,
         sizing=judged.sizing,
-        break_even_bits_per_s=sensitivity.break_even_bandwidth(problem, Mode.EXACT),
+        break_even_bits_per_s=sensitivity.break_even_bandwidth(problem, StageMode.EXACT),
         recompute_bits_per_s=sensitivity.recompute_bandwidth(problem, long),
-        break_even_price=sensitivity.break_even_price(problem, Mode.EXACT),
+        break_even_price=sensitivity.break_even_price(problem, StageMode.EXACT),
         notes=[*_notes(problem, found), *few_long_prompts(problem, found)],
         coding=_coding(question, judged, long) if asks_for_coding(problem) else None,
         classes=_classes(question) if with_classes else {},
@@ -164,8 +164,8 @@ def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
 
 def _judged(question: Question) -> _Judged:
     problem, demand = question.problem, question.arrival_per_s
-    paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
-    swings = sensitivity.tornado(problem, Mode.EXACT)
+    paper, exact = compare(problem, StageMode.PAPER), compare(problem, StageMode.EXACT)
+    swings = sensitivity.tornado(problem, StageMode.EXACT)
     sizing = None if demand is None else size(problem, demand)
     is_barred = obstacle(problem, exact.prfaas, demand, sizing)
     left_out = better_without(question, float("-inf") if is_barred else exact.gain)
@@ -193,7 +193,7 @@ def verdict_of(
     question: Question,
     paper: Comparison,
     exact: Comparison,
-    swings: list[Swing],
+    swings: list[GainSwing],
     sizing: Sizing | None,
     left_out: LeftOut | None = None,
 ) -> Verdict:
@@ -220,7 +220,7 @@ def verdict_of(
     )
 
 
-def compare(problem: Problem, mode: Mode) -> Comparison:
+def compare(problem: Problem, mode: StageMode) -> Comparison:
     """All designs in one mode."""
     ours = designs.prfaas_pd(problem, mode)
     return Comparison(
@@ -243,7 +243,9 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
         if not found.rate_per_s or not load:
             continue
         service[design.name] = latency.service_ttft(problem, found)
-        overlapped[design.name] = latency.service_ttft(problem, found, Transfer.OVERLAPPED, chunk)
+        overlapped[design.name] = latency.service_ttft(
+            problem, found, TransferOverlap.OVERLAPPED, chunk
+        )
         queued[design.name] = latency.queued_ttft(problem, found, load, chunk)
         if isinf(queued[design.name].mean):
             overloaded[design.name] = found.narrowest
@@ -266,12 +268,12 @@ def _rates(problem: Problem, comparison: Comparison) -> str:
     )
 
 
-def _rate(problem: Problem, found: Operation) -> str:
+def _rate(problem: Problem, found: OperatingPoint) -> str:
     wander = rate_variation(problem, found) * found.rate_per_s
     return f"{found.rate_per_s:.3g}" + (f" ± {wander:.1g}" if wander else "")
 
 
-def _notes(problem: Problem, found: Operation) -> list[str]:
+def _notes(problem: Problem, found: OperatingPoint) -> list[str]:
     lengths = problem.workload.lengths
     notes = []
     for profile in problem.prefill_profiles:
@@ -290,6 +292,6 @@ def _notes(problem: Problem, found: Operation) -> list[str]:
     return notes
 
 
-def no_offload(found: Operation) -> bool:
+def no_offload(found: OperatingPoint) -> bool:
     """Return True if the best plan offloads nothing."""
     return found.offload_fraction < 1e-9

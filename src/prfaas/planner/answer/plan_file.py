@@ -54,7 +54,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ModelTable(_Table):
+class PlanModelTable(_Table):
     """`[model]`: one of a catalogue name, a `config.json`, or the cache by hand."""
 
     catalogue: str | None = None
@@ -77,7 +77,7 @@ class ModelTable(_Table):
     """Weights that one token uses."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelTable:
+    def _one_source(self) -> PlanModelTable:
         given = [self.catalogue, self.config, self.kv_bytes_per_token]
         if sum(x is not None for x in given) != 1:
             raise ValueError("exactly one of catalogue, config, kv_bytes_per_token is needed")
@@ -87,7 +87,7 @@ class ModelTable(_Table):
         return self
 
 
-class WorkloadTable(_Table):
+class PlanWorkloadTable(_Table):
     """`[workload]`: the traffic."""
 
     distribution: Literal["lognormal", "trace", "lengths"]
@@ -117,7 +117,7 @@ class WorkloadTable(_Table):
     """Variation of the gaps between arrivals; 1 is Poisson, more is burstier."""
 
     @model_validator(mode="after")
-    def _parameters(self) -> WorkloadTable:
+    def _parameters(self) -> PlanWorkloadTable:
         needed = {
             "lognormal": ("mu", "sigma", "min_tokens", "max_tokens"),
             "trace": ("trace",),
@@ -191,7 +191,7 @@ class ProfileFile(_Table):
     """Decode times."""
 
 
-class LinkTable(_Table):
+class PlanLinkTable(_Table):
     """`[prfaas.link]`: the path to the PD cluster."""
 
     bandwidth: Annotated[BitsPerSecond, Field(le=10**18)]
@@ -233,7 +233,7 @@ class LinkTable(_Table):
     if absent."""
 
     @model_validator(mode="after")
-    def _rounds(self) -> LinkTable:
+    def _rounds(self) -> PlanLinkTable:
         if self.quality.is_lossy and self.codec is LinkCodec.RAW:
             raise ValueError(
                 f'quality is "{self.quality}", but a link with codec = "raw" rounds nothing; set '
@@ -262,7 +262,7 @@ class _ClusterTable(_Table):
 class PrfaasTable(_ClusterTable):
     """`[[prfaas]]`: a prefill-only cluster."""
 
-    link: LinkTable
+    link: PlanLinkTable
     """Path to the PD cluster."""
 
 
@@ -290,7 +290,7 @@ class SearchTable(_Table):
     """Prefill chunk, tokens, for overlapped transfers."""
 
 
-class SloTable(_Table):
+class PlanSloTable(_Table):
     """`[slo]`: targets that the plan has to meet."""
 
     ttft_p90: Target | None = None
@@ -304,15 +304,15 @@ class PlanFile(_Table):
 
     title: str
     """Title of the output."""
-    model: ModelTable
+    model: PlanModelTable
     """The model."""
-    workload: WorkloadTable
+    workload: PlanWorkloadTable
     """The traffic."""
     prfaas: list[PrfaasTable] = []
     """PrfaaS clusters."""
     pd: PdTable
     """The PD cluster."""
-    slo: SloTable = SloTable()
+    slo: PlanSloTable = PlanSloTable()
     """Targets."""
     search: SearchTable = SearchTable()
     """`[search]`: the thresholds and splits that are tried."""

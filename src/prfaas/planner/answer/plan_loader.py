@@ -11,20 +11,20 @@ from typing import Any
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.codec.planned import PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
-from prfaas.core.transfer.tcp_goodput import Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_json
 from prfaas.planner.answer.overrides import override
 from prfaas.planner.answer.plan_file import (
     DecodeTable,
-    LinkTable,
-    ModelTable,
     PdTable,
     PlanFile,
+    PlanLinkTable,
+    PlanModelTable,
+    PlanWorkloadTable,
     PrefillTable,
     PrfaasTable,
     ProfileFile,
-    WorkloadTable,
 )
 from prfaas.planner.hardware import roofline as rl
 from prfaas.planner.hardware.operations import ModelSize
@@ -35,7 +35,7 @@ from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.hf_quantization import read_quantization_beside
 from prfaas.planner.model.kv_dtype import KV_DTYPES, canonical_dtype
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind, attention_share
-from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
+from prfaas.planner.problem import PdCluster, PlannedLink, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import check_threshold
 from prfaas.planner.workload.prompt_lengths import (
     EmpiricalLengths,
@@ -139,7 +139,7 @@ class _Loader:
             check_threshold(problem, problem.threshold)
         return Question(problem, file.workload.arrival_rate, file.search.chunk)
 
-    def _model(self, table: ModelTable) -> tuple[KvGeometry, ModelSize | None]:
+    def _model(self, table: PlanModelTable) -> tuple[KvGeometry, ModelSize | None]:
         if table.kv_bytes_per_token is not None:
             return _geometry_by_hand(table), None
         if table.catalogue is not None:
@@ -159,7 +159,7 @@ class _Loader:
     def _read_config(self, name: str) -> dict[str, Any]:
         return read_config_json(self._directory / name)
 
-    def _workload(self, table: WorkloadTable) -> Workload:
+    def _workload(self, table: PlanWorkloadTable) -> Workload:
         if table.distribution == "trace":
             trace = read_trace(self._directory / str(table.trace), table.cache_blocks)
             new, cached = (
@@ -248,7 +248,7 @@ class _Loader:
         return roofline, self._size
 
 
-def _link(table: LinkTable, geometry: KvGeometry, num_tokens: float) -> Link:
+def _link(table: PlanLinkTable, geometry: KvGeometry, num_tokens: float) -> PlannedLink:
     codec_bytes_per_s = table.codec_rate / BITS_PER_BYTE
     coding = PlannedCoding(
         mode=table.codec,
@@ -265,8 +265,8 @@ def _link(table: LinkTable, geometry: KvGeometry, num_tokens: float) -> Link:
         if table.quality_rate is None
         else table.quality_rate / BITS_PER_BYTE,
     )
-    ends = Transport(table.pool_nodes or 0, table.connections or 0, table.congestion_control)
-    return Link(table.bandwidth, table.rtt, table.price_per_tb, coding, table.loss, ends)
+    ends = TcpEnds(table.pool_nodes or 0, table.connections or 0, table.congestion_control)
+    return PlannedLink(table.bandwidth, table.rtt, table.price_per_tb, coding, table.loss, ends)
 
 
 def prefill_from(table: PrefillTable, name: str) -> PrefillProfile:
@@ -301,7 +301,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
     return config
 
 
-def _whole_prompts(table: WorkloadTable) -> LengthDistribution:
+def _whole_prompts(table: PlanWorkloadTable) -> LengthDistribution:
     if table.distribution == "lengths":
         return EmpiricalLengths(tuple(table.lengths or ()))
     mu, sigma, low, high = table.mu, table.sigma, table.min_tokens, table.max_tokens
@@ -309,7 +309,7 @@ def _whole_prompts(table: WorkloadTable) -> LengthDistribution:
     return LogNormalLengths(mu, sigma, low, high)
 
 
-def _geometry_by_hand(table: ModelTable) -> KvGeometry:
+def _geometry_by_hand(table: PlanModelTable) -> KvGeometry:
     by_hand = "all layers, as given in the plan file"
     tokens = table.kv_bytes_per_token or 0
     groups = [LayerGroup(LayerKind.FULL, 1, token_bytes=tokens, detail=by_hand)]

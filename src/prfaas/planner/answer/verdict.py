@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.planner.answer.left_out import LeftOut
-from prfaas.planner.solve.sensitivity import Swing
+from prfaas.planner.solve.sensitivity import GainSwing
 
 
-class Answer(StrEnum):
+class VerdictAnswer(StrEnum):
     """Verdict on Prefill-as-a-Service."""
 
     PAYS = "pays"
@@ -32,7 +32,7 @@ class Verdict:
             obstacle.
     """
 
-    answer: Answer
+    answer: VerdictAnswer
     sentence: str
     turning: tuple[str, ...]
     between: tuple[float, float] | None = None
@@ -41,7 +41,7 @@ class Verdict:
 def judge(
     gain_paper: float,
     gain_exact: float,
-    swings: list[Swing],
+    swings: list[GainSwing],
     reason: str,
     *,
     binding: str = "",
@@ -68,16 +68,18 @@ def judge(
     if obstacle:
         clauses = "; ".join(clause for clause in (obstacle, reason) if clause)
         if without is not None and without.gain > 0:
-            return Verdict(Answer.DEPENDS, f"It depends on the clusters: {clauses}.", ())
-        return Verdict(Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {clauses}.", ())
+            return Verdict(VerdictAnswer.DEPENDS, f"It depends on the clusters: {clauses}.", ())
+        return Verdict(
+            VerdictAnswer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {clauses}.", ()
+        )
     reason = ", ".join(clause for clause in (reason, binding) if clause)
     is_gain = gain_exact > 0
     turning = tuple(s.what for s in swings if (s.low > 0) != is_gain or (s.high > 0) != is_gain)
     is_rest = without is not None and without.gain > 0 and not is_gain
     if (gain_paper > 0) != is_gain or turning or (doubt and is_gain) or is_rest:
-        answer = Answer.DEPENDS
+        answer = VerdictAnswer.DEPENDS
     else:
-        answer = Answer.PAYS if is_gain else Answer.DOES_NOT_PAY
+        answer = VerdictAnswer.PAYS if is_gain else VerdictAnswer.DOES_NOT_PAY
     gains = [gain_exact, *(gain for swing in swings for gain in (swing.low, swing.high))]
     between = min(gains), max(gains)
     sentence = _sentence(answer, (gain_paper, gain_exact), between, turning, reason, doubt)
@@ -85,7 +87,7 @@ def judge(
 
 
 def _sentence(
-    answer: Answer,
+    answer: VerdictAnswer,
     both: tuple[float, float],
     between: tuple[float, float],
     turning: tuple[str, ...],
@@ -100,9 +102,9 @@ def _sentence(
     )
     if gain_exact == float("inf"):
         gains = "the homogeneous fleet for the same money misses the target at any load"
-    if answer is Answer.PAYS:
+    if answer is VerdictAnswer.PAYS:
         return f"Prefill-as-a-Service pays: {gains}; no single input 20 % off turns it; {reason}."
-    if answer is Answer.DOES_NOT_PAY:
+    if answer is VerdictAnswer.DOES_NOT_PAY:
         return (
             f"Prefill-as-a-Service does not pay: {gains}, and no single input 20 % off turns it; "
             f"{reason}."

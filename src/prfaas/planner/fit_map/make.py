@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from prfaas.core.transfer.tcp_goodput import Path, Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map import movers as mv
@@ -51,7 +51,7 @@ class Moved:
         movers: Changes, the largest reduction first.
     """
 
-    path: Path
+    path: TcpPath
     base: Crossover
     movers: list[Mover]
 
@@ -71,7 +71,7 @@ class FitMap:
 
     title: str
     axes: Axes
-    transport: Transport
+    transport: TcpEnds
     mixes: list[Mix]
     moved: list[Moved]
 
@@ -88,7 +88,7 @@ class FitMap:
 def make_map(
     question: Question,
     axes: Axes,
-    transport: Transport,
+    transport: TcpEnds,
     on_progress: Progress | None = None,
 ) -> FitMap:
     """Plan every point of the axes.
@@ -123,20 +123,20 @@ def make_map(
         mixes.append(mix)
     plans = PathPlans(problem, transport, question.arrival_per_s)
     references = dict.fromkeys((axes.rtt_s[0], _middle(axes.rtt_s), axes.rtt_s[-1]))
-    moved = [_moved(plans, Path(1.0, rtt_s, _middle(axes.loss))) for rtt_s in references]
+    moved = [_moved(plans, TcpPath(1.0, rtt_s, _middle(axes.loss))) for rtt_s in references]
     return FitMap(problem.title, axes, transport, mixes, moved)
 
 
-def _moved(plans: PathPlans, path: Path) -> Moved:
+def _moved(plans: PathPlans, path: TcpPath) -> Moved:
     base = mv.at(plans, path)
     return Moved(path, base, mv.movers(plans, path, base))
 
 
 def _add_row(mix: Mix, plans: PathPlans, axes: Axes, loss: float, rtt_s: float) -> None:
     for bits_per_s in axes.bits_per_s:
-        point = plans.point(Path(bits_per_s, rtt_s, loss))
+        point = plans.point(TcpPath(bits_per_s, rtt_s, loss))
         mix.points[loss, rtt_s, bits_per_s] = point
-    mix.crossovers[loss, rtt_s] = mv.at(plans, Path(axes.bits_per_s[0], rtt_s, loss))
+    mix.crossovers[loss, rtt_s] = mv.at(plans, TcpPath(axes.bits_per_s[0], rtt_s, loss))
 
 
 def scaled(problem: Problem, factor: float) -> Problem:

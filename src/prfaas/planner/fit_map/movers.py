@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from prfaas.core.transfer.tcp_goodput import CongestionControl, Path
+from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpPath
 from prfaas.planner.fit_map.crossover import Crossover, crossover
 from prfaas.planner.fit_map.point import PathPlans
 from prfaas.planner.problem import Problem
@@ -33,7 +33,7 @@ class Mover:
     ratio: float
 
 
-def movers(plans: PathPlans, path: Path, base: Crossover) -> list[Mover]:
+def movers(plans: PathPlans, path: TcpPath, base: Crossover) -> list[Mover]:
     """Changes and the crossover at a round trip and loss, the largest reduction first."""
     found = []
     for what, other in (*_transports(plans), *_inputs(plans)):
@@ -42,7 +42,7 @@ def movers(plans: PathPlans, path: Path, base: Crossover) -> list[Mover]:
     return sorted(found, key=lambda mover: mover.ratio)
 
 
-def at(plans: PathPlans, path: Path) -> Crossover:
+def at(plans: PathPlans, path: TcpPath) -> Crossover:
     """Crossover at the round trip and loss of a path."""
     return crossover(lambda bits_per_s: plans.gain(replace(path, bits_per_s=bits_per_s)))
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
-    Path,
-    Transport,
+    TcpEnds,
+    TcpPath,
     most_bits_per_s,
 )
 from prfaas.planner.hardware.profiles import PrefillProfile
@@ -25,7 +25,7 @@ from prfaas.planner.sizing.confidence import load_variation
 from prfaas.planner.sizing.obstacles import doubt
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 PLANNER_ERROR = 0.07
 """Gains closer to zero are within the planner's error, the largest difference to the simulator in
@@ -64,7 +64,7 @@ class Point:
         reason: The same with figures, for people; "" where it is proven.
     """
 
-    path: Path
+    path: TcpPath
     goodput_bits_per_s: float
     gain: float
     fit: Fit
@@ -87,7 +87,7 @@ class PathPlans:
     """
 
     problem: Problem
-    transport: Transport
+    transport: TcpEnds
     demand_per_s: float | None = None
 
     @cached_property
@@ -100,21 +100,19 @@ class PathPlans:
         """Designs by what the links carry, and the round trip."""
         return {}
 
-    def gain(self, path: Path) -> float:
+    def gain(self, path: TcpPath) -> float:
         """Gain at equal cost on a path."""
         return self._designs(self.on(path), path.rtt_s)[2]
 
-    def best_gain(self, path: Path) -> float:
+    def best_gain(self, path: TcpPath) -> float:
         """Gain if the path, or all send buffers, were full."""
         full = tuple(
-            replace(
-                c, link=c.link.measured(most_bits_per_s(c.link.path, c.transport or Transport()))
-            )
+            replace(c, link=c.link.measured(most_bits_per_s(c.link.path, c.transport or TcpEnds())))
             for c in self.on(path).prfaas
         )
         return self._designs(replace(self.problem, prfaas=full), path.rtt_s)[2]
 
-    def point(self, path: Path) -> Point:
+    def point(self, path: TcpPath) -> Point:
         """Plan on a path, and judge the gain."""
         problem = self.on(path)
         ours, other, gain = self._designs(problem, path.rtt_s)
@@ -127,7 +125,7 @@ class PathPlans:
         return Point(path, carried_bits_per_s, gain, fit, doubted, reason)
 
     def _doubt(
-        self, path: Path, ours: Design, other: Design, gain: float
+        self, path: TcpPath, ours: Design, other: Design, gain: float
     ) -> tuple[Doubt | None, str]:
         margin = max(PLANNER_ERROR, load_variation(self.problem, ours.operation))
         if abs(gain) <= margin:
@@ -146,12 +144,12 @@ class PathPlans:
     def _designs(self, problem: Problem, rtt_s: float) -> tuple[Design, Design, float]:
         key = tuple(cluster.goodput_bits_per_s for cluster in problem.prfaas), rtt_s
         if key not in self._known:
-            ours = designs.prfaas_pd(problem, Mode.EXACT)
-            other = designs.equal_cost(problem, Mode.EXACT, ours.price_per_h)
+            ours = designs.prfaas_pd(problem, StageMode.EXACT)
+            other = designs.equal_cost(problem, StageMode.EXACT, ours.price_per_h)
             self._known[key] = ours, other, gain_at_equal_cost(ours, other)
         return self._known[key]
 
-    def on(self, path: Path) -> Problem:
+    def on(self, path: TcpPath) -> Problem:
         """The question on a path."""
         total = sum(c.link.bits_per_s for c in self.problem.prfaas)
         clusters = tuple(
@@ -169,7 +167,7 @@ class PathPlans:
         )
         return replace(self.problem, prfaas=clusters)
 
-    def _transport(self, cluster: PrfaasCluster) -> Transport:
+    def _transport(self, cluster: PrfaasCluster) -> TcpEnds:
         planned = cluster.transport
         nodes = cluster.num_hosts if planned is None else planned.num_nodes
         connections = 0 if planned is None else planned.connections
@@ -179,7 +177,7 @@ class PathPlans:
             connections=self.transport.connections or connections,
         )
 
-    def _gaps(self, path: Path, egress_bits_per_s: float) -> list[str]:
+    def _gaps(self, path: TcpPath, egress_bits_per_s: float) -> list[str]:
         nodes = sum(self._transport(cluster).num_nodes for cluster in self.problem.prfaas)
         return MEASURED.gaps(path, replace(self.transport, num_nodes=nodes), egress_bits_per_s)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from prfaas.core.transfer.tcp_goodput import Transport
+from prfaas.core.transfer.tcp_goodput import TcpEnds
 from prfaas.planner.fit_map.make import FitMap, Mix, Moved
 from prfaas.planner.fit_map.point import PLANNER_ERROR, Fit, Point
 from prfaas.planner.problem import HOST_GPUS
@@ -49,7 +49,7 @@ def lengths(mix: Mix) -> str:
     return f"mean {mix.mean_tokens:,.0f} new tokens, {of_plan}"
 
 
-def transport(used: Transport) -> str:
+def transport(used: TcpEnds) -> str:
     """Congestion control and pool nodes."""
     nodes = (
         f"{used.num_nodes} pool nodes" if used.num_nodes else f"a pool node for {HOST_GPUS} GPUs"

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
 
-from prfaas.planner.hardware.measure import NoPrefixCacheError, Sample
+from prfaas.planner.hardware.measure import MeasuredPoint, NoPrefixCacheError
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray
 
@@ -55,7 +55,7 @@ class PrefillFit:
         )
 
 
-def fit_prefill(samples: list[Sample]) -> PrefillFit:
+def fit_prefill(samples: list[MeasuredPoint]) -> PrefillFit:
     """Quality of measured knots.
 
     Args:
@@ -120,7 +120,7 @@ class ResumedFit:
 def fit_resumed(
     cold: PrefillFit,
     lengths: Sequence[float],
-    rows: Sequence[Sequence[Sample]],
+    rows: Sequence[Sequence[MeasuredPoint]],
     prefixes: Sequence[int],
     new_tokens: Sequence[int],
 ) -> ResumedFit:
@@ -162,10 +162,10 @@ def fit_resumed(
 
 def profile_toml(
     source: str,
-    samples: list[Sample],
+    samples: list[MeasuredPoint],
     fit: PrefillFit,
     resumed: ResumedFit,
-    decode: list[list[Sample]] | None,
+    decode: list[list[MeasuredPoint]] | None,
     contexts: list[int],
 ) -> str:
     """A profile file.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError, EngineError
-from prfaas.planner.hardware.measure import Sample
+from prfaas.planner.hardware.measure import MeasuredPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class LayerStack:
                 "whole model have to rise, as in 8,16,61"
             )
 
-    def whole_samples(self, few: Sequence[Sample], more: Sequence[Sample]) -> list[Sample]:
+    def whole_samples(
+        self, few: Sequence[MeasuredPoint], more: Sequence[MeasuredPoint]
+    ) -> list[MeasuredPoint]:
         """Times of the whole model: its median and, by the spread of both, its bounds.
 
         Args:
@@ -46,7 +48,7 @@ class LayerStack:
         """
         return [self._whole(*pair) for pair in zip(few, more, strict=True)]
 
-    def _whole(self, few: Sample, more: Sample) -> Sample:
+    def _whole(self, few: MeasuredPoint, more: MeasuredPoint) -> MeasuredPoint:
         if more.median <= few.median:
             raise EngineError(
                 f"at {few.x:.0f}, {self.more} layers take {more.median * 1e3:.3g} ms and "
@@ -57,12 +59,12 @@ class LayerStack:
         high = self._extended(_bound(few, -1), _bound(more, +1))
         # The whole takes at least as long as a part.
         low = max(low, more.median)
-        return Sample(few.x, (low, self._extended(few.median, more.median), high))
+        return MeasuredPoint(few.x, (low, self._extended(few.median, more.median), high))
 
     def _extended(self, few_s: float, more_s: float) -> float:
         layer_s = (more_s - few_s) / (self.more - self.few)
         return more_s + (self.whole - self.more) * layer_s
 
 
-def _bound(sample: Sample, sign: int) -> float:
+def _bound(sample: MeasuredPoint, sign: int) -> float:
     return sample.median * (1 + sign * sample.spread / 2)

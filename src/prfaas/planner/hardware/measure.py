@@ -43,7 +43,7 @@ class NoPrefixCacheError(EngineError):
     """An engine computed a prefix that it had computed before."""
 
 
-class Engine(Protocol):
+class MeasuredEngine(Protocol):
     """An engine that completes prompts given as token ids.
 
     A call does not change anything that later calls see, except the engine's prefix cache.
@@ -63,7 +63,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MeasuredPoint:
     """Repeated measurements of one point.
 
     Args:
@@ -106,8 +106,8 @@ class Prompts:
 
 
 async def measure_prefill(
-    engine: Engine, prompts: Prompts, lengths: Sequence[int], repeats: int, report: Report
-) -> list[Sample]:
+    engine: MeasuredEngine, prompts: Prompts, lengths: Sequence[int], repeats: int, report: Report
+) -> list[MeasuredPoint]:
     """Prefill times at each length.
 
     Args:
@@ -128,21 +128,21 @@ async def measure_prefill(
             _check(answer, length)
             if attempt:
                 times.append(answer.token_times_s[0])
-        sample = Sample(length, tuple(times))
+        sample = MeasuredPoint(length, tuple(times))
         report(f"prefill {length:>8,} tokens  {_shown(sample)}")
         samples.append(sample)
     return samples
 
 
 async def measure_resumed(
-    engine: Engine,
+    engine: MeasuredEngine,
     prompts: Prompts,
     *,
     prefixes: Sequence[int],
     new_tokens: Sequence[int],
     repeats: int,
     report: Report,
-) -> list[list[Sample]]:
+) -> list[list[MeasuredPoint]]:
     """Prefill times after a cached prefix: a row for each prefix, a sample for each new length.
 
     The `x` of a sample is the prefix that the engine had cached: as it reports, else as it was sent
@@ -171,7 +171,7 @@ async def measure_resumed(
                 cached = _cached(answer, prefix)
                 if attempt:
                     times.append(answer.token_times_s[0])
-            sample = Sample(cached, tuple(times))
+            sample = MeasuredPoint(cached, tuple(times))
             report(f"prefill {length:>8,} tokens after {prefix:,} cached  {_shown(sample)}")
             row.append(sample)
         table.append(row)
@@ -179,14 +179,14 @@ async def measure_resumed(
 
 
 async def measure_decode(
-    engine: Engine,
+    engine: MeasuredEngine,
     prompts: Prompts,
     *,
     batches: Sequence[int],
     contexts: Sequence[int],
     num_tokens: int,
     report: Report,
-) -> list[list[Sample]]:
+) -> list[list[MeasuredPoint]]:
     """Decode step times: one row for each batch, one sample for each context.
 
     Args:
@@ -206,7 +206,7 @@ async def measure_decode(
         for context in contexts:
             drawn = [prompts.draw(context) for _ in range(batch)]
             answers = await engine.complete_all(drawn, num_tokens)
-            sample = Sample(batch, step_times([a.token_times_s for a in answers]))
+            sample = MeasuredPoint(batch, step_times([a.token_times_s for a in answers]))
             report(f"decode batch {batch:>4}, {context:>8,} tokens  {_shown(sample)}")
             row.append(sample)
         table.append(row)
@@ -262,5 +262,5 @@ def _check(answer: Completion, length: int) -> None:
         )
 
 
-def _shown(sample: Sample) -> str:
+def _shown(sample: MeasuredPoint) -> str:
     return f"{sample.median * 1e3:10.1f} ms  spread {sample.spread:5.1%}"

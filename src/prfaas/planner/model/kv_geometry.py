@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.core.codec.planned import CodedLink
+from prfaas.core.codec.planned import PlannedCodedLink
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -143,7 +143,9 @@ def attention_share(geometry: KvGeometry, num_tokens: float) -> float:
     return 1 - geometry.state_bytes / whole if whole else 1.0
 
 
-def wire_bytes_at(geometry: KvGeometry, num_tokens: FloatArray, link: CodedLink) -> FloatArray:
+def wire_bytes_at(
+    geometry: KvGeometry, num_tokens: FloatArray, link: PlannedCodedLink
+) -> FloatArray:
     """Bytes on the network for the `kv_bytes_at` of some lengths.
 
     Args:

@@ -7,12 +7,12 @@ from math import ceil
 from prfaas.planner.answer.plan import Plan, no_offload
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import neighbours
-from prfaas.planner.sizing.neighbours import Candidate
+from prfaas.planner.sizing.neighbours import FleetCandidate
 
 AS_GIVEN = "as in the plan file"
 
 
-def recommended(plan: Plan) -> Candidate:
+def recommended(plan: Plan) -> FleetCandidate:
     """Return the fleet that the answer recommends.
 
     With a demand it is the cheapest fleet that carries it. It is the fleet of the file without a
@@ -20,21 +20,21 @@ def recommended(plan: Plan) -> Candidate:
     """
     problem, found, sizing = plan.question.problem, plan.exact.prfaas.operation, plan.sizing
     if sizing is None:
-        return Candidate(AS_GIVEN, problem, found, True, plan.exact.prfaas.price_per_h)
+        return FleetCandidate(AS_GIVEN, problem, found, True, plan.exact.prfaas.price_per_h)
     demand = f"{sizing.demand_per_s:,.10g} req/s"
     if sizing.cheapest is None:
         name = f"{AS_GIVEN}, since no fleet carries {demand}"
-        return Candidate(name, problem, found, False, plan.exact.prfaas.price_per_h)
+        return FleetCandidate(name, problem, found, False, plan.exact.prfaas.price_per_h)
     name = f"the cheapest that carries {demand}"
     return neighbours.answered(name, problem, sizing.cheapest)
 
 
-def is_of_the_file(plan: Plan, fleet: Candidate) -> bool:
+def is_of_the_file(plan: Plan, fleet: FleetCandidate) -> bool:
     """Return True if a fleet has as many instances as the plan file."""
     return _instances(fleet.problem) == _instances(plan.question.problem)
 
 
-def deployment_settings(plan: Plan, fleet: Candidate) -> str:
+def deployment_settings(plan: Plan, fleet: FleetCandidate) -> str:
     """A TOML fragment with the threshold, and the roles of all instances as comments.
 
     The threshold is the one of the exact mode. A fleet that offloads nothing has a threshold that
@@ -66,7 +66,7 @@ def deployment_settings(plan: Plan, fleet: Candidate) -> str:
     return "\n".join(lines)
 
 
-def _difference(plan: Plan, fleet: Candidate) -> str:
+def _difference(plan: Plan, fleet: FleetCandidate) -> str:
     if is_of_the_file(plan, fleet):
         return "" if fleet.name.startswith(AS_GIVEN) else ", as many instances as in the plan file"
     given = " and ".join(f"{count} in {name}" for name, count in _instances(plan.question.problem))

@@ -6,7 +6,7 @@ from html import escape
 
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.report import html_figures as figures
 from prfaas.planner.report.coding import (
     CLASS_HEAD,
@@ -20,9 +20,9 @@ from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.designs import Design
 
 _ANSWER_CLASS = {
-    Answer.PAYS: "pays",
-    Answer.DOES_NOT_PAY: "does-not-pay",
-    Answer.DEPENDS: "depends",
+    VerdictAnswer.PAYS: "pays",
+    VerdictAnswer.DOES_NOT_PAY: "does-not-pay",
+    VerdictAnswer.DEPENDS: "depends",
 }
 
 _STYLE = """

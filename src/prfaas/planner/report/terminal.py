@@ -10,7 +10,7 @@ from rich.text import Text
 
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Comparison, Plan
-from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.report.coding import (
     CLASS_HEAD,
     HEAD,
@@ -22,7 +22,11 @@ from prfaas.planner.report.summary import facts, overloads
 from prfaas.planner.solve.curves import Curve, against_threshold
 from prfaas.planner.solve.designs import Design
 
-_ANSWER_STYLE = {Answer.PAYS: "green", Answer.DOES_NOT_PAY: "red", Answer.DEPENDS: "yellow"}
+_ANSWER_STYLE = {
+    VerdictAnswer.PAYS: "green",
+    VerdictAnswer.DOES_NOT_PAY: "red",
+    VerdictAnswer.DEPENDS: "yellow",
+}
 _PLOT_ROWS = 16
 _PLOT_COLUMNS_MAX = 100
 _PLOT_VIEW = 0.97  # the plot ends where 97 % of requests are local

@@ -8,7 +8,7 @@ import numpy as np
 
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.problem import Problem
-from prfaas.planner.solve.search import Bottleneck, Operation
+from prfaas.planner.solve.search import Bottleneck, OperatingPoint
 
 REQUESTS = 16_000
 """Number of requests for the variation of a load: a long simulation, or an hour at 4 req/s."""
@@ -17,7 +17,7 @@ WANDER_MAX = 0.05
 _NEAR = 0.2  # stages with less slack decide the result
 
 
-def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
+def few_long_prompts(problem: Problem, found: OperatingPoint) -> list[str]:
     """A note for each prefill stage near its limit whose load rests on few long prompts."""
     return [
         f"{stage.value}: {_half(load, weight):.1%} of all requests, the longest, carry "
@@ -28,14 +28,14 @@ def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
     ]
 
 
-def noted_variation(problem: Problem, found: Operation) -> float:
+def noted_variation(problem: Problem, found: OperatingPoint) -> float:
     """Largest variation that `few_long_prompts` notes, two standard errors; 0 without one."""
     near = _near_limit(problem, found)
     variations = (2 * _relative_error(load, weight) for _, load, weight in near)
     return max((wander for wander in variations if wander > WANDER_MAX), default=0.0)
 
 
-def rate_variation(problem: Problem, found: Operation) -> float:
+def rate_variation(problem: Problem, found: OperatingPoint) -> float:
     """Variation of a rate that a prefill stage limits, two standard errors as a share of it.
 
     0 where none is near its limit.
@@ -44,7 +44,7 @@ def rate_variation(problem: Problem, found: Operation) -> float:
     return max((2 * _relative_error(load, weight) for _, load, weight in near), default=0.0)
 
 
-def load_variation(problem: Problem, found: Operation) -> float:
+def load_variation(problem: Problem, found: OperatingPoint) -> float:
     """Return the variation of all prefill work by a stage near its limit, two standard errors.
 
     A stage that few requests load varies much and matters little: it counts with its share of the
@@ -62,7 +62,7 @@ def load_variation(problem: Problem, found: Operation) -> float:
 
 
 def _near_limit(
-    problem: Problem, found: Operation
+    problem: Problem, found: OperatingPoint
 ) -> Iterator[tuple[Bottleneck, FloatArray, FloatArray]]:
     """Prefill stages near their limit, with the load of each length and its weight."""
     tokens, weight = problem.workload.lengths.sample()

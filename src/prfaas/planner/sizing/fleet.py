@@ -8,8 +8,8 @@ import numpy as np
 
 from prfaas.planner.problem import PrfaasCluster, Problem
 from prfaas.planner.solve import throughput as tp
-from prfaas.planner.solve.search import Operation, SearchGrid, grid_for, optimum, thresholds
-from prfaas.planner.solve.throughput import Mode, StageTerms
+from prfaas.planner.solve.search import OperatingPoint, SearchGrid, grid_for, optimum, thresholds
+from prfaas.planner.solve.throughput import StageMode, StageTerms
 from prfaas.planner.solve.within_target import candidates, meets
 from prfaas.units import BYTES_PER_TB
 
@@ -123,7 +123,7 @@ class _Search:
     def _stage_terms(self) -> StageTerms:
         tried = thresholds(self._problem)
         spread = np.linspace(0, len(tried) - 1, min(len(tried), _COLUMNS_MAX)).round().astype(int)
-        return tp.stage_terms(self._problem, tried[spread], Mode.EXACT)
+        return tp.stage_terms(self._problem, tried[spread], StageMode.EXACT)
 
     def _fleet(self, prfaas: int, pd: int) -> Problem:
         clusters = tuple(
@@ -164,24 +164,24 @@ class _Search:
                 high, found = middle, fewer
         return self._priced(self._fleet(prfaas, high), found)
 
-    def _settings(self, prfaas: int, pd: int) -> Operation | None:
+    def _settings(self, prfaas: int, pd: int) -> OperatingPoint | None:
         problem = self._fleet(prfaas, pd)
         grid = grid_for(problem, self._terms)
         if grid.rate.max() < self._demand_per_s:
             return None
         if problem.ttft_p90_s is None:
-            return optimum(problem, Mode.EXACT, grid)
+            return optimum(problem, StageMode.EXACT, grid)
         return self._within(problem, grid)
 
-    def _within(self, problem: Problem, grid: SearchGrid) -> Operation | None:
-        for tried, found in enumerate(candidates(problem, Mode.EXACT, grid)):
+    def _within(self, problem: Problem, grid: SearchGrid) -> OperatingPoint | None:
+        for tried, found in enumerate(candidates(problem, StageMode.EXACT, grid)):
             if found.rate_per_s < self._demand_per_s or tried >= _TRIES_MAX:
                 return None
             if meets(problem, found, self._demand_per_s):
                 return found
         return None
 
-    def _priced(self, problem: Problem, found: Operation) -> Fleet:
+    def _priced(self, problem: Problem, found: OperatingPoint) -> Fleet:
         bits_per_s = found.egress_bits_per_s * self._demand_per_s / found.rate_per_s
         terabytes = bits_per_s / tp.BITS * _SECONDS_PER_H / BYTES_PER_TB
         shared = zip(problem.prfaas, found.traffic_shares, strict=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing.fleet import Fleet, size
 from prfaas.planner.solve.designs import DEAD_PER_S, mean_link_price, terabytes_per_h
-from prfaas.planner.solve.search import Operation, optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.search import OperatingPoint, optimum
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 
 LARGER = (1.05, 1.1, 1.2, 1.4)
@@ -16,7 +16,7 @@ LARGER = (1.05, 1.1, 1.2, 1.4)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FleetCandidate:
     """A fleet with its settings, and the planner's claim about it.
 
     Args:
@@ -29,7 +29,7 @@ class Candidate:
 
     name: str
     problem: Problem
-    found: Operation
+    found: OperatingPoint
     carries: bool
     price_per_h: float
 
@@ -51,13 +51,13 @@ def sized(problem: Problem, fleet: Fleet) -> Problem:
     )
 
 
-def answered(name: str, problem: Problem, fleet: Fleet) -> Candidate:
+def answered(name: str, problem: Problem, fleet: Fleet) -> FleetCandidate:
     """Return a fleet of the planner's answer."""
     asked = sized(problem, fleet)
-    return Candidate(name, asked, optimum(asked, Mode.EXACT), True, fleet.price_per_h)
+    return FleetCandidate(name, asked, optimum(asked, StageMode.EXACT), True, fleet.price_per_h)
 
 
-def one_less(problem: Problem, fleet: Fleet, demand_per_s: float) -> list[Candidate]:
+def one_less(problem: Problem, fleet: Fleet, demand_per_s: float) -> list[FleetCandidate]:
     """Return a fleet's neighbours with one instance less, each at its best settings."""
     free = replace(sized(problem, fleet), threshold=None, num_prefill=None)
     free = replace(free, step_tokens=_step(problem, free))
@@ -72,19 +72,19 @@ def one_less(problem: Problem, fleet: Fleet, demand_per_s: float) -> list[Candid
     return [as_given(name, each, demand_per_s) for name, each in smaller]
 
 
-def as_given(name: str, problem: Problem, demand_per_s: float) -> Candidate:
+def as_given(name: str, problem: Problem, demand_per_s: float) -> FleetCandidate:
     """Return a fleet at its best settings, within the targets where they can be met."""
-    found = best_operation(problem, Mode.EXACT)
+    found = best_operation(problem, StageMode.EXACT)
     carries = found.rate_per_s >= demand_per_s
     if found.rate_per_s < DEAD_PER_S:
-        found = optimum(problem, Mode.EXACT)
+        found = optimum(problem, StageMode.EXACT)
     traffic = found.egress_bits_per_s * demand_per_s / found.rate_per_s if found.rate_per_s else 0.0
     at_demand = replace(found, egress_bits_per_s=traffic)
     price = terabytes_per_h(at_demand) * mean_link_price(problem, found)
-    return Candidate(name, problem, found, carries, problem.gpu_price_per_h + price)
+    return FleetCandidate(name, problem, found, carries, problem.gpu_price_per_h + price)
 
 
-def larger(problem: Problem, demand_per_s: float) -> list[Candidate]:
+def larger(problem: Problem, demand_per_s: float) -> list[FleetCandidate]:
     """Return the planner's fleets for somewhat larger demands, each fleet once."""
     seen: list[Fleet] = []
     candidates = []

@@ -12,9 +12,9 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.sizing.cures import cure_of_demand
 from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
 from prfaas.planner.solve.designs import DEAD_PER_S, Design
-from prfaas.planner.solve.latency import Latency, Transfer, service_ttft
-from prfaas.planner.solve.search import Bottleneck, Operation, optimum
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.latency import Latency, TransferOverlap, service_ttft
+from prfaas.planner.solve.search import Bottleneck, OperatingPoint, optimum
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 
 
@@ -26,7 +26,7 @@ def obstacle(
     if problem.misses_tpot:
         return _missed_tpot(problem)
     if found.rate_per_s < DEAD_PER_S:
-        untargeted = optimum(problem, Mode.EXACT)
+        untargeted = optimum(problem, StageMode.EXACT)
         if untargeted.rate_per_s < DEAD_PER_S:
             dead = untargeted.binding
             if untargeted.decode_per_s < DEAD_PER_S:
@@ -58,16 +58,16 @@ def _missed_tpot(problem: Problem) -> str:
         "or a profile with smaller batches that meet the target"
     )
     free = replace(problem, pd=replace(pd, tpot_max_s=None))
-    found = best_operation(free, Mode.EXACT)
+    found = best_operation(free, StageMode.EXACT)
     if free.ttft_p90_s is None or found.rate_per_s >= DEAD_PER_S:
         return missed
     return f"{missed}; also {_missed_target(free, found, free.ttft_p90_s)}"
 
 
-def _missed_target(problem: Problem, found: Operation, target: float) -> str:
+def _missed_target(problem: Problem, found: OperatingPoint, target: float) -> str:
     ours, remote = _idle_p90(problem, found), _idle_remote_p90(problem)
     home = replace(problem, prfaas=(), threshold=None, ttft_p90_s=None)
-    local = _idle_p90(home, optimum(home, Mode.EXACT)).p90
+    local = _idle_p90(home, optimum(home, StageMode.EXACT)).p90
     ways = f"prefill that is {_faster_prefill(problem, local)} times as fast in {problem.pd.name}"
     if remote is not None and remote > target:
         ways += ", or remote prefill and a link that are"
@@ -94,11 +94,11 @@ def _faster_prefill(problem: Problem, local_p90_s: float) -> str:
 
 def _meets_with(problem: Problem, faster: float) -> bool:
     pd = replace(problem.pd, prefill=problem.pd.prefill.scaled(1 / faster))
-    return best_operation(replace(problem, pd=pd), Mode.EXACT).rate_per_s >= DEAD_PER_S
+    return best_operation(replace(problem, pd=pd), StageMode.EXACT).rate_per_s >= DEAD_PER_S
 
 
-def _idle_p90(problem: Problem, found: Operation) -> Latency:
-    return service_ttft(problem, found, Transfer.OVERLAPPED, problem.chunk_tokens)
+def _idle_p90(problem: Problem, found: OperatingPoint) -> Latency:
+    return service_ttft(problem, found, TransferOverlap.OVERLAPPED, problem.chunk_tokens)
 
 
 def _idle_remote_p90(problem: Problem) -> float | None:
@@ -113,7 +113,7 @@ def _idle_remote_p90(problem: Problem) -> float | None:
         step_tokens=max(round(problem.workload.lengths.high), 1),
         threshold=problem.workload.lengths.low * (1 - 1e-12),
     )
-    found = optimum(everything, Mode.EXACT)
+    found = optimum(everything, StageMode.EXACT)
     return _idle_p90(problem, found).p90
 
 

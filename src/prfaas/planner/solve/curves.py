@@ -9,8 +9,8 @@ import numpy as np
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
-from prfaas.planner.solve.search import Operation, SearchGrid, grid_for, search_grid
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.search import OperatingPoint, SearchGrid, grid_for, search_grid
+from prfaas.planner.solve.throughput import StageMode
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Curve:
     rate: FloatArray
 
 
-def against_threshold(problem: Problem, found: Operation) -> Curve:
+def against_threshold(problem: Problem, found: OperatingPoint) -> Curve:
     """Λ and its stages against t, at the split of `found`."""
     grid = search_grid(problem, found.mode)
     row = found.num_prefill
@@ -42,7 +42,7 @@ def against_threshold(problem: Problem, found: Operation) -> Curve:
     )
 
 
-def against_split(problem: Problem, found: Operation) -> Curve:
+def against_split(problem: Problem, found: OperatingPoint) -> Curve:
     """Λ and its stages against N_p, at the threshold of `found`."""
     threshold = found.offload_threshold
     at = problem.workload.lengths.high if threshold is None else threshold
@@ -57,7 +57,7 @@ def against_split(problem: Problem, found: Operation) -> Curve:
     )
 
 
-def best_of_each_split(problem: Problem, mode: Mode) -> tuple[FloatArray, FloatArray]:
+def best_of_each_split(problem: Problem, mode: StageMode) -> tuple[FloatArray, FloatArray]:
     """The highest Λ over all thresholds for every N_p, req/s, and its threshold, tokens."""
     grid = search_grid(problem, mode)
     best = grid.rate.argmax(axis=1)

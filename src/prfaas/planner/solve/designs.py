@@ -8,8 +8,8 @@ import numpy as np
 
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
-from prfaas.planner.solve.search import Operation, grid_for
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.search import OperatingPoint, grid_for
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation, within_target
 from prfaas.units import BYTES_PER_TB
 
@@ -36,7 +36,7 @@ class Design:
     """
 
     name: str
-    operation: Operation
+    operation: OperatingPoint
     num_gpus: float
     gpu_price_per_h: float
     link_price_per_h: float
@@ -66,12 +66,12 @@ def gain_at_equal_cost(design: Design, other: Design) -> float:
     return other.price_per_mtoken / design.price_per_mtoken - 1
 
 
-def prfaas_pd(problem: Problem, mode: Mode) -> Design:
+def prfaas_pd(problem: Problem, mode: StageMode) -> Design:
     """PrfaaS-PD at its optimum."""
     return _priced("PrfaaS-PD", problem, best_operation(problem, mode))
 
 
-def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
+def naive_heterogeneous(problem: Problem, mode: StageMode) -> Design:
     """All prefill on the PrfaaS clusters, all decode in the PD cluster."""
     everything = np.array([np.nextafter(problem.workload.lengths.low, 0)])
     grid = grid_for(problem, tp.stage_terms(problem, everything, mode))
@@ -80,7 +80,7 @@ def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
     return _priced("naive heterogeneous", problem, found)
 
 
-def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> Design:
+def homogeneous(problem: Problem, mode: StageMode, num_instances: int, name: str) -> Design:
     """PD instances alone, at their best split."""
     pd = replace(problem.pd, num_instances=num_instances)
     # One threshold is tried, so the step does not count against the size of the search.
@@ -96,7 +96,7 @@ def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> 
     )
 
 
-def homogeneous_fraction(problem: Problem, mode: Mode, instances: float, name: str) -> Design:
+def homogeneous_fraction(problem: Problem, mode: StageMode, instances: float, name: str) -> Design:
     """PD instances alone, part of an instance included.
 
     Between whole numbers every rate is interpolated: a fleet of 12.3 instances is 70 % a fleet of
@@ -142,13 +142,13 @@ def _blended(fewer: Design, more: Design, share: float) -> Design:
     )
 
 
-def equal_gpus(problem: Problem, mode: Mode) -> Design:
+def equal_gpus(problem: Problem, mode: StageMode) -> Design:
     """The homogeneous design with as many GPUs, part of an instance included."""
     instances = _num_gpus(problem) / problem.pd.gpus_per_instance
     return homogeneous_fraction(problem, mode, instances, "homogeneous, equal GPUs")
 
 
-def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) -> Design:
+def equal_cost(problem: Problem, mode: StageMode, budget_per_h: float | None = None) -> Design:
     """The homogeneous design that the same money buys, part of an instance included.
 
     Args:
@@ -161,7 +161,7 @@ def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) 
     return homogeneous_fraction(problem, mode, instances, "homogeneous, equal cost")
 
 
-def instances_for(problem: Problem, mode: Mode, rate_per_s: float) -> float:
+def instances_for(problem: Problem, mode: StageMode, rate_per_s: float) -> float:
     """Instances of the homogeneous fleet that sustains a rate, part of an instance included.
 
     Args:
@@ -196,7 +196,7 @@ def _num_gpus(problem: Problem) -> int:
     return pd + sum(c.num_instances * c.gpus_per_instance for c in problem.prfaas)
 
 
-def _priced(name: str, problem: Problem, found: Operation) -> Design:
+def _priced(name: str, problem: Problem, found: OperatingPoint) -> Design:
     return Design(
         name=name,
         operation=found,
@@ -207,12 +207,12 @@ def _priced(name: str, problem: Problem, found: Operation) -> Design:
     )
 
 
-def terabytes_per_h(found: Operation) -> float:
+def terabytes_per_h(found: OperatingPoint) -> float:
     """Traffic of all links at Λ_max, 10**12 bytes an hour."""
     return found.egress_bits_per_s / tp.BITS * SECONDS_PER_H / BYTES_PER_TB
 
 
-def mean_link_price(problem: Problem, found: Operation) -> float:
+def mean_link_price(problem: Problem, found: OperatingPoint) -> float:
     """Price of 10**12 bytes, averaged over clusters by their traffic."""
     shared = zip(problem.prfaas, found.traffic_shares, strict=True)
     return sum(share * cluster.link.price_per_tb for cluster, share in shared)

@@ -20,11 +20,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from prfaas.core.codec.planned import CodedLink
+from prfaas.core.codec.planned import PlannedCodedLink
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import FloatArray, wire_bytes_at
 from prfaas.planner.problem import Problem
-from prfaas.planner.solve.search import Operation
+from prfaas.planner.solve.search import OperatingPoint
 from prfaas.planner.solve.throughput import BITS
 
 DEFAULT_CHUNK_TOKENS = 8192  # vLLM's default prefill chunk for online serving on large GPUs
@@ -35,7 +35,7 @@ P99_RANGE = (0.58, 1.45)
 is an error of the formula of -31 to +72 %."""
 
 
-class Transfer(StrEnum):
+class TransferOverlap(StrEnum):
     """Overlap of transfer and prefill."""
 
     AFTER_PREFILL = "after prefill"
@@ -84,8 +84,8 @@ class _Class:
 
 def service_ttft(
     problem: Problem,
-    found: Operation,
-    transfer: Transfer = Transfer.AFTER_PREFILL,
+    found: OperatingPoint,
+    transfer: TransferOverlap = TransferOverlap.AFTER_PREFILL,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
     """TTFT without any waiting.
@@ -102,7 +102,7 @@ def service_ttft(
 
 def queued_ttft(
     problem: Problem,
-    found: Operation,
+    found: OperatingPoint,
     arrival_per_s: float,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
@@ -125,12 +125,14 @@ def queued_ttft(
     link_load = _link_load(problem, found, arrival_per_s)
     if link_load >= 1 or arrival_per_s >= found.decode_per_s:
         return Latency(*[float("inf")] * 4)
-    classes = _classes(problem, found, Transfer.OVERLAPPED, chunk_tokens, link_load)
+    classes = _classes(problem, found, TransferOverlap.OVERLAPPED, chunk_tokens, link_load)
     waits = [_wait(c, arrival_per_s, problem.workload.arrival_cv) for c in classes]
     return _latency([(c, *w) for c, w in zip(classes, waits, strict=True)])
 
 
-def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time_s: float) -> float:
+def share_in_time(
+    problem: Problem, found: OperatingPoint, arrival_per_s: float, time_s: float
+) -> float:
     """Share of requests that have their first token within a time, with queueing, in [0, 1].
 
     Args:
@@ -143,7 +145,7 @@ def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time
     if link_load >= 1 or (arrival_per_s and arrival_per_s >= found.decode_per_s):
         return 0.0
     chunk = problem.chunk_tokens
-    classes = _classes(problem, found, Transfer.OVERLAPPED, chunk, link_load)
+    classes = _classes(problem, found, TransferOverlap.OVERLAPPED, chunk, link_load)
     share = 0.0
     for group in classes:
         waiting, mean_s = 0.0, 0.0
@@ -154,14 +156,18 @@ def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time
     return share
 
 
-def _link_load(problem: Problem, found: Operation, arrival_per_s: float) -> float:
+def _link_load(problem: Problem, found: OperatingPoint, arrival_per_s: float) -> float:
     capacity = sum(c.wire_bits_per_s for c in problem.prfaas) or np.inf
     scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
     return found.egress_bits_per_s * scale / capacity if found.egress_bits_per_s else 0.0
 
 
 def _classes(
-    problem: Problem, found: Operation, transfer: Transfer, chunk_tokens: int, link_load: float
+    problem: Problem,
+    found: OperatingPoint,
+    transfer: TransferOverlap,
+    chunk_tokens: int,
+    link_load: float,
 ) -> list[_Class]:
     tokens, weight = problem.workload.lengths.sample()
     threshold = _threshold(problem, found)
@@ -185,14 +191,14 @@ def _classes(
             transfer=transfer,
             chunk_tokens=chunk_tokens,
         )
-        rtt = cluster.link.rtt_s if transfer is Transfer.OVERLAPPED else 0.0
+        rtt = cluster.link.rtt_s if transfer is TransferOverlap.OVERLAPPED else 0.0
         classes.append(
             _Class(arrival + rtt, prefill, weight[remote] * share, cluster.num_instances)
         )
     return classes
 
 
-def _threshold(problem: Problem, found: Operation) -> float:
+def _threshold(problem: Problem, found: OperatingPoint) -> float:
     if found.offload_threshold is not None:
         return found.offload_threshold
     lengths = problem.workload.lengths
@@ -204,15 +210,15 @@ def _arrival(
     tokens: FloatArray,
     prefill_s: FloatArray,
     *,
-    link: CodedLink,
+    link: PlannedCodedLink,
     bits_per_s: float,
-    transfer: Transfer,
+    transfer: TransferOverlap,
     chunk_tokens: int,
 ) -> FloatArray:
     """Time from the start of prefill to the last byte of the KV cache, s."""
     geometry = problem.geometry
     whole_s = wire_bytes_at(geometry, tokens, link) * BITS / bits_per_s
-    if transfer is Transfer.AFTER_PREFILL:
+    if transfer is TransferOverlap.AFTER_PREFILL:
         return prefill_s + whole_s
     chunks = np.ceil(tokens / chunk_tokens)
     state_s = geometry.state_bytes / link.state_ratio(geometry.state_dtype) * BITS / bits_per_s

@@ -8,11 +8,11 @@ import numpy as np
 
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
-from prfaas.planner.solve.search import Operation
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.search import OperatingPoint
+from prfaas.planner.solve.throughput import StageMode
 
 
-def carried(problem: Problem, found: Operation, arrival_per_s: float) -> float:
+def carried(problem: Problem, found: OperatingPoint, arrival_per_s: float) -> float:
     """Return the rate of first tokens at an arrival rate, req/s.
 
     Below Λ_max it is the arrival rate. Above it, a path that does not bind still carries all of
@@ -29,7 +29,7 @@ def carried(problem: Problem, found: Operation, arrival_per_s: float) -> float:
     p = found.offload_fraction
     remote = min(arrival_per_s * p, found.prfaas_per_s) if p > 0 else 0.0
     short, long = arrival_per_s * (1 - p), 0.0
-    terms = tp.stage_terms(problem, np.array([_threshold(problem, found)]), Mode.EXACT)
+    terms = tp.stage_terms(problem, np.array([_threshold(problem, found)]), StageMode.EXACT)
     if p > 0 and _links_bind(problem, terms):
         long = arrival_per_s * p - remote
     work = short * float(terms.prefill_short_s[0]) + long * _local_long_s(problem, found)
@@ -38,7 +38,7 @@ def carried(problem: Problem, found: Operation, arrival_per_s: float) -> float:
     return min(short + long, _decode(problem, found, short, long))
 
 
-def _decode(problem: Problem, found: Operation, short: float, long: float) -> float:
+def _decode(problem: Problem, found: OperatingPoint, short: float, long: float) -> float:
     """Θ_pd-d for the mix that is prefilled, req/s: above Λ_max it differs from what arrives."""
     if short + long <= 0:
         return found.decode_per_s
@@ -49,7 +49,7 @@ def _decode(problem: Problem, found: Operation, short: float, long: float) -> fl
     return found.num_decode * batch / (step_s * work.output_tokens)
 
 
-def _threshold(problem: Problem, found: Operation) -> float:
+def _threshold(problem: Problem, found: OperatingPoint) -> float:
     if found.offload_threshold is not None:
         return found.offload_threshold
     lengths = problem.workload.lengths
@@ -68,7 +68,7 @@ def _links_bind(problem: Problem, terms: tp.StageTerms) -> bool:
     )
 
 
-def _local_long_s(problem: Problem, found: Operation) -> float:
+def _local_long_s(problem: Problem, found: OperatingPoint) -> float:
     """Mean prefill time of a request above the threshold on a PD-P instance, s."""
     ends = np.array([_threshold(problem, found), problem.workload.lengths.high])
     prefill_s = partial(problem.workload.prefill_s, problem.pd.prefill)

@@ -12,7 +12,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
-from prfaas.planner.solve.throughput import Mode, StageTerms
+from prfaas.planner.solve.throughput import StageMode, StageTerms
 
 # Rates that differ by less are the same: ties go to the highest threshold, which ships least.
 _TIE = 1e-9
@@ -53,7 +53,7 @@ class SearchGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OperatingPoint:
     """Settings of the system, and its sustained rate.
 
     Args:
@@ -76,7 +76,7 @@ class Operation:
         capacity_per_s: Rate Λ at which each stage alone would bind, req/s.
     """
 
-    mode: Mode
+    mode: StageMode
     offload_threshold: float | None
     num_prfaas: int
     num_prefill: int
@@ -146,7 +146,7 @@ def thresholds(problem: Problem) -> FloatArray:
     return np.concatenate(([np.nextafter(lengths.low, 0)], inner, [lengths.high]))
 
 
-def search_grid(problem: Problem, mode: Mode) -> SearchGrid:
+def search_grid(problem: Problem, mode: StageMode) -> SearchGrid:
     """Λ for every threshold and every split with at least one decode instance."""
     terms = tp.stage_terms(problem, thresholds(problem), mode)
     return grid_for(problem, terms)
@@ -177,7 +177,7 @@ def best_thresholds(grid: SearchGrid) -> list[int]:
     return [int(column) for column in np.where(ties, room, -1.0).argmax(axis=1)]
 
 
-def optimum(problem: Problem, mode: Mode, grid: SearchGrid | None = None) -> Operation:
+def optimum(problem: Problem, mode: StageMode, grid: SearchGrid | None = None) -> OperatingPoint:
     """The threshold and split with the highest Λ, at the problem's N_p if it gives one."""
     found = grid or search_grid(problem, mode)
     rate = allowed_rates(problem, found)
@@ -193,14 +193,16 @@ def allowed_rates(problem: Problem, grid: SearchGrid) -> FloatArray:
     return np.where(grid.num_prefill[:, None] == problem.num_prefill, grid.rate, -1.0)
 
 
-def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: int) -> Operation:
+def operation(
+    problem: Problem, mode: StageMode, grid: SearchGrid, row: int, column: int
+) -> OperatingPoint:
     """The point of a grid at one split and one threshold."""
     terms, rate = grid.terms, float(grid.rate[row, column])
     p = float(terms.offload_fraction[column])
     num_prefill = int(grid.num_prefill[row])
     shares, sizes = _shares(grid.clusters[:, column]), terms.wire_long_bytes[:, column].tolist()
     size = _mean_size(shares, sizes)
-    return Operation(
+    return OperatingPoint(
         mode=mode,
         offload_threshold=float(terms.threshold[column]),
         num_prfaas=sum(cluster.num_instances for cluster in problem.prfaas),
@@ -264,7 +266,7 @@ def _capacities(
     }
 
 
-def at_threshold(problem: Problem, mode: Mode, threshold: float) -> Operation:
+def at_threshold(problem: Problem, mode: StageMode, threshold: float) -> OperatingPoint:
     """The best split at a given threshold.
 
     Raises:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at
-from prfaas.planner.problem import Link, PrfaasCluster, Problem, Workload
+from prfaas.planner.problem import PlannedLink, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve import designs
-from prfaas.planner.solve.throughput import BITS, Mode
+from prfaas.planner.solve.throughput import BITS, StageMode
 from prfaas.planner.solve.within_target import best_operation
 from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 
@@ -35,7 +35,7 @@ class ShadowValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Swing:
+class GainSwing:
     """Gain at equal cost when one input is lower and higher.
 
     Args:
@@ -67,7 +67,7 @@ class BreakEvenPrice:
     reason: str
 
 
-def shadow_values(problem: Problem, mode: Mode, base_rate_per_s: float) -> list[ShadowValue]:
+def shadow_values(problem: Problem, mode: StageMode, base_rate_per_s: float) -> list[ShadowValue]:
     """ΔΛ for one more instance of each kind, 10 Gbit/s of each link, 10 % more cache hits."""
     changed: list[tuple[str, Problem]] = []
     for i, cluster in enumerate(problem.prfaas):
@@ -95,16 +95,16 @@ def with_workload(problem: Problem, workload: Workload) -> Problem:
     return replace(problem, workload=workload, prfaas=clusters, pd=pd)
 
 
-def gain(problem: Problem, mode: Mode) -> float:
+def gain(problem: Problem, mode: StageMode) -> float:
     """Gain of PrfaaS-PD over the homogeneous design at equal cost, both re-optimised."""
     ours = designs.prfaas_pd(problem, mode)
     return designs.gain_at_equal_cost(ours, designs.equal_cost(problem, mode, ours.price_per_h))
 
 
-def tornado(problem: Problem, mode: Mode, swing: float = SWING) -> list[Swing]:
+def tornado(problem: Problem, mode: StageMode, swing: float = SWING) -> list[GainSwing]:
     """Gain with every input `swing` lower and higher, widest first."""
     swings = [
-        Swing(what, gain(change(1 - swing), mode), gain(change(1 + swing), mode))
+        GainSwing(what, gain(change(1 - swing), mode), gain(change(1 + swing), mode))
         for what, change in inputs(problem)
     ]
     return sorted(swings, key=lambda s: -s.width)
@@ -157,7 +157,7 @@ def _cluster_inputs(
         return problem.with_cluster(index, replace(cluster, **fields))  # type: ignore[arg-type]
 
     def linked(f: float, field: str) -> Problem:
-        link: Link = replace(cluster.link, **{field: getattr(cluster.link, field) * f})
+        link: PlannedLink = replace(cluster.link, **{field: getattr(cluster.link, field) * f})
         return changed(link=link)
 
     yield f"{cluster.name}: prefill time", lambda f: changed(prefill=cluster.prefill.scaled(f))
@@ -194,7 +194,7 @@ def with_bandwidth(problem: Problem, factor: float) -> Problem:
     return replace(problem, prfaas=clusters)
 
 
-def break_even_bandwidth(problem: Problem, mode: Mode) -> float | None:
+def break_even_bandwidth(problem: Problem, mode: StageMode) -> float | None:
     """Bandwidth of all links together below which PrfaaS-PD loses at equal cost, bit/s.
 
     Returns:
@@ -230,7 +230,7 @@ def recompute_bandwidth(problem: Problem, num_tokens: float) -> float:
     return size * BITS / problem.pd.prefill.seconds_at(num_tokens)
 
 
-def break_even_price(problem: Problem, mode: Mode) -> BreakEvenPrice:
+def break_even_price(problem: Problem, mode: StageMode) -> BreakEvenPrice:
     """Price of 10**12 bytes, the same on every link, at which the gain at equal cost is zero.
 
     The baseline is bought with all the money of PrfaaS-PD, the price of its traffic included, as

@@ -10,12 +10,12 @@ import numpy as np
 
 from prfaas.core.control.role_loop import SplitPlan
 from prfaas.core.control.split import Plans
-from prfaas.core.control.traffic_mix import Mix
+from prfaas.core.control.traffic_mix import TrafficMix
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import best_thresholds, search_grid
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
 
 _STEP = 1.1
@@ -29,14 +29,14 @@ def split_plans(problem: Problem) -> Plans:
     planned = sum(_block_bits_per_s(c, problem) for c in problem.prfaas)
 
     @lru_cache(_PLANS_MAX)
-    def of(step: int, mix: Mix | None) -> dict[int, SplitPlan]:
+    def of(step: int, mix: TrafficMix | None) -> dict[int, SplitPlan]:
         prfaas = tuple(
             replace(c, link=c.link.measured(c.goodput_bits_per_s * _STEP**step))
             for c in problem.prfaas
         )
         workload = _workload(problem.workload, mix)
         try:
-            grid = search_grid(replace(problem, prfaas=prfaas, workload=workload), Mode.EXACT)
+            grid = search_grid(replace(problem, prfaas=prfaas, workload=workload), StageMode.EXACT)
         except ConfigError:
             return {}  # such requests miss the plan's targets whatever is done
         return {
@@ -48,7 +48,7 @@ def split_plans(problem: Problem) -> Plans:
             )
         }
 
-    def plans(num_prefill: int, bits_per_s: float, mix: Mix | None) -> SplitPlan | None:
+    def plans(num_prefill: int, bits_per_s: float, mix: TrafficMix | None) -> SplitPlan | None:
         if not problem.prfaas or bits_per_s < 1:
             return None
         return of(round(log(bits_per_s / planned, _STEP)), mix).get(num_prefill)
@@ -65,7 +65,7 @@ def _block_bits_per_s(cluster: PrfaasCluster, problem: Problem) -> float:
     return cluster.wire_bits_per_s * float(kv_bytes_at(geometry, tokens)[0] / wire[0])
 
 
-def _workload(planned: Workload, mix: Mix | None) -> Workload:
+def _workload(planned: Workload, mix: TrafficMix | None) -> Workload:
     """The traffic of a plan, or what is seen of it, within the lengths that the plan knows."""
     if mix is None:
         return planned

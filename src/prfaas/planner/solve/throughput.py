@@ -23,7 +23,7 @@ from functools import partial
 
 import numpy as np
 
-from prfaas.core.codec.planned import CodedLink
+from prfaas.core.codec.planned import PlannedCodedLink
 from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PdCluster, Problem
 from prfaas.planner.workload.prompt_lengths import LengthDistribution
@@ -31,7 +31,7 @@ from prfaas.planner.workload.prompt_lengths import LengthDistribution
 BITS = 8
 
 
-class Mode(StrEnum):
+class StageMode(StrEnum):
     """Kind of stage times in the equations."""
 
     PAPER = "paper"
@@ -72,7 +72,7 @@ def cluster_egress(num_gpus: int, gpus_per_instance: int, kv_bits_per_s: float) 
     return num_gpus / gpus_per_instance * kv_bits_per_s
 
 
-def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTerms:
+def stage_terms(problem: Problem, threshold: FloatArray, mode: StageMode) -> StageTerms:
     """Loads of all stages at each threshold.
 
     Args:
@@ -88,11 +88,11 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
 
     links = [cluster.coded for cluster in problem.prfaas]
 
-    def wire(link: CodedLink) -> Callable[[FloatArray], FloatArray]:
+    def wire(link: PlannedCodedLink) -> Callable[[FloatArray], FloatArray]:
         return lambda tokens: wire_bytes_at(problem.geometry, tokens, link)
 
     work = problem.workload
-    if mode is Mode.PAPER:
+    if mode is StageMode.PAPER:
         short_prefix, long_prefix = split.expectations(lengths.prefix)
         long_s = [c.prefill.after(long_prefix, mean_long) for c in problem.prfaas]
         wire_long = [wire(link)(mean_long) for link in links]

@@ -11,14 +11,14 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.solve.latency import share_in_time
 from prfaas.planner.solve.search import (
     Bottleneck,
-    Operation,
+    OperatingPoint,
     SearchGrid,
     allowed_rates,
     operation,
     optimum,
     search_grid,
 )
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 
 TARGET_SHARE = 0.9
 _COLUMNS_MAX = 24  # thresholds that are tried with queueing
@@ -26,7 +26,7 @@ _NO_LOAD = 1e-9  # of Λ: nobody waits
 _STEPS = 20
 
 
-def best_operation(problem: Problem, mode: Mode) -> Operation:
+def best_operation(problem: Problem, mode: StageMode) -> OperatingPoint:
     """The settings with the highest Λ, within the problem's target if it has one."""
     grid = search_grid(problem, mode)
     if problem.ttft_p90_s is None:
@@ -34,7 +34,7 @@ def best_operation(problem: Problem, mode: Mode) -> Operation:
     return within_target(problem, mode, grid)
 
 
-def within_target(problem: Problem, mode: Mode, grid: SearchGrid) -> Operation:
+def within_target(problem: Problem, mode: StageMode, grid: SearchGrid) -> OperatingPoint:
     """The point of a grid with the highest rate at which the TTFT target is met.
 
     Without a target, the point with the highest Λ. `Bottleneck.TTFT_TARGET` of the answer has the
@@ -53,7 +53,7 @@ def within_target(problem: Problem, mode: Mode, grid: SearchGrid) -> Operation:
     return bounded(best, best_rate)
 
 
-def candidates(problem: Problem, mode: Mode, grid: SearchGrid) -> Iterator[Operation]:
+def candidates(problem: Problem, mode: StageMode, grid: SearchGrid) -> Iterator[OperatingPoint]:
     """Settings that may meet the target, those with the highest Λ first."""
     rates = allowed_rates(problem, grid)
     columns = _columns(rates)
@@ -76,20 +76,20 @@ def _columns(rates: np.typing.NDArray[np.float64]) -> list[int]:
     return sorted({*spread.tolist(), int(rates.max(axis=0).argmax())})
 
 
-def meets(problem: Problem, found: Operation, rate_per_s: float) -> bool:
+def meets(problem: Problem, found: OperatingPoint, rate_per_s: float) -> bool:
     """Return True if the P90 at a load is within the target."""
     assert problem.ttft_p90_s is not None  # noqa: S101 (asked with a target only)
     share = share_in_time(problem, found, rate_per_s, problem.ttft_p90_s)
     return share >= TARGET_SHARE - 1e-9
 
 
-def meets_idle(problem: Problem, found: Operation) -> bool:
+def meets_idle(problem: Problem, found: OperatingPoint) -> bool:
     """Return True if the P90 without any waiting is within the target."""
     assert problem.ttft_p90_s is not None  # noqa: S101 (asked with a target only)
     return share_in_time(problem, found, 0.0, problem.ttft_p90_s) >= TARGET_SHARE - 1e-9
 
 
-def _rate_within(problem: Problem, found: Operation, met_at: float) -> float:
+def _rate_within(problem: Problem, found: OperatingPoint, met_at: float) -> float:
     low, high = met_at, found.rate_per_s
     for _ in range(_STEPS):
         middle = (low + high) / 2
@@ -97,7 +97,7 @@ def _rate_within(problem: Problem, found: Operation, met_at: float) -> float:
     return low
 
 
-def bounded(found: Operation, rate_per_s: float) -> Operation:
+def bounded(found: OperatingPoint, rate_per_s: float) -> OperatingPoint:
     """The same settings at the rate at which the target binds, req/s."""
     share = rate_per_s / found.rate_per_s if found.rate_per_s else 0.0
     return replace(

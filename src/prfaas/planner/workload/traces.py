@@ -9,7 +9,7 @@ from prfaas.traces.block_cache import new_tokens
 from prfaas.traces.formats.detect import SESSIONS, detect
 from prfaas.traces.formats.mooncake import BLOCK_TOKENS
 from prfaas.traces.reader import read_requests
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.flatten import block_tokens_of, flattened
 from prfaas.traces.sessions.session_file import read_sessions
 
@@ -47,7 +47,7 @@ def read_trace(path: Path, cache_blocks: int | None = None) -> TraceLengths:
         ConfigError: The file cannot be read, is in no known format, or a line is damaged.
     """
     form, block_tokens = detect(path), BLOCK_TOKENS
-    rows: tuple[Row, ...]
+    rows: tuple[RecordedRequest, ...]
     if form == SESSIONS:
         sessions = read_sessions(path)
         block_tokens = block_tokens_of(sessions, BLOCK_TOKENS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import Form, Mode, Segment, read_head
+from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode, read_head
 from prfaas.pool.codec import rounding_kernels as kernels
 from prfaas.pool.codec.kernels import Bytes
 
@@ -68,33 +68,33 @@ def _restore(form: Form, body: int, stream: memoryview, into: memoryview) -> Non
             start = end
 
 
-def _encode(segment: Segment, source: Bytes, target: Bytes) -> int:
+def _encode(segment: CodedSegment, source: Bytes, target: Bytes) -> int:
     first, heads, keys, values = segment.sizes
     match segment.mode:
-        case Mode.RAW:
+        case SegmentMode.RAW:
             target[: source.size] = source
             return source.size
-        case Mode.FP8:
+        case SegmentMode.FP8:
             return kernels.encode_fp8(source.view(np.uint16), first, target)
-        case Mode.STATE:
+        case SegmentMode.STATE:
             return kernels.encode_state(source.view(np.uint32), target)
-        case Mode.KIVI4:
+        case SegmentMode.KIVI4:
             words = source.view(np.uint16)
             by_token = segment.is_token_major
             return kernels.encode_kivi(words, first, heads, keys, values, by_token, target)
 
 
-def _decode(segment: Segment, source: Bytes, target: Bytes) -> int:
+def _decode(segment: CodedSegment, source: Bytes, target: Bytes) -> int:
     first, heads, keys, values = segment.sizes
     match segment.mode:
-        case Mode.RAW:
+        case SegmentMode.RAW:
             target[:] = source
             return source.size
-        case Mode.FP8:
+        case SegmentMode.FP8:
             return kernels.decode_fp8(source, first, target.view(np.uint16))
-        case Mode.STATE:
+        case SegmentMode.STATE:
             return kernels.decode_state(source, target.view(np.uint32))
-        case Mode.KIVI4:
+        case SegmentMode.KIVI4:
             words = target.view(np.uint16)
             by_token = segment.is_token_major
             return kernels.decode_kivi(source, first, heads, keys, values, by_token, words)

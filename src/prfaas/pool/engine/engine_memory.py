@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, Layout
-from prfaas.core.kv.canonical.copies import Run
+from prfaas.core.kv.canonical.copies import CopyRun
 from prfaas.core.kv.canonical.pieces import FRAGMENTS_MAX, Piece, Pieces, pieces
 from prfaas.errors import PeerError
 from prfaas.wire.messages.engine import EngineHello
@@ -124,14 +124,14 @@ class EngineMemory:
             raise PeerError(f"{num} fragments in a row; the limit is {FRAGMENTS_MAX}")
 
 
-def _runs(hello: EngineHello, group: CacheGroup) -> Iterator[Run]:
+def _runs(hello: EngineHello, group: CacheGroup) -> Iterator[CopyRun]:
     """Copies of a group; extents are the block in its order."""
     if group.index in hello.runs:
-        yield from (Run(*run) for run in hello.runs[group.index])
+        yield from (CopyRun(*run) for run in hello.runs[group.index])
         return
     at = 0
     for offset, length in hello.extents[group.index]:
-        yield Run(offset, at, length)
+        yield CopyRun(offset, at, length)
         at += length
 
 

@@ -11,7 +11,7 @@ from prfaas.audit.moved_bytes import MovedBytes
 from prfaas.billing.metrics import storage_counter
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.core.transfer.tickets import Refusal
+from prfaas.core.transfer.tickets import TicketRefusal
 from prfaas.membership.views import MemberMetrics, PartRegistry
 from prfaas.series import at_zero
 from prfaas.units import NS_PER_S
@@ -221,7 +221,7 @@ class PoolMetrics:
             ["end", "reason"],
             registry=self.registry,
         )
-        at_zero(self.tickets_refused, ("source", "destination"), Refusal)
+        at_zero(self.tickets_refused, ("source", "destination"), TicketRefusal)
         self.refused = Counter(
             "prfaas_connections_refused",
             "Connections closed for their identity or their data.",

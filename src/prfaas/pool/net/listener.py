@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from prfaas.errors import PeerError, words_of
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable
 from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
@@ -59,7 +59,7 @@ class Listener:
         self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
         self._on_sealed = on_sealed
         self._on_refused = on_refused
-        self._said = SaidOnce()
+        self._said = LogThrottle()
         self._socket: socket.socket | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._callers: dict[asyncio.Task[None], socket.socket] = {}

@@ -15,7 +15,7 @@ from prfaas.series import CONTENT_TYPE
 from prfaas.wire.plain_http import listen, name_server
 
 
-class Phase(StrEnum):
+class NodePhase(StrEnum):
     """State of a pool node, as `/health` reports it."""
 
     STARTING = "starting"
@@ -37,7 +37,7 @@ class AdminServer:
     """
 
     def __init__(
-        self, counted: PoolMetrics, address: tuple[str, int], phase: Callable[[], Phase]
+        self, counted: PoolMetrics, address: tuple[str, int], phase: Callable[[], NodePhase]
     ) -> None:
         self._counted, self._address, self._phase = counted, address, phase
         self._runner = web.AppRunner(self._app(), access_log=None)
@@ -85,12 +85,12 @@ class AdminServer:
     async def _health(self, _: web.Request) -> web.Response:
         """Return 200 if the node accepts transfers."""
         phase = self._phase()
-        return _answer(phase, is_well=phase is Phase.READY)
+        return _answer(phase, is_well=phase is NodePhase.READY)
 
     async def _live(self, _: web.Request) -> web.Response:
         """Return 503 if only a restart helps."""
         phase = self._phase()
-        return _answer(phase, is_well=phase is not Phase.FAILED)
+        return _answer(phase, is_well=phase is not NodePhase.FAILED)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self._counted.on_read()
@@ -98,5 +98,5 @@ class AdminServer:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _answer(phase: Phase, *, is_well: bool) -> web.Response:
+def _answer(phase: NodePhase, *, is_well: bool) -> web.Response:
     return web.json_response({"status": phase.value}, status=200 if is_well else 503)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from prfaas.audit.pool_audit import PoolAudit
-from prfaas.billing.storage_meter import StorageMeter, Tier
+from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, BlockName
@@ -26,7 +26,7 @@ from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.node.admin_http import AdminServer, Phase
+from prfaas.pool.node.admin_http import AdminServer, NodePhase
 from prfaas.pool.node.aging import Aging
 from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.disk_keys import disk_wrapper
@@ -116,7 +116,7 @@ class PoolNode:
             settings.identity.authority, self.sites.gateways, self.sites.certificates
         )
         settings.check_certificate()
-        own: list[tuple[str, Tier | None]] = [(HOST, self.store), (DISK, self.disk)]
+        own: list[tuple[str, MeteredTier | None]] = [(HOST, self.store), (DISK, self.disk)]
         tiers = {name: tier for name, tier in own if tier is not None}
         self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
         self._tickets = TicketChecks(
@@ -370,13 +370,13 @@ class PoolNode:
             log_event(log, logging.ERROR, "identity_kept", why=str(error))
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> NodePhase:
         """State of the node."""
         if self._io.has_failed:
-            return Phase.FAILED
+            return NodePhase.FAILED
         if self._tickets.is_draining:
-            return Phase.DRAINING
-        return Phase.READY if self._is_open else Phase.STARTING
+            return NodePhase.DRAINING
+        return NodePhase.READY if self._is_open else NodePhase.STARTING
 
     @property
     def num_open(self) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from prfaas.config.addresses import join_address, split_address
 from prfaas.core.membership.machine import Membership
-from prfaas.core.membership.members import Kind, Listed, Member
+from prfaas.core.membership.members import Listed, Member, MemberKind
 from prfaas.logs import log_event
-from prfaas.membership.follower import Follower
+from prfaas.membership.follower import MembershipFollower
 from prfaas.membership.peer_entries import CLUSTERLESS, PeerClusters
 from prfaas.membership.port import Source
 from prfaas.pool.node.peers import Peers
@@ -43,7 +43,7 @@ class PeerMembers:
         self._peers, self._clusters, settings = peers, clusters, peers.settings
         listed = {each.member.name for each in start}
         given = [
-            Listed(Member(name, Kind.POOL, CLUSTERLESS, join_address(address)))
+            Listed(Member(name, MemberKind.POOL, CLUSTERLESS, join_address(address)))
             for name, address in settings.peers.items()
             if name not in listed
         ]
@@ -52,7 +52,7 @@ class PeerMembers:
         now_ns = time.monotonic_ns()
         machine.begin("file", [each for each in start if self._is_peer(each.member)], now_ns)
         machine.begin(OPTIONS, given, now_ns)
-        self.follower = Follower(machine, self, sources, self._is_peer)
+        self.follower = MembershipFollower(machine, self, sources, self._is_peer)
         peers.metrics.on_read, peers.can_grow = self._show, True
 
     def start(self) -> None:
@@ -118,4 +118,6 @@ class PeerMembers:
 
     def _is_peer(self, member: Member) -> bool:
         is_near = member.cluster in self._clusters.targets | self._clusters.sources
-        return member.kind is Kind.POOL and member.name != self._peers.settings.name and is_near
+        return (
+            member.kind is MemberKind.POOL and member.name != self._peers.settings.name and is_near
+        )

@@ -43,7 +43,7 @@ class DigestError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ReceivingSession:
     """The session to which data connections without TLS prove that they belong.
 
     Attributes:
@@ -75,7 +75,7 @@ class DataHandlers:
     """
 
     decoding: Decoding
-    find_session: Callable[[bytes], Session | None]
+    find_session: Callable[[bytes], ReceivingSession | None]
     find_assembly: Callable[[str, str], Assembly | None]
     wants: Callable[[bytes, str], bool]
     has: Callable[[FragmentPrefix], bool]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer
-from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver, Session
+from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver, ReceivingSession
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import ReceivedBlock
@@ -63,7 +63,7 @@ class DataPort:
         self._on_refused = on_refused
         self._links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and the blocks that come over it."""
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ReceivingSession] = {}
         """By public name: those of present links without TLS."""
         self._receivers: dict[DataReceiver, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,7 +119,7 @@ class DataPort:
             secret: By it those without TLS do; None if all have TLS.
         """
         if secret is not None:
-            self._sessions[secret.id] = Session(secret, ConnectionNumbers())
+            self._sessions[secret.id] = ReceivingSession(secret, ConnectionNumbers())
         inbound = self._inbound
         blocks_max = inbound.limits.unfinished_blocks_max
         self._links[peer] = word, Assembly(self._buffer, inbound.peer_bytes_max, blocks_max)

@@ -10,7 +10,7 @@ from prfaas.core.cache.ages import born_in
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import Manifest
 from prfaas.core.kv.tenant_salts import tag_in
-from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
+from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import TransferError
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -144,14 +144,14 @@ class InboundTransfers:
     def _grant(self, sealed: bytes, blocks: Manifest, transfer_id: bytes, source: str) -> Grant:
         if self._transfers.is_full:
             error = TicketRefusedError(
-                Refusal.NO_ROOM,
+                TicketRefusal.NO_ROOM,
                 f"{self.limits.transfers_max} transfers are open, which is the limit",
             )
             self._tickets.refused(DESTINATION, transfer_id, error)
             raise error
         if self._store.is_barred(received(source, transfer_id, is_inherited=False)):
             error = TicketRefusedError(
-                Refusal.PURGING,
+                TicketRefusal.PURGING,
                 f"what came from {source} is being dropped; it is accepted again soon",
             )
             self._tickets.refused(DESTINATION, transfer_id, error)

@@ -11,7 +11,7 @@ from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption, agr
 from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.errors import PeerError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.busy import BusyMeter
 from prfaas.pool.net.io_thread import IoThread
@@ -161,7 +161,7 @@ class LinkPort:
             self._refuse,
         )
         self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
         self._is_closed = False
         self._channels: dict[Channel, asyncio.Task[None]] = {}
         self._shares: dict[Channel, int] = {}

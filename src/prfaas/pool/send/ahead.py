@@ -49,7 +49,7 @@ class StoreWaits:
                     del self._waiting[name]
 
 
-class Ahead:
+class AwaitedBlocks:
     """The blocks that one transfer waits for.
 
     Engines store the blocks of a group in the order of the prompt. So the first one of each group

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.send.ahead import Ahead, StoreWaits
+from prfaas.pool.send.ahead import AwaitedBlocks, StoreWaits
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import ReadBudget
@@ -27,7 +27,7 @@ class Sending:
         self._store, self._read_limit_s = store, read_limit_s
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits = StoreWaits()
-        self._ahead: dict[bytes, Ahead] = {}
+        self._ahead: dict[bytes, AwaitedBlocks] = {}
 
     def start(
         self,
@@ -63,7 +63,7 @@ class Sending:
             layout_id: The layout of the keys.
             keys: The blocks, in the order of the prompt.
         """
-        ahead = self._ahead[transfer_id] = Ahead(keys)
+        ahead = self._ahead[transfer_id] = AwaitedBlocks(keys)
         task = asyncio.create_task(self._send_ahead(link, transfer_id, layout_id, ahead))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -79,7 +79,7 @@ class Sending:
             self._ahead[transfer_id].changed.set()
 
     async def _send_ahead(
-        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, ahead: Ahead
+        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, ahead: AwaitedBlocks
     ) -> None:
         budget = ReadBudget(self._read_limit_s)
         try:

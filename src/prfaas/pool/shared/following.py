@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.health import TierHealth
@@ -35,7 +35,7 @@ FREEZE_PACKS = 1000
 Names = Iterable[BlockName]
 
 
-class Follower:
+class BucketFollower:
     """Lists the bucket now and then, and reads the fronts of packs that are new.
 
     Args:
@@ -77,7 +77,7 @@ class Follower:
         """True until a refresh for the known layouts has ended, or was waited for long enough."""
         self._refresh_now = asyncio.Event()
         self._refreshed: asyncio.Future[None] | None = None
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
 
     def learn(self, layout_id: bytes) -> None:
         """Read packs of a layout from now on."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockName
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -50,7 +50,7 @@ class PackFronts:
         self._timing, self._metrics, self._clock_ns = timing, metrics, clock_ns
         self._skipped: dict[PackName, int | None] = {}
         """Time at which an unreadable pack is read again; None for one with an unknown key."""
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
 
     @property
     def skipped(self) -> frozenset[PackName]:

@@ -21,7 +21,7 @@ from prfaas.pool.shared.bucket import Bucket
 from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.tier_keys import TierKeys
-from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
+from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter, WriteQueue
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class PackWriter(SealingWriter):
         """Limit of `held_bytes`."""
         return PACKS_HELD * self._pack_bytes
 
-    async def _seal(self, offer: Offer) -> None:
+    async def _seal(self, offer: BlockToWrite) -> None:
         layout_id, key = offer.name
         tenant = offer.block.origin.tenant
         try:

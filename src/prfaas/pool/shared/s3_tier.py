@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockName, Layout
 from prfaas.errors import TransferError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.sealing import TAG_BYTES, AlteredError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.keys.tenant_keys import TenantKey
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
-from prfaas.pool.shared.following import FRONTS, Follower, Names
+from prfaas.pool.shared.following import FRONTS, BucketFollower, Names
 from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.pack_fronts import ATTEMPTS, PackFronts
 from prfaas.pool.shared.pack_index import PackIndex, all_sources, bare_tenants
@@ -98,7 +98,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             bucket, keys, self._tenants, pool, settings.timing, metrics, clock_ns
         )
         self._health = TierHealth(metrics, clock_ns, self._went_down, self._came_up)
-        self._follower = Follower(
+        self._follower = BucketFollower(
             bucket,
             self._packs,
             self._fronts,
@@ -114,7 +114,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._read_s = settings.deadline_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-shared-reader")
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
 
     # --- contents ---
 

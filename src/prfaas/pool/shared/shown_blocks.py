@@ -14,7 +14,7 @@ from prfaas.pool.store.origins import Origin, Scope, sliced
 from prfaas.pool.store.tier_ports import StoredBlock
 
 
-class Entry(Protocol):
+class ShownBlock(Protocol):
     """A block of the tier."""
 
     @property
@@ -26,8 +26,8 @@ class Entry(Protocol):
         """Its origin."""
 
 
-E = TypeVar("E", bound=Entry)
-E_co = TypeVar("E_co", bound=Entry, covariant=True)
+E = TypeVar("E", bound=ShownBlock)
+E_co = TypeVar("E_co", bound=ShownBlock, covariant=True)
 
 
 class Contents(Protocol[E_co]):

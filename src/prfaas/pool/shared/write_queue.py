@@ -21,7 +21,7 @@ from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 
 
-class Offer(NamedTuple):
+class BlockToWrite(NamedTuple):
     """A block to write.
 
     Attributes:
@@ -52,7 +52,7 @@ class WriteQueue:
     ) -> None:
         self._limit_bytes, self._metrics, self._clock_ns = limit_bytes, metrics, clock_ns
         self._breaker = Breaker()
-        self._offers: deque[Offer] = deque()
+        self._offers: deque[BlockToWrite] = deque()
         self._waiting: set[BlockName] = set()
         """Blocks that are queued or on their way."""
         self._work = asyncio.Event()
@@ -73,7 +73,7 @@ class WriteQueue:
             return self._dropped("shared_down")
         if self.held_bytes and self.held_bytes + size > self._limit_bytes:
             return self._dropped("shared_full")
-        self._offers.append(Offer(name, block, done))
+        self._offers.append(BlockToWrite(name, block, done))
         self._waiting.add(name)
         self.held_bytes += size
         self._work.set()
@@ -84,11 +84,11 @@ class WriteQueue:
         await self._work.wait()
         self._work.clear()
 
-    def take(self) -> Offer | None:
+    def take(self) -> BlockToWrite | None:
         """The block that waits longest; None if none waits."""
         return self._offers.popleft() if self._offers else None
 
-    def take_back(self, offer: Offer) -> None:
+    def take_back(self, offer: BlockToWrite) -> None:
         """Queue a block that was taken and not sealed, before the others."""
         self._offers.appendleft(offer)
 
@@ -201,7 +201,7 @@ class SealingWriter(ABC):
                 await self._seal(offer)
 
     @abstractmethod
-    async def _seal(self, offer: Offer) -> None:
+    async def _seal(self, offer: BlockToWrite) -> None:
         """Seal a block and call its `done`; if cancelled before, take it back into the queue."""
 
     def _finish_all(self) -> None:  # noqa: B027 - packs wait for more, single blocks do not

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
 from prfaas.core.kv.manifest import Manifest
-from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
@@ -57,17 +57,19 @@ class SiteRules:
         site = contracts.site_of_gateway.get(ticket.signer)
         if contracts.site_of_pool.get(peer) != site:
             raise TicketRefusedError(
-                Refusal.SITE, f"{ticket.signer} may not sign for {peer}, a part of another site"
+                TicketRefusal.SITE,
+                f"{ticket.signer} may not sign for {peer}, a part of another site",
             )
         if site is not None and not self._agreements.claim(ticket.tenant, site):
             raise TicketRefusedError(
-                Refusal.SITE, f"{ticket.signer} names no tag, one of another site, or too many"
+                TicketRefusal.SITE,
+                f"{ticket.signer} names no tag, one of another site, or too many",
             )
         for group, hashes in blocks.items() if site is not None else ():
             for at in range(0, len(hashes), HASH_BYTES):
                 key = BlockKey(group, hashes[at : at + HASH_BYTES])
                 if self._site_of_block((ticket.layout_id, key)) not in (None, site):
-                    raise TicketRefusedError(Refusal.SITE, "it names a block of another site")
+                    raise TicketRefusedError(TicketRefusal.SITE, "it names a block of another site")
         self._transfers[ticket.transfer_id] = site
         if len(self._transfers) > TRANSFERS_MAX:
             self._transfers.popitem(last=False)

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
-from prfaas.pool.store.disk_records import Place
+from prfaas.pool.store.disk_records import DiskPlace
 from prfaas.pool.store.origins import Matches, Origin
 
-Record = tuple[BlockName, Place]
+Record = tuple[BlockName, DiskPlace]
 
 
 class DiskIndex:
@@ -24,7 +24,7 @@ class DiskIndex:
 
     def __init__(self, policy: TenantShares[int]) -> None:
         self._policy = policy
-        self.places: dict[BlockName, Place] = {}
+        self.places: dict[BlockName, DiskPlace] = {}
         self.segments: dict[int, list[BlockName]] = {}
         """Names of the records of each segment; not all of them are still in `places`."""
         self.sizes: dict[int, int] = {}
@@ -114,7 +114,7 @@ class DiskIndex:
 
     def matching(
         self, number: int, names: Sequence[BlockName], matches: Matches
-    ) -> dict[BlockName, Place]:
+    ) -> dict[BlockName, DiskPlace]:
         """Those of some blocks that are in a segment and have a matching origin."""
         places = {name: place for name in names if (place := self.places.get(name)) is not None}
         return {
@@ -123,7 +123,7 @@ class DiskIndex:
             if place.segment == number and matches(place.origin)
         }
 
-    def forget(self, records: Mapping[BlockName, Place]) -> None:
+    def forget(self, records: Mapping[BlockName, DiskPlace]) -> None:
         """Miss blocks from now on; their records stay on disk."""
         for name in records:
             del self.places[name]

@@ -48,7 +48,7 @@ HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX + STAMP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DiskPlace:
     """Place of a block.
 
     Attributes:
@@ -122,7 +122,7 @@ def record_header(
     return head + _check(head + whence + seal) + whence + seal
 
 
-def dropped_header(name: BlockName, place: Place) -> bytes:
+def dropped_header(name: BlockName, place: DiskPlace) -> bytes:
     """A header as long as that of the record it is written over, so that the next is found."""
     if place.head_bytes == HEADER_BYTES_1:
         layout_id, key = name

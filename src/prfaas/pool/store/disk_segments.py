@@ -33,8 +33,8 @@ from prfaas.pool.store.disk_records import (
     HEADER_BYTES_MAX,
     MAGIC_SEALED,
     PLACE,
+    DiskPlace,
     Header,
-    Place,
     dropped_header,
     head_bytes,
     parse_header,
@@ -54,7 +54,7 @@ SUFFIX = ".seg"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class FoundSegment:
     """A file that was found at start."""
 
     number: int
@@ -66,7 +66,7 @@ class Segment:
 class Scan:
     """Contents of a segment, and the number of its broken records."""
 
-    records: list[tuple[BlockName, Place]]
+    records: list[tuple[BlockName, DiskPlace]]
     num_broken: int
 
 
@@ -128,13 +128,13 @@ class SegmentFiles:
         self._seals.forget()
         return number
 
-    def found(self) -> list[Segment]:
+    def found(self) -> list[FoundSegment]:
         """Segments on disk, the least recently used first."""
-        found: list[Segment] = []
+        found: list[FoundSegment] = []
         for path in self._folder.glob(f"*{SUFFIX}"):
             if path.stem.isdigit():
                 status = path.stat()
-                found.append(Segment(int(path.stem), status.st_size, status.st_mtime_ns))
+                found.append(FoundSegment(int(path.stem), status.st_size, status.st_mtime_ns))
         return sorted(found, key=lambda segment: (segment.used_at_ns, segment.number))
 
     def scan(self, number: int) -> Scan:
@@ -143,7 +143,7 @@ class SegmentFiles:
         Raises:
             OSError: It cannot be read.
         """
-        records: list[tuple[BlockName, Place]] = []
+        records: list[tuple[BlockName, DiskPlace]] = []
         num_broken = offset = 0
         is_lost = False
         with _opened(self._path(number), os.O_RDONLY) as file:
@@ -163,10 +163,10 @@ class SegmentFiles:
                 offset += step
         return Scan(records, num_broken)
 
-    def _place(self, number: int, offset: int, header: Header) -> Place:
+    def _place(self, number: int, offset: int, header: Header) -> DiskPlace:
         key_id = header.stamp[KEY_ID]
         key = self._seals.keyring.get(key_id) if self._seals is not None and key_id else None
-        return Place(
+        return DiskPlace(
             number,
             offset,
             header.num_bytes,
@@ -197,7 +197,7 @@ class SegmentFiles:
         data: bytearray | memoryview,
         digest: bytes,
         origin: Origin,
-    ) -> Place:
+    ) -> DiskPlace:
         """Write a block to a segment that was started and is not sealed.
 
         Once this returns, the block outlives the process.
@@ -206,12 +206,12 @@ class SegmentFiles:
             OSError: It cannot be written; nothing of it is left.
         """
         file, offset = self._open[number]
-        place = Place(number, offset, len(data), origin, head_bytes(origin))
+        place = DiskPlace(number, offset, len(data), origin, head_bytes(origin))
         head, stored = record_header(name, len(data), digest, origin), data
         if self._seals is not None:
             seal = self._stamps[number].stamp(origin.tenant)
             head = record_header(name, len(data), bytes(32), origin, MAGIC_SEALED, seal)
-            place = Place(number, offset, len(data), origin, len(head), seal[KEY_ID])
+            place = DiskPlace(number, offset, len(data), origin, len(head), seal[KEY_ID])
             stored = self._seals.close(seal, data, head + PLACE.pack(number, offset))
         size = place.record_bytes
         parts = [head, stored, bytes(size - len(head) - len(stored))]
@@ -245,7 +245,7 @@ class SegmentFiles:
             finally:
                 os.close(file)
 
-    def read(self, name: BlockName, place: Place, into: memoryview) -> bytes | None:
+    def read(self, name: BlockName, place: DiskPlace, into: memoryview) -> bytes | None:
         """Read a block, and note that its segment was used.
 
         Args:
@@ -276,7 +276,7 @@ class SegmentFiles:
             return block_digest(*name, into) if is_intact else None
         return header.digest if block_digest(*name, into) == header.digest else None
 
-    def erase(self, names: Sequence[tuple[BlockName, Place]]) -> None:
+    def erase(self, names: Sequence[tuple[BlockName, DiskPlace]]) -> None:
         """Mark records as dropped; once this returns, they do not come back with the next start.
 
         Harmless for what is marked already, or gone with its segment.
@@ -284,7 +284,7 @@ class SegmentFiles:
         Raises:
             OSError: Not all could be marked.
         """
-        by_segment: dict[int, list[tuple[BlockName, Place]]] = {}
+        by_segment: dict[int, list[tuple[BlockName, DiskPlace]]] = {}
         for name, place in names:
             by_segment.setdefault(place.segment, []).append((name, place))
         for number, records in by_segment.items():

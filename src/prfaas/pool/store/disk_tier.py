@@ -26,8 +26,8 @@ from prfaas.errors import ConfigError, without_frames
 from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_index import DiskIndex
-from prfaas.pool.store.disk_records import ALIGN_BYTES, Place, record_bytes
-from prfaas.pool.store.disk_segments import Scan, Segment, SegmentFiles
+from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace, record_bytes
+from prfaas.pool.store.disk_segments import FoundSegment, Scan, SegmentFiles
 from prfaas.pool.store.origins import SLICE, Matches, Origin, sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.units import format_size
@@ -488,8 +488,8 @@ class DiskTier:
 
     def _append_lent(
         self, lent: list[tuple[int, BlockName, Buffer, bytes, Origin]]
-    ) -> tuple[list[Place], OSError | None]:
-        places: list[Place] = []
+    ) -> tuple[list[DiskPlace], OSError | None]:
+        places: list[DiskPlace] = []
         lent.reverse()
         try:
             while lent:
@@ -499,7 +499,7 @@ class DiskTier:
             return places, without_frames(error)
         return places, None
 
-    def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
+    def _read_lent(self, name: BlockName, place: DiskPlace, lent: list[memoryview]) -> bytes | None:
         return self._files.read(name, place, lent.pop())
 
     async def _drop(self, number: int) -> None:
@@ -557,7 +557,7 @@ class DiskTier:
             num_broken,
         )
 
-    async def _drop_surplus(self, found: list[Segment]) -> list[Segment]:
+    async def _drop_surplus(self, found: list[FoundSegment]) -> list[FoundSegment]:
         """Delete segments above the limit, which may have been lowered."""
         total = sum(segment.num_bytes for segment in found)
         while total > self.capacity_bytes:
@@ -572,7 +572,7 @@ class DiskTier:
             log.error("disk tier: segment %d cannot be read: %s", number, error)
             return Scan([], 1)
 
-    async def _take_in(self, segment: Segment, scan: Scan) -> None:
+    async def _take_in(self, segment: FoundSegment, scan: Scan) -> None:
         if not scan.records:
             await self._in_writer(self._files.remove, segment.number)
             return

@@ -15,8 +15,8 @@ from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
-    Refusal,
     Ticket,
+    TicketRefusal,
     TicketRefusedError,
     UsedTickets,
     check_ticket,
@@ -165,10 +165,12 @@ class TicketChecks:
         now_ns = self._unix_ns()
         try:
             if self.is_draining:
-                raise TicketRefusedError(Refusal.DRAINING, "this pool accepts no new transfers")
+                raise TicketRefusedError(
+                    TicketRefusal.DRAINING, "this pool accepts no new transfers"
+                )
             if self._audit is not None and not self._audit.accepts:
                 raise TicketRefusedError(
-                    Refusal.NOT_AUDITED,
+                    TicketRefusal.NOT_AUDITED,
                     'the audit log cannot be written, and audit.on_full is "closed"',
                 )
             ticket = self._opener.open(sealed, now_ns)
@@ -184,16 +186,16 @@ class TicketChecks:
             check_ticket_regions(ticket, self.regions, peer, peer_regions)
             if manifest_digest(blocks) != ticket.blocks:
                 raise TicketRefusedError(
-                    Refusal.OTHER_BLOCKS,
+                    TicketRefusal.OTHER_BLOCKS,
                     "its list of blocks is not the one that was signed",
                 )
             if layouts and ticket.layout_id not in layouts:
                 raise TicketRefusedError(
-                    Refusal.LAYOUT, f"no engine here has layout {ticket.layout_id.hex()[:12]}"
+                    TicketRefusal.LAYOUT, f"no engine here has layout {ticket.layout_id.hex()[:12]}"
                 )
             if free_bytes is not None and ticket.bytes_max > free_bytes:
                 raise TicketRefusedError(
-                    Refusal.NO_ROOM,
+                    TicketRefusal.NO_ROOM,
                     f"it allows {ticket.bytes_max} bytes, and {free_bytes} are free",
                 )
             self._rule(ticket, peer, blocks)
@@ -219,18 +221,18 @@ def beyond_ticket(
     if block.key not in named:
         return unnamed(block.key)
     if asked is not None and block.key not in asked:
-        return TicketRefusedError(Refusal.FOREIGN, "a block arrived that was not requested")
+        return TicketRefusedError(TicketRefusal.FOREIGN, "a block arrived that was not requested")
     if block.layout_id != transfer.layout_id:
-        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout arrived")
+        return TicketRefusedError(TicketRefusal.LAYOUT, "a block of another layout arrived")
     if not allows(quality, block.modes):
         how = ", ".join(sorted(mode.name.lower() for mode in block.modes))
         return TicketRefusedError(
-            Refusal.QUALITY, f"a block came rounded ({how}); it is for {quality} blocks"
+            TicketRefusal.QUALITY, f"a block came rounded ({how}); it is for {quality} blocks"
         )
     num_bytes = transfer.num_bytes + len(block.data)
     if num_bytes > transfer.bytes_max:
         return TicketRefusedError(
-            Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
+            TicketRefusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
         )
     return None
 
@@ -239,12 +241,12 @@ def unnamed(key: BlockKey) -> TicketRefusedError:
     """The refusal of a block that is not on the list of its ticket."""
     name = key.block_hash.hex()[:12]
     return TicketRefusedError(
-        Refusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
+        TicketRefusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
     )
 
 
 def oversized(transfer: Transfer) -> TicketRefusedError:
     """The refusal of an engine's push that is larger than its ticket."""
     return TicketRefusedError(
-        Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
+        TicketRefusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
     )

@@ -12,10 +12,10 @@ from prfaas.core.dispatch.route_finder import EXPECTED_TOKENS
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
+    ClusterMember,
     DispatchSettings,
-    HomeCluster,
-    Member,
-    Refused,
+    LocalCluster,
+    RefusedRequest,
     RemoteCluster,
     Routed,
 )
@@ -27,17 +27,17 @@ from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import ScaledBytes, layout_of
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import CostModel
-from prfaas.sim.engine.oracle_check import Heard
+from prfaas.sim.engine.oracle_check import LeastDelays
 from prfaas.sim.resources.pool_caches import Caches
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
 
-class Front(DispatcherBooks):
+class SimulatedDriver(DispatcherBooks):
     """The gateway of a simulated run. Output lengths do not get past it."""
 
     def __init__(self, setup: Setup) -> None:
-        self.heard = Heard()
+        self.heard = LeastDelays()
         self._block_tokens = setup.blocks.tokens
         self._asked: dict[int, Request] = {}
         self._layout: Layout | None = None
@@ -61,7 +61,7 @@ class Front(DispatcherBooks):
             each.name: _members(self.prfaas_names[each.name], each.pools) for each in setup.prfaas
         }
         self.dispatcher = Dispatcher(
-            HomeCluster(
+            LocalCluster(
                 setup.name,
                 prefill,
                 decode or None,
@@ -104,7 +104,7 @@ class Front(DispatcherBooks):
 
     # Requests
 
-    def route(self, request: Request, now_ns: int) -> tuple[Routed | Refused, Considered]:
+    def route(self, request: Request, now_ns: int) -> tuple[Routed | RefusedRequest, Considered]:
         """Decide for a request that arrives; also its possible routes."""
         return self._route(request, self._arrival(request), now_ns)
 
@@ -192,8 +192,10 @@ def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ..
     }
 
 
-def _members(names: Sequence[str], pools: Sequence[str], first: int = 0) -> tuple[Member, ...]:
-    return tuple(Member(name, pools[i % len(pools)]) for i, name in enumerate(names, first))
+def _members(
+    names: Sequence[str], pools: Sequence[str], first: int = 0
+) -> tuple[ClusterMember, ...]:
+    return tuple(ClusterMember(name, pools[i % len(pools)]) for i, name in enumerate(names, first))
 
 
 def _planned(setup: Setup, cluster: ClusterSetup) -> CostModel:

@@ -1,6 +1,6 @@
 """Check that a decision uses only reports that a gateway could have received by then.
 
-`Heard` records how late the dispatcher is informed; every run is checked. That the dispatcher holds
+`LeastDelays` records how late the dispatcher is informed; every run is checked. That the dispatcher holds
 no reference into the simulation is tested (`tests/sim/test_checks.py`).
 """
 
@@ -19,7 +19,7 @@ class News(StrEnum):
 
 
 @dataclass(slots=True)
-class Heard:
+class LeastDelays:
     """The least time that passed between something and its telling, by kind, ns."""
 
     least_ns: dict[News, int] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Heard:
             self.least_ns[news] = late_ns
 
 
-def too_early(heard: Heard, needed_ns: dict[News, int]) -> list[str]:
+def too_early(heard: LeastDelays, needed_ns: dict[News, int]) -> list[str]:
     """One line for each kind of news that was told before it could be known.
 
     Args:

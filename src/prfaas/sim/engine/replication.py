@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prfaas.core.control.replication import Copy, Prompt, Replication
+from prfaas.core.control.replication import CopiedPrompt, Copy, Replication
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Routed
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prfaas.sim.engine.request_run import RunParts
 
 
-class Copier:
+class SimulatedReplication:
     """Copies prefixes that the PD cluster often misses."""
 
     def __init__(self, simulation: RunParts) -> None:
@@ -27,7 +27,7 @@ class Copier:
         for option in considered.missed(found):
             ends = option.pull_link.source, found.destination
             costs = self._sim.transports[ends].costs
-            prompt = Prompt(
+            prompt = CopiedPrompt(
                 request.block_ids,
                 request.num_prompt_tokens,
                 self._blocks.tokens,

@@ -32,18 +32,18 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.executor import Executor
-from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
-from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.guards import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.reactions import Reactions
-from prfaas.sim.engine.suspects import Suspects
+from prfaas.sim.engine.suspects import SimulatedSuspects
 from prfaas.sim.resources.decode_instance import DecodeInstance
-from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
+from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import UNSET, Request
@@ -55,7 +55,7 @@ _COMMITTED = {blocks: TransferEnded(blocks, TransferEnd.COMMITTED) for blocks in
 _ALL = 2**62
 _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
-_REMOTE, _GOOD, _LANDED = Path.REMOTE, Told.GOOD, TransferEnd.COMMITTED
+_REMOTE, _GOOD, _LANDED = Path.REMOTE, BreakerOutcome.GOOD, TransferEnd.COMMITTED
 
 
 class RunParts(ABC):
@@ -74,12 +74,12 @@ class RunParts(ABC):
 
     setup: Setup
     clock: Clock
-    front: Front
+    front: SimulatedDriver
     guards: Guards
-    fleet: Fleet
+    fleet: SharedState
     reactions: Reactions
-    suspects: Suspects
-    open: dict[int, RequestRun]
+    suspects: SimulatedSuspects
+    open: dict[int, SimulatedRequestRun]
     transports: dict[tuple[str, str], Transport]
     wans: dict[str, list[Transport]]
     locals: dict[str, PrefillInstance]
@@ -96,7 +96,7 @@ class RunParts(ABC):
         """Prefill on a decode instance."""
 
     @abstractmethod
-    def ended(self, run: RequestRun) -> None:
+    def ended(self, run: SimulatedRequestRun) -> None:
         """A request is over."""
 
     def prefill_instance(self, name: str) -> PrefillInstance:
@@ -109,7 +109,7 @@ class RunParts(ABC):
         return [(num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens))]
 
 
-class RequestRun(Executor):
+class SimulatedRequestRun(Executor):
     """Carries out the actions for one request."""
 
     __slots__ = (
@@ -218,7 +218,7 @@ class RequestRun(Executor):
         parts.prefill_instance(name).withdraw(self.request)
         self.request.attempt += 1
         self._waits_for = None
-        parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
+        parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
 
     def _start_decode(self, action: actions.StartDecode) -> None:
         self._decode_on(action.engine)
@@ -292,7 +292,7 @@ class RequestRun(Executor):
         else:
             chunks = transport.costs.chunks(num_new_tokens, held, is_local=not self.is_remote)
         request.offloaded = request.offloaded or self.is_remote
-        instance.submit(Job(request, request.attempt, chunks, transport))
+        instance.submit(PrefillJob(request, request.attempt, chunks, transport))
 
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:
         """Bytes of blocks that the route moves; the gateway knows what its plan has for them."""
@@ -315,7 +315,7 @@ class RequestRun(Executor):
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""
         parts, name = self._parts, self.routed.prefill
-        parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
+        parts.guards.ended(name, BreakerOutcome.FAILED, parts.clock.now_ns)
         parts.front.set_ready(name, ready=False, now_ns=parts.clock.now_ns)
         why = f"{name} is down"
         self._report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
@@ -358,7 +358,7 @@ class RequestRun(Executor):
             return
         num_tokens_at_end = self.request.num_prompt_tokens + self.request.num_output_tokens
         if not decoder.fits(parts.setup.costs.kv_bytes(num_tokens_at_end)):
-            parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
+            parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
             self._report(Stopped(Outcome.FAILED))
             return
         which = life.awaited
@@ -402,7 +402,7 @@ class RequestRun(Executor):
         parts.reactions.num_recomputed += self.decoder != self.routed.prefill
         num_new_tokens = request.num_new_tokens + request.had_tokens
         chunks = parts.chunks(num_new_tokens, request.num_hit_tokens)
-        parts.lane(self.decoder).submit(Job(request, request.attempt, chunks))
+        parts.lane(self.decoder).submit(PrefillJob(request, request.attempt, chunks))
 
     def computed(self) -> None:
         """The instance that decodes has computed what was missing."""
@@ -430,7 +430,7 @@ class RequestRun(Executor):
         """The instance that decodes died, or is not there."""
         parts, name = self._parts, self.decoder
         self.decoder, self._waits_for = "", None
-        parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
+        parts.guards.ended(name, BreakerOutcome.FAILED, parts.clock.now_ns)
         is_broken = had_request and self.life.stage is Stage.STREAMING
         if not is_broken:
             # A stream that breaks does not tell why; one that is not answered does.

@@ -39,7 +39,7 @@ def as_dict(change: Change) -> dict[str, Any]:
     }
 
 
-class Roles:
+class RoleChanges:
     """Roles of instances, and the long-term loop."""
 
     def __init__(self, simulation: RunParts) -> None:

@@ -9,7 +9,7 @@ from prfaas.records import Record
 from prfaas.sim.engine.oracle_check import News
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.replication import Copier
+    from prfaas.sim.engine.replication import SimulatedReplication
     from prfaas.sim.engine.request_run import RunParts
 
 
@@ -25,7 +25,7 @@ class Observation(Record, frozen=True):
 class Telemetry:
     """Observes a simulation, reports to its gateway, and adjusts the threshold."""
 
-    def __init__(self, simulation: RunParts, copier: Copier | None) -> None:
+    def __init__(self, simulation: RunParts, copier: SimulatedReplication | None) -> None:
         self._sim, self._copier = simulation, copier
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         self._open: set[tuple[str, str]] = set()

@@ -15,26 +15,26 @@ from functools import partial
 from itertools import product
 
 from prfaas.core.control.split import instance_of
-from prfaas.core.dispatch.types import Refusal, Refused, Routed
+from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.membership.pool_links import LinkEnds
 from prfaas.core.request.events import Blocks, Outcome
-from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.oracle_check import News
 from prfaas.sim.engine.reactions import Reactions
-from prfaas.sim.engine.replication import Copier
-from prfaas.sim.engine.request_run import RequestRun, RunParts
-from prfaas.sim.engine.role_changes import Roles
+from prfaas.sim.engine.replication import SimulatedReplication
+from prfaas.sim.engine.request_run import RunParts, SimulatedRequestRun
+from prfaas.sim.engine.role_changes import RoleChanges
 from prfaas.sim.engine.signals import Telemetry
-from prfaas.sim.engine.suspects import Suspects
+from prfaas.sim.engine.suspects import SimulatedSuspects
 from prfaas.sim.engine.time_series import NUM_SAMPLES_MAX, Series
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
-from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
-from prfaas.sim.resources.shared_link import SharedLink, Wan
+from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
+from prfaas.sim.resources.shared_link import HostLinks, SharedLink
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.arrivals import Arrivals, Progress
 from prfaas.sim.system.clock import Clock
@@ -45,7 +45,7 @@ _LOOKS = 1 / 1.26
 """Number of checks of a route within its predicted time: the first one is when the route can be
 late by its prediction (`core/resilience/late_routes.py`). The gateway checks more often."""
 Chunks = Callable[[int, int], list[tuple[int, int]]]
-"""Chunks of a prefill by its new tokens and its cached prefix, as in `Job`."""
+"""Chunks of a prefill by its new tokens and its cached prefix, as in `PrefillJob`."""
 
 
 class Simulation(RunParts):
@@ -67,11 +67,11 @@ class Simulation(RunParts):
         self.setup = setup
         self.requests: list[Request] = []
         self.clock = Clock()
-        self.front = Front(setup)
+        self.front = SimulatedDriver(setup)
         self._pools = self.front.caches.pools
-        self.open: dict[int, RequestRun] = {}
+        self.open: dict[int, SimulatedRequestRun] = {}
         self.reactions = Reactions()
-        self.suspects = Suspects(
+        self.suspects = SimulatedSuspects(
             self.clock, lambda index, may_run: self.open[index].turn_came(may_run=may_run)
         )
         self.guards = _guards(self.front, self.reactions.changed)
@@ -79,8 +79,8 @@ class Simulation(RunParts):
         times = routing.prefill_timeout_ns or NEVER, routing.transfer_timeout_ns or NEVER
         # A gateway that has a target refuses what would miss it: without that, there is none.
         ttft_ns = setup.slo.ttft_ns if routing.admission else None
-        self.fleet = Fleet(
-            self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
+        self.fleet = SharedState(
+            self.front, self.guards, RequestLimits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
         )
         self.transports = {ends: self._transport(ends) for ends in self.front.links}
         self.wans = {each.name: self._wan(each) for each in setup.prfaas}
@@ -96,9 +96,9 @@ class Simulation(RunParts):
             for cluster in setup.prfaas
             for name in self.front.prfaas_names[cluster.name]
         }
-        self.roles = Roles(self)
+        self.roles = RoleChanges(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
-        self.copier = Copier(self) if setup.placement.copies is not None else None
+        self.copier = SimulatedReplication(self) if setup.placement.copies is not None else None
         self.telemetry = Telemetry(self, self.copier)
         self.series = Series(self, self.roles, num_samples_max)
 
@@ -120,7 +120,7 @@ class Simulation(RunParts):
     def _wan(self, cluster: ClusterSetup) -> list[Transport]:
         """Links of a PrfaaS cluster to the PD cluster; several share the capacity."""
         ends = product(cluster.pools, self.setup.pools)
-        found, wan = [self.transports[each] for each in ends], Wan()
+        found, wan = [self.transports[each] for each in ends], HostLinks()
         for transport in found if len(found) > 1 else ():
             transport.link.join(wan)
         return found
@@ -190,8 +190,8 @@ class Simulation(RunParts):
         request.decision = found.decision
         if self.setup.roles is not None:
             self.roles.came(request, found.decision.num_new_tokens)
-        if isinstance(found, Refused):
-            is_late = found.reason is Refusal.PREDICTED_LATE
+        if isinstance(found, RefusedRequest):
+            is_late = found.reason is RefusalReason.PREDICTED_LATE
             self._end(request, Outcome.REJECTED if is_late else Outcome.FAILED)
             return
         if self.copier is not None:
@@ -199,12 +199,12 @@ class Simulation(RunParts):
         run = self.open[request.index] = self._run_of(request, found)
         run.begin()
 
-    def _run_of(self, request: Request, routed: Routed) -> RequestRun:
-        return RequestRun(self, request, routed)
+    def _run_of(self, request: Request, routed: Routed) -> SimulatedRequestRun:
+        return SimulatedRequestRun(self, request, routed)
 
     # Prefill
 
-    def _prefill_started(self, pool: str, name: str, shipped: Chunks, job: Job) -> None:
+    def _prefill_started(self, pool: str, name: str, shipped: Chunks, job: PrefillJob) -> None:
         transport = job.transport
         if transport is None:
             self._started(job, pool, name, self.chunks)
@@ -213,7 +213,7 @@ class Simulation(RunParts):
         transport.start(job.request)
         self.front.choose_decode(job.request.index)
 
-    def _started(self, job: Job, pool: str, name: str, chunks: Chunks) -> None:
+    def _started(self, job: PrefillJob, pool: str, name: str, chunks: Chunks) -> None:
         """A prefill starts: what is cached is looked up again, as engines do."""
         request = job.request
         request.prefill_started_at_ns = self.clock.now_ns
@@ -227,7 +227,7 @@ class Simulation(RunParts):
                 for tokens, end_ns in chunks(request.num_new_tokens, held)
             ]
 
-    def _prefilled(self, pool: str, job: Job) -> None:
+    def _prefilled(self, pool: str, job: PrefillJob) -> None:
         """A prefill has ended; its answer takes as long as a byte of its blocks."""
         request, transport = job.request, job.transport
         self._pools[pool].store(request.block_ids, request.tenant)
@@ -239,7 +239,7 @@ class Simulation(RunParts):
         else:
             self.clock.after(transport.setup.rtt_ns // 2, self._heard_of, job)
 
-    def _heard_of(self, job: Job) -> None:
+    def _heard_of(self, job: PrefillJob) -> None:
         """The answer of a prefill leg has crossed the link."""
         if job.attempt == job.request.attempt:
             self.open[job.request.index].prefilled()
@@ -281,7 +281,7 @@ class Simulation(RunParts):
             )
         return self._lanes[name]
 
-    def _lane_started(self, name: str, job: Job) -> None:
+    def _lane_started(self, name: str, job: PrefillJob) -> None:
         had = job.request.had_tokens
         memory, pool = instance_of(name), self.front.pool_of[name]
         self._started(job, pool, memory, lambda new, held: self.chunks(new + had, held))
@@ -290,7 +290,7 @@ class Simulation(RunParts):
         step_ns = self.decoders[name].compute(work_ns / num_steps if num_steps else 0.0)
         job.chunks = [(num_tokens, work_ns + round(num_steps * step_ns))]
 
-    def _lane_done(self, name: str, job: Job) -> None:
+    def _lane_done(self, name: str, job: PrefillJob) -> None:
         self.decoders[name].compute(0.0)
         if job.attempt == job.request.attempt:
             request = job.request
@@ -302,7 +302,7 @@ class Simulation(RunParts):
             self.roles.finished(request)
         self.open[request.index].finished()
 
-    def ended(self, run: RequestRun) -> None:
+    def ended(self, run: SimulatedRequestRun) -> None:
         """A request that was admitted is over."""
         if self.suspects.are_there:
             self.suspects.left(run.request.index)
@@ -318,7 +318,9 @@ class Simulation(RunParts):
             self.clock.stop()
 
 
-def _guards(front: Front, changed: Callable[[Target, BreakerState, BreakerState], None]) -> Guards:
+def _guards(
+    front: SimulatedDriver, changed: Callable[[Target, BreakerState, BreakerState], None]
+) -> Guards:
     """Breakers of all instances and links."""
     remotes = [name for names in front.prfaas_names.values() for name in names]
     at_home = front.prefill_names, front.decode_names

@@ -9,7 +9,7 @@ from prfaas.core.resilience.quarantine import PAUSE_NS, SURVIVED_NS, Quarantine
 from prfaas.sim.system.clock import Clock
 
 
-class Suspects:
+class SimulatedSuspects:
     """Suspects of a run, by index of their request: no two requests have the same prompt.
 
     Args:

@@ -14,13 +14,13 @@ from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
     from prfaas.sim.engine.request_run import RunParts
-    from prfaas.sim.engine.role_changes import Roles
+    from prfaas.sim.engine.role_changes import RoleChanges
 
 NUM_SAMPLES_MAX = 2_000
 """Even, so that the grid stays regular when every second sample is dropped."""
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """Sample of one time.
 
     Attributes:
@@ -54,11 +54,11 @@ class Sample(NamedTuple):
 class Series:
     """Samples of a simulation, at most `num_max`, which is even."""
 
-    def __init__(self, simulation: RunParts, roles: Roles, num_max: int) -> None:
+    def __init__(self, simulation: RunParts, roles: RoleChanges, num_max: int) -> None:
         self._num_max = num_max
         self._sim, self._roles = simulation, roles
         self._interval_ns = NS_PER_S
-        self.samples: list[Sample] = []
+        self.samples: list[SeriesSample] = []
 
     def start(self) -> None:
         """Look from now to the end of the run."""
@@ -74,7 +74,7 @@ class Series:
         self._sim.clock.at(self.samples[-1].at_ns + self._interval_ns, self._look)
 
 
-def _sample(sim: RunParts, roles: Roles) -> Sample:
+def _sample(sim: RunParts, roles: RoleChanges) -> SeriesSample:
     local = roles.prefilling()
     remote = [instance for instance in sim.remotes.values() if instance.up]
     waiting = running = num_flows = 0
@@ -88,7 +88,7 @@ def _sample(sim: RunParts, roles: Roles) -> Sample:
         for transport in wan:
             backlog += transport.link.backlog_bytes()
             num_flows += transport.link.num_active
-    return Sample(
+    return SeriesSample(
         at_ns=sim.clock.now_ns,
         local_wait_ns=_mean_backlog(local),
         remote_wait_ns=_mean_backlog(remote),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.sim.engine.failures import in_words
-from prfaas.sim.engine.time_series import Sample
+from prfaas.sim.engine.time_series import SeriesSample
 from prfaas.sim.report.trace_spans import (
     LINK,
     PD_PREFILL,
@@ -28,7 +28,7 @@ from prfaas.sim.report.trace_spans import (
     spans_of,
 )
 from prfaas.sim.results.recorded_run import Attempt, RecordedSimulation
-from prfaas.sim.scenario.run import Run
+from prfaas.sim.scenario.run import ScenarioRun
 from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import Failure
 
@@ -38,7 +38,7 @@ _FAILURES, _COUNTERS, _REQUESTS = "failures", "queues and link", "requests"
 _NS_PER_US = 1e3
 
 
-def write_chrome_trace(run: Run, path: Path, origin: Mapping[str, str]) -> None:
+def write_chrome_trace(run: ScenarioRun, path: Path, origin: Mapping[str, str]) -> None:
     """Write the trace of a run.
 
     Args:
@@ -56,7 +56,7 @@ def write_chrome_trace(run: Run, path: Path, origin: Mapping[str, str]) -> None:
         file.write("\n]}\n")
 
 
-def trace_events(run: Run) -> Iterator[Event]:
+def trace_events(run: ScenarioRun) -> Iterator[Event]:
     """Events of the recorded requests, and of the whole run's counters and failures."""
     sim = run.simulation
     attempts = sim.attempts if isinstance(sim, RecordedSimulation) else []
@@ -180,7 +180,7 @@ def _about(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _counters(sample: Sample, tracks: _Tracks) -> Iterator[Event]:
+def _counters(sample: SeriesSample, tracks: _Tracks) -> Iterator[Event]:
     values = {
         "work before prefill, s": {
             "PD-P": sample.local_wait_ns / 1e9,

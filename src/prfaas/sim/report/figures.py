@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from prfaas.sim.engine.time_series import Sample
+from prfaas.sim.engine.time_series import SeriesSample
 from prfaas.sim.report.run_figures import RunFigures
 from prfaas.sim.system.setup import Failure, SloSetup
 from prfaas.units import NS_PER_S
@@ -36,7 +36,7 @@ def colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-_Line = tuple[str, Callable[[Sample], float]]
+_Line = tuple[str, Callable[[SeriesSample], float]]
 _ROWS: tuple[_Line, ...] = (
     ("work before a PD-P instance, s", lambda s: s.local_wait_ns / NS_PER_S),
     ("work before a PrfaaS instance, s", lambda s: s.remote_wait_ns / NS_PER_S),
@@ -89,7 +89,7 @@ def series_figure(runs: Runs, failures: Sequence[Failure]) -> Any:
     return figure.update_layout(legend=_legend(1.0 + above), hovermode="x unified")
 
 
-def _changes(runs: Runs, value: Callable[[Sample], float]) -> bool:
+def _changes(runs: Runs, value: Callable[[SeriesSample], float]) -> bool:
     return any(len({value(s) for s in run.samples}) > 1 for run in runs.values())
 
 

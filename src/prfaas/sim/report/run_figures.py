@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.planner.model.kv_geometry import FloatArray
-from prfaas.sim.engine.time_series import Sample
-from prfaas.sim.results.columns import Finished, columns_of, have_finished
+from prfaas.sim.engine.time_series import SeriesSample
+from prfaas.sim.results.columns import FinishedRequests, columns_of, have_finished
 from prfaas.sim.results.link_traffic import window_bytes
 from prfaas.sim.results.summary import Results
-from prfaas.sim.scenario.run import Run
+from prfaas.sim.scenario.run import ScenarioRun
 from prfaas.units import BITS_PER_BYTE, NS_PER_MS, NS_PER_S
 
 NUM_POINTS_MAX = 400
@@ -31,7 +31,7 @@ class RunFigures:
     """
 
     results: Results
-    samples: list[Sample]
+    samples: list[SeriesSample]
     egress_at_s: FloatArray
     egress_bits_per_s: FloatArray
     ttft_s: FloatArray
@@ -39,14 +39,14 @@ class RunFigures:
     ratios: FloatArray
 
 
-def figures_of(run: Run) -> RunFigures:
+def figures_of(run: ScenarioRun) -> RunFigures:
     """Take from a run what the report draws."""
     scenario, sim = run.scenario, run.simulation
     end_ns = scenario.end_ns or sim.clock.now_ns + 1
     columns = columns_of(sim.requests)
     came = columns["arrived_at_ns"]
     is_in_window = (scenario.start_ns <= came) & (came < end_ns)
-    done = Finished(columns.chosen(have_finished(sim.requests) & is_in_window))
+    done = FinishedRequests(columns.chosen(have_finished(sim.requests) & is_in_window))
     at_s, egress = _egress(window_bytes(sim.links), sim.clock.now_ns)
     return RunFigures(
         run.results,
@@ -77,6 +77,6 @@ def _egress(window_bytes: dict[int, float], now_ns: int) -> tuple[FloatArray, Fl
     return starts + lengths / 2, means
 
 
-def _thinned(samples: list[Sample]) -> list[Sample]:
+def _thinned(samples: list[SeriesSample]) -> list[SeriesSample]:
     step = -(-len(samples) // NUM_POINTS_MAX) if samples else 1
     return samples[::step]

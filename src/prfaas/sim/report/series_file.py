@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from prfaas.sim.engine.time_series import Sample
+from prfaas.sim.engine.time_series import SeriesSample
 from prfaas.sim.report.run_figures import RunFigures
 from prfaas.units import NS_PER_S
 
 KIND = "prfaas-series"
-_COLUMNS: Mapping[str, Callable[[Sample], float]] = {
+_COLUMNS: Mapping[str, Callable[[SeriesSample], float]] = {
     "link capacity, bit/s": lambda s: s.link_bits_per_s,
     "link backlog, bytes": lambda s: s.link_backlog_bytes,
     "transfers": lambda s: s.num_flows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from prfaas.core.cache.prefix_cache import PrefixCache
-from prfaas.sim.resources.prefill_instance import Job
+from prfaas.sim.resources.prefill_instance import PrefillJob
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup
 
@@ -56,7 +56,9 @@ class Devices:
         if block_ids:
             self._caches[name].store(block_ids)
 
-    def keeping(self, name: str, then: Callable[[Job], None]) -> Callable[[Job], None]:
+    def keeping(
+        self, name: str, then: Callable[[PrefillJob], None]
+    ) -> Callable[[PrefillJob], None]:
         """Callback for the end of an instance's jobs: cache the computed blocks, and continue.
 
         Args:
@@ -66,7 +68,7 @@ class Devices:
         if name not in self._caches:
             return then
 
-        def done(job: Job) -> None:
+        def done(job: PrefillJob) -> None:
             self.store(name, job.request.block_ids)
             then(job)
 

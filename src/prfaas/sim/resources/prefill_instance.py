@@ -12,7 +12,7 @@ from prfaas.sim.system.request import Request
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PrefillJob:
     """A prompt to prefill.
 
     Attributes:
@@ -42,23 +42,23 @@ class PrefillInstance:
         name: str,
         clock: Clock,
         *,
-        on_start: Callable[[Job], None],
-        on_done: Callable[[Job], None],
+        on_start: Callable[[PrefillJob], None],
+        on_done: Callable[[PrefillJob], None],
     ) -> None:
         self.name = name
         self.up = self.answers = True
         self.busy_ns = 0
         self._clock = clock
         self._on_start, self._on_done = on_start, on_done
-        self.queue: OrderedDict[Request, Job] = OrderedDict()
+        self.queue: OrderedDict[Request, PrefillJob] = OrderedDict()
         """Jobs that wait, the running one not among them."""
         self._queued_ns = 0
-        self._running: Job | None = None
+        self._running: PrefillJob | None = None
         self._started_at_ns = self._stalled_at_ns = 0
         self._next_chunk = self._life = 0
         self.is_stalled = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PrefillJob) -> None:
         """Queue a job, and start it when nothing runs."""
         self.queue[job.request] = job
         self._queued_ns += job.chunks[-1][1]
@@ -93,7 +93,7 @@ class PrefillInstance:
         end_ns = self._started_at_ns + running.chunks[-1][1]
         return self._queued_ns + end_ns - self._clock.now_ns
 
-    def fail(self) -> list[Job]:
+    def fail(self) -> list[PrefillJob]:
         """Stop; the jobs that are lost, oldest first."""
         lost = ([self._running] if self._running else []) + list(self.queue.values())
         if self._running is not None:
@@ -142,7 +142,7 @@ class PrefillInstance:
         self._next_chunk = 0
         self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job))
 
-    def _chunk_done(self, event: tuple[int, Job]) -> None:
+    def _chunk_done(self, event: tuple[int, PrefillJob]) -> None:
         life, job = event
         if life != self._life:
             return

@@ -49,7 +49,7 @@ class Flow:
     ended: bool = False
 
 
-class Wan:
+class HostLinks:
     """Links between the hosts of two clusters, whose flows share one capacity."""
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class SharedLink:
         """Ends of flows; one that its flow has not any more is void."""
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
-        self._wan: Wan | None = None
+        self._wan: HostLinks | None = None
         self._in_flight: dict[Flow, None] = {}
         self._share()
 
-    def join(self, wan: Wan) -> None:
+    def join(self, wan: HostLinks) -> None:
         """Share the capacity with other links, before anything is sent."""
         wan.links.append(self)
         self._wan = wan

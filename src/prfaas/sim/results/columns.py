@@ -51,7 +51,7 @@ def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
     return np.array([r.outcome is Outcome.FINISHED for r in requests], dtype=bool)
 
 
-class Finished:
+class FinishedRequests:
     """Requests that have finished.
 
     Attributes:

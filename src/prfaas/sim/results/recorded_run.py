@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Path
-from prfaas.sim.engine.request_run import RequestRun, RunParts
+from prfaas.sim.engine.request_run import RunParts, SimulatedRequestRun
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import Setup
@@ -40,7 +40,7 @@ class Attempt:
     lost: bool = False
 
 
-class _RecordedRun(RequestRun):
+class _RecordedRun(SimulatedRequestRun):
     """A request whose attempts are recorded in `attempts`."""
 
     __slots__ = ("_attempts", "_current")
@@ -126,12 +126,12 @@ class RecordedSimulation(Simulation):
             self.refused.append(request)
         self._num_left -= 1
 
-    def _run_of(self, request: Request, routed: Routed) -> RequestRun:
+    def _run_of(self, request: Request, routed: Routed) -> SimulatedRequestRun:
         if self._num_left <= 0:
             return super()._run_of(request, routed)
         return _RecordedRun(self, request, routed, self.attempts)
 
-    def ended(self, run: RequestRun) -> None:
+    def ended(self, run: SimulatedRequestRun) -> None:
         """A request that was admitted is over."""
         if isinstance(run, _RecordedRun):
             run.close(lost=False)

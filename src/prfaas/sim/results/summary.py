@@ -19,7 +19,7 @@ from prfaas.core.control.role_loop import Role
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.role_changes import as_dict as change_as_dict
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.results.columns import Columns, Finished, columns_of, have_finished
+from prfaas.sim.results.columns import Columns, FinishedRequests, columns_of, have_finished
 from prfaas.sim.results.link_traffic import traffic_of, window_bytes
 from prfaas.sim.results.percentiles import spread
 from prfaas.sim.results.tenant_figures import by_tenant, jain_index
@@ -131,7 +131,7 @@ def summarise(
     in_window = (came >= start_ns) & (came < end_ns)
     is_done = in_window & have_finished(sim.requests)
     arrived, done = list(compress(sim.requests, in_window)), columns.chosen(is_done)
-    finished = Finished(done)
+    finished = FinishedRequests(done)
     window_s = (end_ns - start_ns) / NS_PER_S
     streamed = int(((first >= start_ns) & (first < end_ns)).sum())
     is_good = finished.good(sim.setup.slo)

@@ -20,12 +20,12 @@ from prfaas.sim.scenario.scenario_file import (
     CacheTable,
     FailureTable,
     HostsTable,
-    LinkTable,
     PlacementTable,
-    RoutingTable,
     ScenarioFile,
+    ScenarioLinkTable,
+    ScenarioRoutingTable,
+    ScenarioSloTable,
     SignalsTable,
-    SloTable,
 )
 from prfaas.sim.workloads.table import WorkloadTable
 
@@ -42,14 +42,14 @@ This page is written from the types in `src/prfaas/sim/scenario/scenario_file.py
 TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("top level", ScenarioFile, ("title", "plan", "plan_settings", "seed")),
     ("[workload]", WorkloadTable, ()),
-    ("[routing]", RoutingTable, ()),
+    ("[routing]", ScenarioRoutingTable, ()),
     ("[residency]", ResidencyTable, ()),
     ("[hosts]", HostsTable, ()),
-    ("[link]", LinkTable, ()),
+    ("[link]", ScenarioLinkTable, ()),
     ("[cache]", CacheTable, ()),
     ("[placement]", PlacementTable, ()),
     ("[signals]", SignalsTable, ()),
-    ("[slo]", SloTable, ()),
+    ("[slo]", ScenarioSloTable, ()),
     ("[prices.CLUSTER]", PriceTable, ()),
     ("[[revocation]]", RevocationTable, ()),
     ("[[failure]]", FailureTable, ()),

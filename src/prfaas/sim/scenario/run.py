@@ -20,7 +20,7 @@ _ALLOCATIONS_PER_COLLECTION = 1_000_000
 
 
 @dataclass(frozen=True)
-class Run:
+class ScenarioRun:
     """A run that has ended and passed all checks."""
 
     scenario: Scenario
@@ -33,7 +33,7 @@ def run(
     on_progress: Progress | None = None,
     stop_at_ns: int | None = None,
     num_recorded: int = 0,
-) -> Run:
+) -> ScenarioRun:
     """Simulate.
 
     Args:
@@ -60,7 +60,7 @@ def run(
         end_ns = scenario.end_ns or last_ns
         start_ns = min(scenario.start_ns, end_ns - 1)
         results = summarise(simulation, start_ns=start_ns, end_ns=end_ns, columns=columns)
-    return Run(scenario, simulation, results)
+    return ScenarioRun(scenario, simulation, results)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _seldom_collecting() -> Iterator[None]:
 
 def compare(
     scenario: Scenario, policies: Sequence[PolicyName], on_progress: Progress | None = None
-) -> dict[PolicyName, Run]:
+) -> dict[PolicyName, ScenarioRun]:
     """The same requests under several policies."""
     return {p: run(scenario.with_policy(p), on_progress) for p in policies}
 

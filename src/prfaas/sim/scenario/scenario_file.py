@@ -48,7 +48,7 @@ class _Table(BaseModel):
     )
 
 
-class RoutingTable(_Table):
+class ScenarioRoutingTable(_Table):
     """`[routing]`: who decides, and on what instances."""
 
     policy: PolicyName = PolicyName.ADAPTIVE
@@ -98,7 +98,7 @@ class HostsTable(_Table):
     """Round-trip time between two hosts of a cluster."""
 
 
-class LinkTable(CodingTable):
+class ScenarioLinkTable(CodingTable):
     """`[link]`: changes to the plan's links, to all of them."""
 
     bandwidth: Bandwidth | None = None
@@ -186,7 +186,7 @@ class SignalsTable(_Table):
     transfer."""
 
 
-class SloTable(_Table):
+class ScenarioSloTable(_Table):
     """`[slo]`: targets of one request."""
 
     ttft: Target | None = None
@@ -248,13 +248,13 @@ class ScenarioFile(_Table):
     """Seed of arrivals and lengths."""
     workload: WorkloadTable
     """The workload."""
-    routing: RoutingTable = RoutingTable()
+    routing: ScenarioRoutingTable = ScenarioRoutingTable()
     """Routing."""
     residency: ResidencyTable = ResidencyTable()
     """Regions of clusters and tenants."""
     hosts: HostsTable = HostsTable()
     """Hosts of the clusters; one each if absent."""
-    link: LinkTable = LinkTable()
+    link: ScenarioLinkTable = ScenarioLinkTable()
     """Changes to the plan's link."""
     cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)
     """Prefix caches; none if absent."""
@@ -262,7 +262,7 @@ class ScenarioFile(_Table):
     """Placement of cached prefixes."""
     signals: SignalsTable = SignalsTable()
     """Delays of the gateway's signals."""
-    slo: SloTable = SloTable()
+    slo: ScenarioSloTable = ScenarioSloTable()
     """Targets."""
     prices: dict[str, PriceTable] = {}
     """Prices by cluster, as in a deployment file; the plan's if absent. A run starts at

@@ -16,7 +16,7 @@ from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
 from prfaas.sim.workloads.make import make_workload
-from prfaas.sim.workloads.scaling import Workload
+from prfaas.sim.workloads.scaling import ScaledWorkload
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.toml_tables import read_toml, validated
 from prfaas.units import ns
@@ -34,7 +34,7 @@ class Scenario:
 
     title: str
     setup: Setup
-    workload: Workload
+    workload: ScaledWorkload
     seed: int
     start_ns: int
     end_ns: int | None

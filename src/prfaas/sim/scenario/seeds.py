@@ -14,7 +14,7 @@ from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.run import Knee, find_knee, results_of
 from prfaas.sim.scenario.scenario_loader import Scenario
-from prfaas.sweeps import Job
+from prfaas.sweeps import SweepJob
 
 CONFIDENCE = 0.95
 _RATIO_MIN = 1e-3  # of a percentile: shorter ones of single runs count as this
@@ -69,14 +69,14 @@ def percentile_interval(runs: Sequence[FloatArray], percentile: float) -> Interv
     return Interval(whole, whole * (exp(factor * deviation) - 1))
 
 
-def results_job(scenario: Scenario) -> Job[Results]:
+def results_job(scenario: Scenario) -> SweepJob[Results]:
     """The job that runs a scenario."""
-    return Job(_name_of(scenario), partial(results_of, scenario))
+    return SweepJob(_name_of(scenario), partial(results_of, scenario))
 
 
-def knee_job(scenario: Scenario, attainment_min: float) -> Job[Knee | None]:
+def knee_job(scenario: Scenario, attainment_min: float) -> SweepJob[Knee | None]:
     """The job that finds the highest load of a scenario that holds the targets."""
-    return Job(_name_of(scenario), partial(find_knee, scenario, attainment_min))
+    return SweepJob(_name_of(scenario), partial(find_knee, scenario, attainment_min))
 
 
 def _name_of(scenario: Scenario) -> str:

@@ -6,7 +6,7 @@ from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.routing.cost_tables import Costs, with_checkpoints
-from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
+from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.market.scenario import make_market_plan
 from prfaas.planner.answer.plan_loader import Question
@@ -15,17 +15,17 @@ from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.step_time import step_time
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.problem import PrfaasCluster, Problem
-from prfaas.planner.solve.search import Operation
+from prfaas.planner.solve.search import OperatingPoint
 from prfaas.planner.solve.split_plans import split_plans
-from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.throughput import StageMode
 from prfaas.planner.solve.within_target import best_operation
 from prfaas.sim.scenario.failure_builder import make_failures, revoked
 from prfaas.sim.scenario.scenario_file import (
     CacheTable,
     PlacementTable,
     ScenarioFile,
+    ScenarioSloTable,
     SignalsTable,
-    SloTable,
 )
 from prfaas.sim.system.setup import (
     BlockSetup,
@@ -59,7 +59,7 @@ def make_setup(
         ConfigError: They do not fit together.
     """
     problem, pd = question.problem, question.problem.pd
-    found = best_operation(problem, Mode.EXACT)
+    found = best_operation(problem, StageMode.EXACT)
     num_prefill = _num_prefill(file, found, pd.num_instances)
     capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
     clusters = _clusters(file, question, num_prompt_tokens_max)
@@ -154,7 +154,7 @@ def _num_hosts(key: str, num_hosts: int, num_instances: int) -> int:
     return num_hosts
 
 
-def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> int:
+def _num_prefill(file: ScenarioFile, found: OperatingPoint, num_instances: int) -> int:
     given = file.routing.prefill_instances
     num_prefill = found.num_prefill if given is None else given
     if num_prefill >= num_instances:
@@ -165,7 +165,7 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
     return num_prefill
 
 
-def _routing(file: ScenarioFile, found: Operation, names: list[str]) -> RoutingSetup:
+def _routing(file: ScenarioFile, found: OperatingPoint, names: list[str]) -> RoutingSetup:
     table = file.routing
     planned = found.whole_threshold or 0
     return RoutingSetup(
@@ -220,13 +220,13 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
 def _link(file: ScenarioFile, cluster: PrfaasCluster, geometry: KvGeometry) -> LinkSetup:
     table, planned = file.link, cluster.link
     rtt_s = planned.rtt_s if table.rtt is None else table.rtt
-    path = Path(
+    path = TcpPath(
         planned.bits_per_s if table.bandwidth is None else table.bandwidth,
         rtt_s,
         planned.loss if table.loss is None else table.loss,
     )
-    ends = cluster.transport or Transport(cluster.num_hosts)
-    transport = Transport(
+    ends = cluster.transport or TcpEnds(cluster.num_hosts)
+    transport = TcpEnds(
         max(table.pool_nodes or ends.num_nodes, file.hosts.prfaas),
         table.connections or ends.connections,
         table.congestion_control or ends.control,
@@ -262,5 +262,5 @@ def _signals(table: SignalsTable) -> SignalSetup:
     )
 
 
-def _slo(table: SloTable) -> SloSetup:
+def _slo(table: ScenarioSloTable) -> SloSetup:
     return SloSetup(*(None if s is None else ns(s) for s in (table.ttft, table.tpot)))

@@ -29,7 +29,7 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FleetReport:
     """Figures of a fleet over several seeds, and the finding.
 
     Args:
@@ -50,7 +50,7 @@ class Report:
     binding: str
 
 
-def report(problem: Problem, figures: Sequence[Figures]) -> Report:
+def report(problem: Problem, figures: Sequence[Figures]) -> FleetReport:
     """Judge the figures of all seeds of a fleet.
 
     Args:
@@ -82,7 +82,7 @@ def report(problem: Problem, figures: Sequence[Figures]) -> Report:
         if missed:
             finding, binding = worst, missed[0]
             break
-    return Report(finding, carried, p90, p99, tpot, unserved, binding)
+    return FleetReport(finding, carried, p90, p99, tpot, unserved, binding)
 
 
 def _percentile(figures: Sequence[Figures], name: str, percentile: float) -> Interval:

@@ -12,16 +12,16 @@ from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at
 from prfaas.planner.problem import Problem
-from prfaas.planner.solve.search import Operation
+from prfaas.planner.solve.search import OperatingPoint
 from prfaas.planner.solve.throughput import decode_batch
 from prfaas.sim.results.columns import columns_of
-from prfaas.sim.scenario.run import Run, run
-from prfaas.sim.scenario.scenario_file import RoutingTable, ScenarioFile
+from prfaas.sim.scenario.run import ScenarioRun, run
+from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioRoutingTable
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.system.request import UNSET
 from prfaas.sim.system.setup import Setup, SignalSetup
-from prfaas.sim.workloads.scaling import Workload
+from prfaas.sim.workloads.scaling import ScaledWorkload
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.units import NS_PER_S
@@ -88,7 +88,7 @@ class Figures:
 
 
 def trial_of(
-    problem: Problem, found: Operation, rate_per_s: float, num_requests: int, seed: int
+    problem: Problem, found: OperatingPoint, rate_per_s: float, num_requests: int, seed: int
 ) -> Trial:
     """Return the trial of a plan's settings, run to the end."""
     threshold = found.whole_threshold if found.offload_fraction > 0 else None
@@ -124,7 +124,7 @@ def _scenario(trial: Trial) -> Scenario:
     return Scenario(
         title=trial.problem.title,
         setup=setup,
-        workload=Workload(source),
+        workload=ScaledWorkload(source),
         seed=trial.seed,
         start_ns=round(warmup_s * NS_PER_S),
         end_ns=round(end_s * NS_PER_S),
@@ -142,7 +142,7 @@ def _setup(trial: Trial, num_prompt_tokens_max: int) -> Setup:
         title=trial.problem.title,
         plan="",
         workload=WorkloadTable(rate=trial.rate_per_s),
-        routing=RoutingTable(
+        routing=ScenarioRoutingTable(
             policy=PolicyName.LOCAL if local else PolicyName.PAPER,
             threshold=trial.offload_threshold or 0,
             prefill_instances=trial.num_prefill,
@@ -208,7 +208,7 @@ def _longer(step_ns: StepTime, cached: float) -> StepTime:
     return lambda batch, context: step_ns(batch, context + cached)
 
 
-def _figures(done: Run) -> Figures:
+def _figures(done: ScenarioRun) -> Figures:
     scenario, found = done.scenario, done.results
     assert scenario.end_ns is not None  # noqa: S101 (a trial has an end)
     columns = columns_of(done.simulation.requests)

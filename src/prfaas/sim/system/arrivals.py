@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prfaas.sim.system.clock import Clock
-from prfaas.sim.system.request import Follower, Request
+from prfaas.sim.system.request import FollowUp, Request
 
 Progress = Callable[[int], None]
 
@@ -55,7 +55,7 @@ class Arrivals:
             self._on_progress(self._next)
         self._on_come(request)
 
-    def _follow(self, follower: Follower) -> None:
+    def _follow(self, follower: FollowUp) -> None:
         self._num_expected -= 1
         follower.request.arrived_at_ns = self._clock.now_ns
         self._on_come(follower.request)

@@ -11,7 +11,7 @@ from prfaas.core.routing.decision import Decision
 UNSET = -1
 
 
-class Follower(NamedTuple):
+class FollowUp(NamedTuple):
     """A request that comes `after_ns` after another has ended, if that is before `until_ns`."""
 
     request: Request
@@ -44,7 +44,7 @@ class Request:
     num_output_tokens: int
     block_ids: tuple[int, ...] = ()
     tenant: str = ""
-    followers: tuple[Follower, ...] = ()
+    followers: tuple[FollowUp, ...] = ()
     decision: Decision | None = None
     outcome: Outcome = Outcome.RUNNING
     attempt: int = 0

@@ -14,7 +14,7 @@ from prfaas.traces.limits import NUM_REQUESTS_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Swing:
+class SineSwing:
     """A sine around the mean, from its low point.
 
     Attributes:
@@ -34,7 +34,7 @@ class Swing:
         return at_s - swing
 
 
-RateShape = Swing | Steps
+RateShape = SineSwing | Steps
 """Shape of a rate around its mean: instants between which it hardly changes, and its integral."""
 
 

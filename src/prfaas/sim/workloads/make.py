@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prfaas.errors import ConfigError
 from prfaas.planner.problem import Workload as PlannedWorkload
-from prfaas.sim.workloads.arrivals import RateShape, Swing
-from prfaas.sim.workloads.scaling import Source, Workload
+from prfaas.sim.workloads.arrivals import RateShape, SineSwing
+from prfaas.sim.workloads.scaling import ScaledWorkload, Source
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable
@@ -25,7 +25,7 @@ _SWING_PERIOD_S = 3600.0
 
 def make_workload(
     table: WorkloadTable, directory: Path, planned: PlannedWorkload, block_tokens: int
-) -> Workload:
+) -> ScaledWorkload:
     """Return the workload of a table.
 
     Args:
@@ -36,7 +36,7 @@ def make_workload(
     Raises:
         ConfigError: A file is wrong, or prompts become too long.
     """
-    workload = Workload(
+    workload = ScaledWorkload(
         _source(table, directory, planned, block_tokens),
         block_tokens,
         table.prompt_scale,
@@ -106,5 +106,5 @@ def _synthetic(table: WorkloadTable, directory: Path, planned: PlannedWorkload) 
 
 def _shape(table: WorkloadTable, directory: Path) -> RateShape:
     if table.curve is None or table.curve_model is None:
-        return Swing(table.swing, _SWING_PERIOD_S if table.period is None else table.period)
+        return SineSwing(table.swing, _SWING_PERIOD_S if table.period is None else table.period)
     return read_rate_curve(directory / table.curve, table.curve_model, table.period)

@@ -18,7 +18,7 @@ Source = Synthetic | Trace | Sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ScaledWorkload:
     """A source, changed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Workload:
             self._assign(roots, np.random.default_rng((seed, 1)))
         return roots
 
-    def with_rate_scaled(self, factor: float) -> Workload:
+    def with_rate_scaled(self, factor: float) -> ScaledWorkload:
         """The same with `factor` times the load."""
         return replace(self, source=self.source.with_rate_scaled(factor))
 

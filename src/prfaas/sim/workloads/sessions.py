@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.sim.system.request import Follower, Request
+from prfaas.sim.system.request import FollowUp, Request
 from prfaas.sim.workloads.arrivals import draw_arrivals
 from prfaas.traces.limits import NUM_REQUESTS_MAX
 from prfaas.traces.sessions.regroup import Regroup, SharedNames
@@ -122,7 +122,7 @@ class _Draw:
 
     def follow(self, before: Request, after: Request, pause_ns: int) -> None:
         """Schedule a request after the end of another."""
-        follower = Follower(after, pause_ns, self._source.duration_ns)
+        follower = FollowUp(after, pause_ns, self._source.duration_ns)
         before.followers = (*before.followers, follower)
 
     def _pause_ns(self, turn: Turn) -> int:

@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from prfaas.sim.system.request import Request
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Trace:
         num_requests_max: Only the first so many; None is all.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[RecordedRequest, ...]
     jitter_ns: int = 0
     rate_scale: float = 1.0
     num_requests_max: int | None = None

@@ -13,7 +13,7 @@ from prfaas.traces.checks import check_output, check_prompt, shown_name
 from prfaas.traces.drops import DroppedError
 from prfaas.traces.formats.instants import calendar_ns, seconds_ns
 from prfaas.traces.lines import refuse
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 
 _WHOLE = re.compile(r"(-?\d{1,15})(?:\.0*)?", re.ASCII)
 
@@ -139,7 +139,7 @@ class CsvRows:
                 raise ConfigError(f"{path}, line {number}: column {columns[index]} is there twice")
         self._names = columns
 
-    def __call__(self, line: bytes) -> Row:
+    def __call__(self, line: bytes) -> RecordedRequest:
         """The request of a line.
 
         Raises:
@@ -162,7 +162,7 @@ class CsvRows:
             check_output(self._names[self._output], output)
         if self._form.failed and output == 0:
             raise DroppedError("failed requests, without output", damaged=False)
-        return Row(at_ns, prompt, max(output, 1))
+        return RecordedRequest(at_ns, prompt, max(output, 1))
 
     def _whole(self, index: int | None, cells: list[str]) -> int:
         if index is None:

@@ -10,7 +10,7 @@ import msgspec
 from prfaas.traces import limits
 from prfaas.traces.checks import check_output, check_prompt, decode, in_range
 from prfaas.traces.drops import DroppedError
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_MS, NS_PER_S
 
 Unit = Literal["s", "ms"]
@@ -63,7 +63,7 @@ class MooncakeRows:
         self._decoder = msgspec.json.Decoder(MooncakeLine)
         self._known: dict[int, int] = {}
 
-    def __call__(self, line: bytes) -> Row:
+    def __call__(self, line: bytes) -> RecordedRequest:
         """The request of a line.
 
         Raises:
@@ -87,7 +87,9 @@ class MooncakeRows:
         self._check_ids(row)
         # The same int object for the same id: prompts share the memory as they share the blocks.
         shared = tuple(map(self._known.setdefault, row.hash_ids, row.hash_ids))
-        return Row(round(at * _NS[unit]), row.input_length, max(output, 1), shared, row.tenant)
+        return RecordedRequest(
+            round(at * _NS[unit]), row.input_length, max(output, 1), shared, row.tenant
+        )
 
     def _check_ids(self, row: MooncakeLine) -> None:
         if not row.hash_ids:
@@ -129,7 +131,7 @@ def looks_like_seconds(at_ns: Sequence[int]) -> str:
     return ""
 
 
-def mooncake_line(row: Row, unit: Unit | None = None) -> MooncakeLine:
+def mooncake_line(row: RecordedRequest, unit: Unit | None = None) -> MooncakeLine:
     """The line that a request is written as, in ms; with `unit` it names that unit."""
     at_ms = row.at_ns / NS_PER_MS
     return MooncakeLine(

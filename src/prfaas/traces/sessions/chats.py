@@ -13,7 +13,7 @@ from prfaas.traces.limits import LIMITS, NUM_OUTPUT_TOKENS_MAX, TraceLimits
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.reader import refuse_if_damaged
 from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers
-from prfaas.traces.sessions.messages import Message, transcript_of
+from prfaas.traces.sessions.messages import SessionMessage, transcript_of
 from prfaas.traces.sessions.regroup import Runs
 from prfaas.traces.sessions.session_file import NUM_SESSIONS_MAX, NUM_TURNS_MAX
 from prfaas.traces.sessions.text_units import TextUnits
@@ -189,7 +189,7 @@ class _Session:
         self._asked_at_s: float | None = None
         self._unanswered = False
 
-    def add(self, message: Message) -> None:
+    def add(self, message: SessionMessage) -> None:
         """Add a message.
 
         Raises:
@@ -204,7 +204,7 @@ class _Session:
             self._answer(message, len(text) // self._units.unit_bytes)
         self._chain.add(message.role, text)
 
-    def _answer(self, message: Message, num_units: int) -> None:
+    def _answer(self, message: SessionMessage, num_units: int) -> None:
         if self._open is None:
             prompt = self._chain.num_tokens
             if prompt > self._num_prompt_tokens_max or len(self.turns) == NUM_TURNS_MAX:

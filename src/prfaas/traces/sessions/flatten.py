@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from prfaas.traces.requests import Row
+from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.regroup import Regroup, SharedNames
 from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
@@ -29,7 +29,7 @@ def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
     return coarse_tokens if divides and (num_tokens > own * NUM_BLOCKS or not same) else own
 
 
-def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]:
+def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[RecordedRequest, ...]:
     """All turns, in order of arrival.
 
     A session without a start begins when the one before it has ended, since nothing is known of
@@ -43,7 +43,7 @@ def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]
         ConfigError: The value is invalid.
     """
     names, shared_names = count(), SharedNames()
-    rows: list[Row] = []
+    rows: list[RecordedRequest] = []
     ended_s = 0.0
     for session in sessions:
         start_s = ended_s if session.start_s is None else session.start_s
@@ -52,7 +52,9 @@ def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]
             before = None if turn.after is None else session.turns[turn.after]
             blocks = regroup.blocks(turn.runs, None if before is None else before.runs)
             at_ns = round((start_s + turn.at_s) * NS_PER_S)
-            rows.append(Row(at_ns, turn.num_prompt_tokens, turn.num_output_tokens, blocks))
+            rows.append(
+                RecordedRequest(at_ns, turn.num_prompt_tokens, turn.num_output_tokens, blocks)
+            )
         ended_s = start_s + max(turn.at_s for turn in session.turns)
     rows.sort(key=lambda row: row.at_ns)
     return tuple(rows)

@@ -33,7 +33,7 @@ _HIDDEN_PARTS = frozenset({"thinking", "reasoning"})
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-class Message(NamedTuple):
+class SessionMessage(NamedTuple):
     """A message.
 
     Attributes:
@@ -64,7 +64,7 @@ class Transcript:
     """
 
     session: str
-    messages: tuple[Message, ...]
+    messages: tuple[SessionMessage, ...]
     from_start: bool
 
 
@@ -90,10 +90,10 @@ def transcript_of(line: bytes) -> Transcript:
     return Transcript(_session(fields, _IDS), (one,), from_start=False)
 
 
-def _preamble(fields: dict[str, Any]) -> Iterator[Message]:
+def _preamble(fields: dict[str, Any]) -> Iterator[SessionMessage]:
     """Tools and a system prompt outside the messages; they are first in the prompt."""
     if tools := fields.get("tools"):
-        yield Message("tools", False, _json(tools))
+        yield SessionMessage("tools", False, _json(tools))
     if system := fields.get("system"):
         yield _message({"role": "system", "content": system}, {})
 
@@ -112,7 +112,7 @@ def _time_of(fields: dict[str, Any], single: dict[str, Any]) -> dict[str, Any]:
     return {} if name is None else {name: fields[name]}
 
 
-def _message(raw: object, line: dict[str, Any]) -> Message:
+def _message(raw: object, line: dict[str, Any]) -> SessionMessage:
     if not isinstance(raw, dict):
         raise DroppedError("a message is no object")
     role = raw.get("role", raw.get("from"))
@@ -124,7 +124,7 @@ def _message(raw: object, line: dict[str, Any]) -> Message:
     for call in raw.get("tool_calls") or ():
         parts.text.append(_json(call.get("function", call) if isinstance(call, dict) else call))
     at_s = next((at for name in _TIMES if (at := _seconds(raw.get(name))) is not None), None)
-    return Message(
+    return SessionMessage(
         role,
         role.lower() in _ANSWERS,
         "".join(parts.text),

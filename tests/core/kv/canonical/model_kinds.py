@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prfaas.core.kv.canonical.copies import RankPages, page_bytes, row_runs
-from prfaas.core.kv.canonical.parts import LayerParts, Part, Section, Strip, block_bytes
+from prfaas.core.kv.canonical.parts import LayerPart, LayerParts, Section, Strip, block_bytes
 from prfaas.core.kv.canonical.pieces import Pieces, pieces
 
 Bytes = npt.NDArray[np.uint8]
@@ -18,21 +18,21 @@ Bytes = npt.NDArray[np.uint8]
 def attention(heads: int, tokens: int, cell: int, *, by_token: bool, dtype: str) -> LayerParts:
     """`cell` is K and V of one token and head, bytes."""
     if by_token:
-        return (Part("kv", dtype, tokens, (Section("kv", heads, cell),), by_token=True),)
+        return (LayerPart("kv", dtype, tokens, (Section("kv", heads, cell),), by_token=True),)
     unit = tokens * cell
-    return (Part("kv", dtype, 1, (Section("kv", heads, unit, (Strip(1, unit),)),)),)
+    return (LayerPart("kv", dtype, 1, (Section("kv", heads, unit, (Strip(1, unit),)),)),)
 
 
 def turned(heads: int, tokens: int, head: int, width: int, dtype: str) -> LayerParts:
     """Attention as on CPUs: K dimension by dimension, then V token by token."""
     strips = (Strip(head, tokens * width), Strip(1, tokens * head * width))
     unit = 2 * tokens * head * width
-    return (Part("kv", dtype, 1, (Section("kv", heads, unit, strips),)),)
+    return (LayerPart("kv", dtype, 1, (Section("kv", heads, unit, strips),)),)
 
 
 def latent(tokens: int, cell: int) -> LayerParts:
     unit = tokens * cell
-    return (Part("latent", "bfloat16", 1, (Section("latent", 1, unit, (Strip(1, unit),)),)),)
+    return (LayerPart("latent", "bfloat16", 1, (Section("latent", 1, unit, (Strip(1, unit),)),)),)
 
 
 def delta_net(key_heads: int, value_heads: int, head: int, steps: int) -> LayerParts:
@@ -42,8 +42,8 @@ def delta_net(key_heads: int, value_heads: int, head: int, steps: int) -> LayerP
         Section("k", key_heads, head * 2),
         Section("v", value_heads, head * 2),
     )
-    state = Part("state", "float32", 1, (Section("state", value_heads, head * head * 4),))
-    return (Part("conv", "bfloat16", steps, sections), state)
+    state = LayerPart("state", "float32", 1, (Section("state", value_heads, head * head * 4),))
+    return (LayerPart("conv", "bfloat16", steps, sections), state)
 
 
 def mamba2(heads: int, groups: int, head: int, state: int, steps: int) -> LayerParts:
@@ -52,8 +52,8 @@ def mamba2(heads: int, groups: int, head: int, state: int, steps: int) -> LayerP
         Section("B", groups, state * 2),
         Section("C", groups, state * 2),
     )
-    states = Part("state", "float32", 1, (Section("state", heads, head * state * 4),))
-    return (Part("conv", "bfloat16", steps, sections), states)
+    states = LayerPart("state", "float32", 1, (Section("state", heads, head * state * 4),))
+    return (LayerPart("conv", "bfloat16", steps, sections), states)
 
 
 def cut(
@@ -78,7 +78,7 @@ def cut(
     return pages
 
 
-def _of_pages(part: Part, columns: list[Bytes], num_pages: int) -> list[Bytes]:
+def _of_pages(part: LayerPart, columns: list[Bytes], num_pages: int) -> list[Bytes]:
     """A part's columns of one rank, for each page: rows x units x bytes of a unit."""
     if part.by_token or not part.is_shared_by(num_pages) or num_pages == 1:
         rows = np.concatenate([each.reshape(part.outer, -1) for each in columns], axis=1)

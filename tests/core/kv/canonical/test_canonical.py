@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.kv.canonical.copies import RankPages, Run, page_bytes, row_runs
+from prfaas.core.kv.canonical.copies import CopyRun, RankPages, page_bytes, row_runs
 from prfaas.core.kv.canonical.parts import (
+    LayerPart,
     LayerParts,
-    Part,
     Section,
     Strip,
     block_bytes,
@@ -59,7 +59,7 @@ def layers_of(draw: st.DrawFn) -> LayerParts:
         return delta_net(draw(HEADS), draw(HEADS), draw(small), draw(small))
     if kind == "mamba2":
         return mamba2(draw(HEADS), draw(st.sampled_from((1, 2, 8))), draw(small), 2, draw(small))
-    return (Part("conv", "bfloat16", draw(small), (Section("x", draw(HEADS) * 8, 2),)),)
+    return (LayerPart("conv", "bfloat16", draw(small), (Section("x", draw(HEADS) * 8, 2),)),)
 
 
 @st.composite
@@ -187,7 +187,7 @@ def test_tokens_that_pages_cannot_share_are_refused(layer: LayerParts, num_pages
 
 def test_strips_are_a_whole_unit() -> None:
     with pytest.raises(ValueError, match="strips of 12 bytes, units of 16"):
-        Part("kv", "bfloat16", 1, (Section("kv", 2, 16, (Strip(3, 4),)),))
+        LayerPart("kv", "bfloat16", 1, (Section("kv", 2, 16, (Strip(3, 4),)),))
 
 
 def test_a_layer_without_a_rank_is_refused() -> None:
@@ -198,23 +198,26 @@ def test_a_layer_without_a_rank_is_refused() -> None:
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
-        ([Run(0, 0, 60)], "60 bytes are named; a block has 64"),
-        ([Run(0, 0, 32), Run(40, 40, 24)], "byte 32 of the block is missing"),
-        ([Run(0, 0, 40), Run(64, 32, 32)], "byte 32 of the block is missing, or named twice"),
-        ([Run(0, 0, 64), Run(64, 0, 32)], "parts of different sizes at byte 0"),
-        ([Run(100, 0, 64)], "of rows of 128"),
-        ([Run(0, 0, 32), Run(16, 32, 32)], "byte 16 of the row is named twice"),
-        ([Run(0, 0, 0, 4), Run(0, 0, 64)], "of rows of 128"),
-        ([Run(0, 0, 1, FRAGMENTS_MAX + 1)], "the limit is 262144"),
+        ([CopyRun(0, 0, 60)], "60 bytes are named; a block has 64"),
+        ([CopyRun(0, 0, 32), CopyRun(40, 40, 24)], "byte 32 of the block is missing"),
+        (
+            [CopyRun(0, 0, 40), CopyRun(64, 32, 32)],
+            "byte 32 of the block is missing, or named twice",
+        ),
+        ([CopyRun(0, 0, 64), CopyRun(64, 0, 32)], "parts of different sizes at byte 0"),
+        ([CopyRun(100, 0, 64)], "of rows of 128"),
+        ([CopyRun(0, 0, 32), CopyRun(16, 32, 32)], "byte 16 of the row is named twice"),
+        ([CopyRun(0, 0, 0, 4), CopyRun(0, 0, 64)], "of rows of 128"),
+        ([CopyRun(0, 0, 1, FRAGMENTS_MAX + 1)], "the limit is 262144"),
     ],
 )
-def test_runs_that_are_not_a_block_are_refused(runs: list[Run], words: str) -> None:
+def test_runs_that_are_not_a_block_are_refused(runs: list[CopyRun], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         pieces(runs, 64, 128)
 
 
-@given(st.lists(st.builds(Run, *[st.integers(0, 40)] * 6), max_size=6))
-def test_runs_are_a_block_or_refused(runs: list[Run]) -> None:
+@given(st.lists(st.builds(CopyRun, *[st.integers(0, 40)] * 6), max_size=6))
+def test_runs_are_a_block_or_refused(runs: list[CopyRun]) -> None:
     """Announcements of an engine are checked: accepted runs stay in the row and in the block."""
     try:
         found: Pieces = pieces(runs, 64, 128)
@@ -231,4 +234,4 @@ def test_runs_are_a_block_or_refused(runs: list[Run]) -> None:
 
 def test_sizes_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match="the least is 1"):
-        Part("kv", "bfloat16", 1, (Section("kv", 0, 4),))
+        LayerPart("kv", "bfloat16", 1, (Section("kv", 0, 4),))

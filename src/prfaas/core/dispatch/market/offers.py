@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prfaas.core.dispatch.prefill_times import PrefillTimes
-from prfaas.core.market.choice import Choice, Exclusion, Offer
+from prfaas.core.market.choice import ClusterOffer, Exclusion, OfferChoice
 from prfaas.core.routing.decision import Decision, Path, Reason
 
 if TYPE_CHECKING:
     from prfaas.core.dispatch.route_options import RouteOption
 
 
-def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) -> list[Offer]:
+def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) -> list[ClusterOffer]:
     """Offers of all clusters, the PD cluster's first.
 
     Args:
@@ -22,7 +22,7 @@ def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) ->
         times: Expected times of prefills.
     """
     first = options[0]
-    at_home = Offer(
+    at_home = ClusterOffer(
         home,
         times.local_ns(first.facts.num_new_tokens, first.facts.pd_hit_tokens),
         0,
@@ -32,10 +32,10 @@ def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) ->
     return [at_home, *(_away(option, times) for option in options if option.cluster.name)]
 
 
-def _away(option: RouteOption, times: PrefillTimes) -> Offer:
+def _away(option: RouteOption, times: PrefillTimes) -> ClusterOffer:
     facts, found, name = option.facts, option.prediction, option.cluster.name
     ttft_ns, obstacle, there = found.remote_ns, facts.obstacle, facts.prfaas_hit_tokens
-    return Offer(
+    return ClusterOffer(
         name,
         times.remote_ns(name, facts.num_prompt_tokens - there, there),
         0 if found.work is None else found.work.shipped_bytes,
@@ -46,7 +46,11 @@ def _away(option: RouteOption, times: PrefillTimes) -> Offer:
 
 
 def decided(
-    choice: Choice, options: Sequence[RouteOption], usual: RouteOption, home: str, threshold: int
+    choice: OfferChoice,
+    options: Sequence[RouteOption],
+    usual: RouteOption,
+    home: str,
+    threshold: int,
 ) -> tuple[RouteOption, Decision]:
     """The route of a choice, and its decision.
 
@@ -83,7 +87,7 @@ def decided(
     )
 
 
-def _local_reason(choice: Choice, usual: RouteOption) -> Reason:
+def _local_reason(choice: OfferChoice, usual: RouteOption) -> Reason:
     away = choice.costed[1:]
     if any(not each.excluded for each in away):
         return Reason.CHEAPEST_LOCAL

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prfaas.core.kv.canonical.parts import LayerParts, Part, Strip, layer_bytes
+from prfaas.core.kv.canonical.parts import LayerPart, LayerParts, Strip, layer_bytes
 from prfaas.core.kv.canonical.shards import shard
 
 
-class Run(NamedTuple):
+class CopyRun(NamedTuple):
     """Fragments of equal size at equal distances in a row and in a block, all in bytes.
 
     Attributes:
@@ -63,7 +63,7 @@ def page_bytes(layer: LayerParts, tp_size: int, num_pages: int = 1) -> int:
     return sum(part.outer * _rank_row_bytes(part, tp_size) // num_pages for part in layer)
 
 
-def row_runs(layers: Sequence[LayerParts], ranks: Sequence[RankPages]) -> list[Run]:
+def row_runs(layers: Sequence[LayerParts], ranks: Sequence[RankPages]) -> list[CopyRun]:
     """Return the copies between a row and a canonical block of these layers.
 
     Raises:
@@ -73,7 +73,7 @@ def row_runs(layers: Sequence[LayerParts], ranks: Sequence[RankPages]) -> list[R
     for layer in layers:
         starts.append(starts[-1] + layer_bytes(layer))
     found = set[int]()
-    runs: list[Run] = []
+    runs: list[CopyRun] = []
     for number, start in enumerate(starts[:-1]):
         for rank in ranks:
             if number in rank.pages:
@@ -99,7 +99,9 @@ def _pages(offsets: Sequence[int]) -> Iterator[_Page]:
         yield _Page(offset, number, len(offsets))
 
 
-def _layer_runs(layer: LayerParts, rank: RankPages, page: _Page, block_at: int) -> Iterator[Run]:
+def _layer_runs(
+    layer: LayerParts, rank: RankPages, page: _Page, block_at: int
+) -> Iterator[CopyRun]:
     for part in layer:
         if not part.is_shared_by(page.of):
             raise ValueError(f"{page.of} pages cannot share {part.words}")
@@ -112,7 +114,7 @@ def _layer_runs(layer: LayerParts, rank: RankPages, page: _Page, block_at: int) 
         block_at += part.num_bytes
 
 
-def _row_runs(part: Part, rank: RankPages, page: _Page, block_at: int) -> Iterator[Run]:
+def _row_runs(part: LayerPart, rank: RankPages, page: _Page, block_at: int) -> Iterator[CopyRun]:
     """Copies of a page that has whole rows of a part."""
     row_stride = _rank_row_bytes(part, rank.tp_size)
     block_stride = part.num_bytes // part.outer
@@ -123,12 +125,12 @@ def _row_runs(part: Part, rank: RankPages, page: _Page, block_at: int) -> Iterat
         if num:
             at = block_at + first * section.unit_bytes
             size = num * section.unit_bytes
-            yield Run(row_at, at, size, num_rows, row_stride, block_stride)
+            yield CopyRun(row_at, at, size, num_rows, row_stride, block_stride)
         row_at += slots * section.unit_bytes
         block_at += section.num_bytes
 
 
-def _strip_runs(part: Part, rank: RankPages, page: _Page, block_at: int) -> Iterator[Run]:
+def _strip_runs(part: LayerPart, rank: RankPages, page: _Page, block_at: int) -> Iterator[CopyRun]:
     """Copies of a page that has a piece of every strip of its units."""
     row_at = page.offset
     for section in part.sections:
@@ -148,12 +150,14 @@ def _strip_runs(part: Part, rank: RankPages, page: _Page, block_at: int) -> Iter
         block_at += section.num_bytes
 
 
-def _piece(strip: Strip, page: _Page, row_at: int, block_at: int) -> Iterator[Run]:
+def _piece(strip: Strip, page: _Page, row_at: int, block_at: int) -> Iterator[CopyRun]:
     size = strip.num_bytes // page.of
     if strip.number:
-        yield Run(row_at, block_at + page.number * size, size, strip.number, size, strip.num_bytes)
+        yield CopyRun(
+            row_at, block_at + page.number * size, size, strip.number, size, strip.num_bytes
+        )
 
 
-def _rank_row_bytes(part: Part, tp_size: int) -> int:
+def _rank_row_bytes(part: LayerPart, tp_size: int) -> int:
     """Bytes of one row of a part in the memory of one rank."""
     return sum(shard(s.units, 0, tp_size).slots * s.unit_bytes for s in part.sections)

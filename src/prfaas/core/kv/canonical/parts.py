@@ -71,7 +71,7 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """Numbers of one type of a layer.
 
     Attributes:
@@ -121,7 +121,7 @@ class Part:
         return f"{self.name} {self.dtype} {self.outer}({', '.join(sizes)})"
 
 
-LayerParts = tuple[Part, ...]
+LayerParts = tuple[LayerPart, ...]
 """The parts of a layer, in order."""
 
 

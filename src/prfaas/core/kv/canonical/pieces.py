@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from prfaas.core.kv.canonical.copies import Run
+from prfaas.core.kv.canonical.copies import CopyRun
 
 FRAGMENTS_MAX = 1 << 18
 """Fragments of one group, replicas included. Token-major heads of 64 layers, 512 tokens and 8 ranks
@@ -51,7 +51,7 @@ class _Fragment(NamedTuple):
     size: int
 
 
-def pieces(announced: Iterable[Run], block_bytes: int, row_bytes: int) -> Pieces:
+def pieces(announced: Iterable[CopyRun], block_bytes: int, row_bytes: int) -> Pieces:
     """Return the copies of a group's block.
 
     Args:
@@ -85,7 +85,7 @@ def pieces(announced: Iterable[Run], block_bytes: int, row_bytes: int) -> Pieces
     return Pieces(reads, reads if len(first) == len(every) else tuple(_joined(every)))
 
 
-def _fragments(runs: Iterable[Run]) -> Iterator[_Fragment]:
+def _fragments(runs: Iterable[CopyRun]) -> Iterator[_Fragment]:
     for row, block, size, num, row_stride, block_stride in runs:
         for number in range(num):
             yield _Fragment(row + number * row_stride, block + number * block_stride, size)

@@ -6,13 +6,13 @@ from typing import Any
 
 from prfaas.engines.timing.api.bodies import Body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.content import DrawnAnswer
 
 LOGPROB = -0.5
 """Log probability of a token; each further listed token is one lower."""
 
 
-class Choice:
+class AnswerChoice:
     """One answer.
 
     Args:
@@ -27,7 +27,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        answer: Answer,
+        answer: DrawnAnswer,
         vocabulary: Vocabulary,
         body: Body,
         num_tokens_max: int,

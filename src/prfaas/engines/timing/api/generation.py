@@ -9,11 +9,11 @@ from typing import Any
 
 from prfaas.engines.orders import Order, read_order
 from prfaas.engines.timing.api.bodies import DEFAULT_MAX_TOKENS, Body, prompts_of
-from prfaas.engines.timing.api.choices import Choice
+from prfaas.engines.timing.api.choices import AnswerChoice
 from prfaas.engines.timing.api.replies import Usage
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import Answer
-from prfaas.engines.timing.instance import Instance, Work
+from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.instance import PromptWork, TimedInstance
 from prfaas.errors import RequestError
 from prfaas.tasks import cancel_all
 
@@ -22,7 +22,7 @@ OWN_TOKENS = 512
 ends by itself."""
 
 
-class Generation:
+class AnswerGeneration:
     """The answers to one body.
 
     Args:
@@ -37,7 +37,7 @@ class Generation:
 
     def __init__(
         self,
-        instance: Instance,
+        instance: TimedInstance,
         vocabulary: Vocabulary,
         body: Body,
         request_id: str,
@@ -50,7 +50,7 @@ class Generation:
         order = order_of(body) if takes_orders else None
         streams = body.stream or body.stops or body.stop_token_ids
         self._works = [
-            Work(
+            PromptWork(
                 request=f"{request_id}-{number}",
                 tokens=tokens,
                 num_output_max=most,
@@ -61,8 +61,8 @@ class Generation:
             )
             for number, (tokens, most) in enumerate(zip(prompts, num_tokens_max, strict=True))
         ]
-        self.choices: list[Choice] = []
-        self._grown: asyncio.Queue[list[Choice] | BaseException | None] = asyncio.Queue()
+        self.choices: list[AnswerChoice] = []
+        self._grown: asyncio.Queue[list[AnswerChoice] | BaseException | None] = asyncio.Queue()
         self.started = time.monotonic()
 
     @property
@@ -74,7 +74,7 @@ class Generation:
             sum(len(choice.tokens) for choice in self.choices),
         )
 
-    async def run(self) -> AsyncIterator[list[Choice]]:
+    async def run(self) -> AsyncIterator[list[AnswerChoice]]:
         """Generate the answers.
 
         Yields:
@@ -94,15 +94,15 @@ class Generation:
         finally:
             await cancel_all(tasks)
 
-    async def _work(self, number: int, work: Work) -> None:
+    async def _work(self, number: int, work: PromptWork) -> None:
         try:
             await self._grow(number, work)
             self._grown.put_nowait(None)
         except Exception as error:
             self._grown.put_nowait(error)
 
-    async def _grow(self, number: int, work: Work) -> None:
-        choices: list[Choice] = []
+    async def _grow(self, number: int, work: PromptWork) -> None:
+        choices: list[AnswerChoice] = []
         steps = self._instance.generate(work)
         try:
             async for num_tokens in steps:
@@ -118,15 +118,15 @@ class Generation:
         if choices:
             self._instance.keep_answer(work, choices[0].tokens)
 
-    def _begin(self, number: int, work: Work) -> list[Choice]:
+    def _begin(self, number: int, work: PromptWork) -> list[AnswerChoice]:
         """The choices of a prompt, once it is known what its blocks were."""
         body = self._body
         echo = self._vocabulary.decode(work.tokens) if body.echo else ""
         varied = body.temperature is None or body.temperature > 0
         choices = [
-            Choice(
+            AnswerChoice(
                 number * work.width + index,
-                Answer(work.tokens, work.stain, index if varied else 0),
+                DrawnAnswer(work.tokens, work.stain, index if varied else 0),
                 self._vocabulary,
                 body,
                 work.num_output_max,

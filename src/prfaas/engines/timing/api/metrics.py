@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prfaas.engines.timing.instance import Instance
+from prfaas.engines.timing.instance import TimedInstance
 
 LABELS = ["engine", "model_name"]
 _Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
@@ -16,7 +16,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 
 class _State(Collector):
     """Read from the instances at every request."""
 
-    def __init__(self, instances: list[Instance], model: str) -> None:
+    def __init__(self, instances: list[TimedInstance], model: str) -> None:
         self._instances, self._model = instances, model
 
     def collect(self) -> list[Metric]:
@@ -38,7 +38,7 @@ VLLM = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_
 SGLANG = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
 
 
-def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
+def _values(instance: TimedInstance) -> dict[tuple[_Kind, str], float]:
     counts = instance.counts
     running, waiting, use = VLLM if instance.layout.takes_orders else SGLANG
     gauges = {
@@ -60,7 +60,7 @@ def _values(instance: Instance) -> dict[tuple[_Kind, str], float]:
     return found | {(CounterMetricFamily, name): value for name, value in counters.items()}
 
 
-class Metrics:
+class TimingMetrics:
     """Metrics of the instances behind a URL.
 
     Args:
@@ -68,7 +68,7 @@ class Metrics:
     """
 
     def __init__(self, model: str) -> None:
-        self._registry, self._instances = CollectorRegistry(), list[Instance]()
+        self._registry, self._instances = CollectorRegistry(), list[TimedInstance]()
         self._registry.register(_State(self._instances, model))
         self._model = model
         self._ended = Counter(
@@ -92,7 +92,7 @@ class Metrics:
             registry=self._registry,
         )
 
-    def add(self, instance: Instance) -> str:
+    def add(self, instance: TimedInstance) -> str:
         """Add an instance.
 
         Returns:

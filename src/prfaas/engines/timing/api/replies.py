@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.engines.timing.api.bodies import Body
-from prfaas.engines.timing.api.choices import Choice
+from prfaas.engines.timing.api.choices import AnswerChoice
 
 Json = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Replies:
         self._head = {"id": prefix + request_id, "created": created, "model": model}
         self._is_opened = False
 
-    def whole(self, choices: list[Choice], usage: Usage) -> Json:
+    def whole(self, choices: list[AnswerChoice], usage: Usage) -> Json:
         """The complete answer."""
         kind = "chat.completion" if self._chat else "text_completion"
         reply = {**self._head, "object": kind, "usage": usage.whole()}
@@ -85,7 +85,7 @@ class Replies:
             "kv_transfer_params": None,
         }
 
-    def chunks(self, changed: list[Choice], usage: Usage) -> list[Json]:
+    def chunks(self, changed: list[AnswerChoice], usage: Usage) -> list[Json]:
         """Chunks of a stream for choices that have grown."""
         chunks: list[Json] = []
         first = not self._is_opened
@@ -114,7 +114,7 @@ class Replies:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _delta(self, choice: Choice) -> Json:
+    def _delta(self, choice: AnswerChoice) -> Json:
         text, tokens = choice.take()
         entry: Json = {"index": choice.index, **self._ids(tokens)}
         if self._chat:
@@ -123,7 +123,7 @@ class Replies:
             entry |= {"text": text, "logprobs": choice.completion_logprobs(tokens)}
         return entry | {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _whole_chat(self, choice: Choice) -> Json:
+    def _whole_chat(self, choice: AnswerChoice) -> Json:
         return {
             "index": choice.index,
             "message": {
@@ -141,7 +141,7 @@ class Replies:
             **self._ids(choice.tokens),
         }
 
-    def _whole_text(self, choice: Choice) -> Json:
+    def _whole_text(self, choice: AnswerChoice) -> Json:
         entry = {
             "index": choice.index,
             "text": choice.text,
@@ -154,7 +154,7 @@ class Replies:
             entry["prompt_token_ids"] = self._prompt_of(choice)
         return entry
 
-    def _prompt_of(self, choice: Choice) -> list[int]:
+    def _prompt_of(self, choice: AnswerChoice) -> list[int]:
         return self._prompts[choice.index // (self._body.n or 1)]
 
     def _ids(self, tokens: list[int]) -> Json:

@@ -12,11 +12,11 @@ from aiohttp import web
 
 from prfaas import __version__
 from prfaas.engines.timing.api.bodies import Body, read_body
-from prfaas.engines.timing.api.generation import Generation, lengths_of, prompts_in
-from prfaas.engines.timing.api.metrics import Metrics
+from prfaas.engines.timing.api.generation import AnswerGeneration, lengths_of, prompts_in
+from prfaas.engines.timing.api.metrics import TimingMetrics
 from prfaas.engines.timing.api.replies import Json, Replies, error_body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.instance import Instance
+from prfaas.engines.timing.instance import TimedInstance
 from prfaas.errors import ConfigError, RequestError
 from prfaas.series import CONTENT_TYPE
 from prfaas.wire.plain_http import listen, name_server
@@ -40,7 +40,7 @@ class Server:
 
     def __init__(
         self,
-        instance: Instance,
+        instance: TimedInstance,
         vocabulary: Vocabulary,
         model: str,
         max_model_len: int,
@@ -51,7 +51,7 @@ class Server:
         self._max_model_len, self._interval = max_model_len, stream_interval
         self.ranks = [self]
         """Data-parallel ranks behind the URL of this server, itself the first."""
-        self._join(Metrics(model))
+        self._join(TimingMetrics(model))
         self._created = int(time.time())
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
         app.on_response_prepare.append(name_server)
@@ -74,7 +74,7 @@ class Server:
         )
         self._listener: asyncio.Server | None = None
 
-    def _join(self, metrics: Metrics) -> None:
+    def _join(self, metrics: TimingMetrics) -> None:
         self._metrics = metrics
         self._rank = metrics.add(self.instance)
 
@@ -204,7 +204,7 @@ class Server:
         request_id = given or secrets.token_hex(16)
         # A client may use an id twice.
         unique = f"{request_id}-{secrets.token_hex(4)}"
-        generation = Generation(
+        generation = AnswerGeneration(
             self.instance, self._vocabulary, body, unique, prompts, lengths, self._interval
         )
         replies = Replies(request_id, self._model, int(time.time()), body, prompts, chat=chat)
@@ -217,7 +217,7 @@ class Server:
                 self._metrics.ended(self._rank, reason, seconds)
 
     async def _run(
-        self, request: web.Request, body: Body, generation: Generation, replies: Replies
+        self, request: web.Request, body: Body, generation: AnswerGeneration, replies: Replies
     ) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         grown = generation.run()

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.site_keys import SiteKey
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.client import MooncakeClient
 from prfaas.pool.shared.mooncake.codes import NO_SPACE, check
 from prfaas.pool.shared.mooncake.memory import ClientMemory
-from prfaas.pool.shared.mooncake.orders import Operation
+from prfaas.pool.shared.mooncake.orders import StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
-from prfaas.pool.shared.write_queue import Offer, SealingWriter, WriteQueue
+from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter, WriteQueue
 from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 
@@ -57,7 +57,7 @@ class BlockWriter(SealingWriter):
         self._client, self._memory, self._prefix = client, memory, prefix
         self._key, self._writer, self._metrics = key, writer, metrics
         self._on_written = on_written
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block; `done` is called once it is sealed, or dropped.
@@ -71,7 +71,7 @@ class BlockWriter(SealingWriter):
             return False
         return super().offer(name, block, done)
 
-    async def _seal(self, offer: Offer) -> None:
+    async def _seal(self, offer: BlockToWrite) -> None:
         num_bytes = len(offer.block.data)
         size = sealed_bytes_max(num_bytes)
         try:
@@ -94,7 +94,7 @@ class BlockWriter(SealingWriter):
         offer.done()
         self._begin(self._put(offer.name, num_bytes, offer.block.origin, offset, length))
 
-    def _seal_lent(self, lent: list[tuple[Offer, memoryview]]) -> int:
+    def _seal_lent(self, lent: list[tuple[BlockToWrite, memoryview]]) -> int:
         offer, into = lent.pop()
         return seal_block(self._key, offer.name, offer.block, self._writer, into)
 
@@ -105,7 +105,7 @@ class BlockWriter(SealingWriter):
         try:
             self._queue.began()
             (code,) = await self._client.ask(
-                Operation.PUT, [key_of(self._prefix, name)], offset, length
+                StoreOperation.PUT, [key_of(self._prefix, name)], offset, length
             )
             check(code)
         except TransferError as error:

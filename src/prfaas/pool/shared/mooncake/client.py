@@ -20,16 +20,16 @@ from typing import NamedTuple
 import msgspec
 
 from prfaas.errors import ConfigError, TransferError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.memory import ClientMemory
 from prfaas.pool.shared.mooncake.orders import (
     LENGTH_BYTES,
     NO_LIBRARY,
-    Answer,
-    Operation,
     Order,
-    Setup,
+    StoreAnswer,
+    StoreOperation,
+    StoreSetup,
     framed,
 )
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
@@ -63,7 +63,7 @@ class MooncakeClient:
         self._writer: asyncio.StreamWriter | None = None
         self._pending: dict[int, _Pending] = {}
         self._number = 0
-        self._said = SaidOnce(time.monotonic_ns)
+        self._said = LogThrottle(time.monotonic_ns)
         self.is_starting = True
         """True until the first process is connected, or cannot be."""
         self.process_id: int | None = None
@@ -75,7 +75,7 @@ class MooncakeClient:
         return self._writer is not None
 
     def ask(
-        self, operation: Operation, names: list[str], offset: int = 0, num_bytes: int = 0
+        self, operation: StoreOperation, names: list[str], offset: int = 0, num_bytes: int = 0
     ) -> asyncio.Future[list[int]]:
         """Send an order.
 
@@ -172,10 +172,10 @@ class MooncakeClient:
             if not each.future.done():
                 each.future.set_exception(TransferError("its client has ended"))
 
-    def _setup(self) -> Setup:
+    def _setup(self) -> StoreSetup:
         settings = self._settings
         host, port = settings.master
-        return Setup(
+        return StoreSetup(
             _own_address(host, port),
             settings.metadata,
             settings.protocol,
@@ -222,9 +222,9 @@ def check_library() -> None:
         )
 
 
-async def _answer(reader: asyncio.StreamReader) -> Answer:
+async def _answer(reader: asyncio.StreamReader) -> StoreAnswer:
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    return msgspec.msgpack.decode(await reader.readexactly(length), type=Answer)
+    return msgspec.msgpack.decode(await reader.readexactly(length), type=StoreAnswer)
 
 
 def _own_address(host: str, port: int) -> str:

@@ -22,14 +22,19 @@ import msgspec
 from prfaas.pool.shared.mooncake.orders import (
     LENGTH_BYTES,
     NO_LIBRARY,
-    Answer,
-    Operation,
     Order,
-    Setup,
+    StoreAnswer,
+    StoreOperation,
+    StoreSetup,
     framed,
 )
 
-THREADS = {Operation.PUT: 1, Operation.GET: 4, Operation.EXIST: 2, Operation.REMOVE: 1}
+THREADS = {
+    StoreOperation.PUT: 1,
+    StoreOperation.GET: 4,
+    StoreOperation.EXIST: 2,
+    StoreOperation.REMOVE: 1,
+}
 """Threads for each operation. Several for writing were slower than one (docs/results)."""
 BATCH_BYTES, BATCH_MAX = 4 << 20, 16
 """Small blocks are written together, up to this."""
@@ -37,7 +42,7 @@ LOCAL_BYTES = 16 << 20
 """Buffer of the library for its own use."""
 
 
-class Client:
+class StoreClient:
     """Runs orders.
 
     Args:
@@ -46,12 +51,12 @@ class Client:
         setup: Settings.
     """
 
-    def __init__(self, orders: socket.socket, memory: mmap.mmap, setup: Setup) -> None:
+    def __init__(self, orders: socket.socket, memory: mmap.mmap, setup: StoreSetup) -> None:
         self._orders, self._lock = orders, threading.Lock()
         try:
             from mooncake.store import MooncakeDistributedStore, ReplicateConfig
         except ImportError:
-            self._send(Answer(0, [NO_LIBRARY]))
+            self._send(StoreAnswer(0, [NO_LIBRARY]))
             raise
         self._memory = memory
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -68,8 +73,8 @@ class Client:
             setup.master,
         )
         code = code or self._store.register_buffer(self._base, setup.memory_bytes)
-        self._send(Answer(0, [code]))
-        self._queues: dict[Operation, queue.SimpleQueue[Order]] = {
+        self._send(StoreAnswer(0, [code]))
+        self._queues: dict[StoreOperation, queue.SimpleQueue[Order]] = {
             operation: queue.SimpleQueue() for operation in THREADS
         }
         for operation, number in THREADS.items():
@@ -87,19 +92,21 @@ class Client:
                 order = msgspec.msgpack.decode(data, type=Order)
                 self._queues[order.operation].put(order)
 
-    def _work(self, operation: Operation) -> None:
+    def _work(self, operation: StoreOperation) -> None:
         orders = self._queues[operation]
-        if operation is Operation.PUT:
+        if operation is StoreOperation.PUT:
             while True:
                 self._put(self._batch(orders))
-        calls: dict[Operation, Callable[[Order], list[int]]] = {
-            Operation.GET: self._get,
-            Operation.EXIST: lambda order: list(self._store.batch_is_exist(order.names)),
-            Operation.REMOVE: lambda order: [self._store.remove_by_regex(order.names[0], True)],
+        calls: dict[StoreOperation, Callable[[Order], list[int]]] = {
+            StoreOperation.GET: self._get,
+            StoreOperation.EXIST: lambda order: list(self._store.batch_is_exist(order.names)),
+            StoreOperation.REMOVE: lambda order: [
+                self._store.remove_by_regex(order.names[0], True)
+            ],
         }
         while True:
             order = orders.get()
-            self._send(Answer(order.number, calls[operation](order)))
+            self._send(StoreAnswer(order.number, calls[operation](order)))
 
     def _batch(self, orders: queue.SimpleQueue[Order]) -> list[Order]:
         """The next orders, as many as are written together."""
@@ -121,23 +128,23 @@ class Client:
             self._config,
         )
         for order, code in zip(batch, codes, strict=True):
-            self._send(Answer(order.number, [code]))
+            self._send(StoreAnswer(order.number, [code]))
 
     def _get(self, order: Order) -> list[int]:
         place = self._base + order.offset
         return [self._store.get_into(order.names[0], place, order.num_bytes)]
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: StoreAnswer) -> None:
         with self._lock:
             self._orders.sendall(framed(answer))
 
 
 def main(arguments: list[str]) -> None:
     """Run until the pool node closes the socket."""
-    setup = msgspec.json.decode(arguments[2], type=Setup)
+    setup = msgspec.json.decode(arguments[2], type=StoreSetup)
     memory = mmap.mmap(int(arguments[1]), setup.memory_bytes)
     try:
-        Client(socket.socket(fileno=int(arguments[0])), memory, setup).run()
+        StoreClient(socket.socket(fileno=int(arguments[0])), memory, setup).run()
     except (OSError, ImportError):
         pass  # The pool node has ended, or knows.
     finally:

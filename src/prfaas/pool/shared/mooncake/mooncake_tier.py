@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.errors import TransferError
-from prfaas.log_throttle import SaidOnce
+from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -27,7 +27,7 @@ from prfaas.pool.shared.mooncake.client import MooncakeClient
 from prfaas.pool.shared.mooncake.codes import GONE, check
 from prfaas.pool.shared.mooncake.known_blocks import Known, KnownBlocks
 from prfaas.pool.shared.mooncake.memory import ClientMemory
-from prfaas.pool.shared.mooncake.orders import NAMES_MAX, Operation
+from prfaas.pool.shared.mooncake.orders import NAMES_MAX, StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
@@ -100,7 +100,7 @@ class MooncakeTier(ShownBlocks[Known]):
         self._read_s = settings.read_limit_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-mooncake-reader")
-        self._said = SaidOnce(clock_ns)
+        self._said = LogThrottle(clock_ns)
         self._serving: asyncio.Task[None] | None = None
 
     # --- contents ---
@@ -144,7 +144,7 @@ class MooncakeTier(ShownBlocks[Known]):
         """
         orders = [
             self.client.ask(
-                Operation.EXIST,
+                StoreOperation.EXIST,
                 [key_of(self._settings.prefix, n) for n in names[start : start + NAMES_MAX]],
             )
             for start in range(0, len(names), NAMES_MAX)
@@ -201,7 +201,7 @@ class MooncakeTier(ShownBlocks[Known]):
         order: asyncio.Future[list[int]] | None = None
         try:
             path = key_of(self._settings.prefix, name)
-            order = self.client.ask(Operation.GET, [path], offset, size)
+            order = self.client.ask(StoreOperation.GET, [path], offset, size)
             await asyncio.wait([order], timeout=limit_s)
             if not order.done():
                 raise TransferError(f"no answer in {limit_s:.2f} s")
@@ -350,7 +350,7 @@ class MooncakeTier(ShownBlocks[Known]):
         await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
         self._gone(list(self._blocks))
         pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
-        order = self.client.ask(Operation.REMOVE, [pattern])
+        order = self.client.ask(StoreOperation.REMOVE, [pattern])
         await asyncio.wait([order], timeout=self._limits.request_s)
         if not order.done():
             raise TransferError(f"no answer in {self._limits.request_s:.2f} s")

@@ -16,7 +16,7 @@ NAMES_MAX = 4096
 """Keys of one order."""
 
 
-class Operation(StrEnum):
+class StoreOperation(StrEnum):
     """Operation of the store."""
 
     PUT = "put"
@@ -38,13 +38,13 @@ class Order(msgspec.Struct, array_like=True):
     """
 
     number: int
-    operation: Operation
+    operation: StoreOperation
     names: list[str]
     offset: int = 0
     num_bytes: int = 0
 
 
-class Answer(msgspec.Struct, array_like=True):
+class StoreAnswer(msgspec.Struct, array_like=True):
     """The answer to an order; number 0 once, when the client is connected, or cannot be.
 
     Attributes:
@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, array_like=True):
     codes: list[int]
 
 
-class Setup(msgspec.Struct):
+class StoreSetup(msgspec.Struct):
     """Settings of the client.
 
     Attributes:
@@ -78,7 +78,7 @@ class Setup(msgspec.Struct):
     memory_bytes: int
 
 
-def framed(message: Order | Answer) -> bytes:
+def framed(message: Order | StoreAnswer) -> bytes:
     """A message with its length."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
