@@ -73,9 +73,9 @@ class Running:
 @contextlib.contextmanager
 def running() -> Iterator[Running]:
     """A deployment for as long as the context is open."""
-    with tempfile.TemporaryDirectory() as home:
-        file, _ = placed(TIMING, Path(home))
-        log = Path(home) / "up.log"
+    with tempfile.TemporaryDirectory() as local:
+        file, _ = placed(TIMING, Path(local))
+        log = Path(local) / "up.log"
         command = [sys.executable, "-m", "prfaas", "up", str(file), "--restart"]
         with log.open("wb") as output, subprocess.Popen(command, stdout=output) as process:
             try:

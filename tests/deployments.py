@@ -16,23 +16,23 @@ ROOT = Path(__file__).parents[1]
 LAPTOP, TIMING = ROOT / "examples" / "laptop.toml", ROOT / "examples" / "timing.toml"
 
 
-def placed(example: Path, home: Path, settings: str = "") -> tuple[Path, Path]:
+def placed(example: Path, local: Path, settings: str = "") -> tuple[Path, Path]:
     """An example whose files all lie in one folder, and whose gateway takes a free port.
 
     Args:
         example: The file.
-        home: The folder.
+        local: The folder.
         settings: What takes precedence, as TOML.
 
     Returns:
         The new file, and the one with the settings.
     """
     known = load_deployment(example)
-    file, overlay = home / example.name, home / "settings.toml"
+    file, overlay = local / example.name, local / "settings.toml"
     file.write_text(
         example.read_text()
-        .replace(known.model.path, f"{home}/model")
-        .replace(str(known.state), f"{home}/state")
+        .replace(known.model.path, f"{local}/model")
+        .replace(str(known.state), f"{local}/state")
         .replace(known.gateway.listen, "127.0.0.1:0")
         .replace('"examples/', f'"{ROOT}/examples/')
     )

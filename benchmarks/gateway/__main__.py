@@ -77,10 +77,10 @@ class Measured:
 class Bench:
     """Makes prompts and has them sent."""
 
-    def __init__(self, home: Path, scale: float, runs: list[str]) -> None:
-        self._home, self._scale = home, scale
+    def __init__(self, local: Path, scale: float, runs: list[str]) -> None:
+        self._local, self._scale = local, scale
         self._runs = {name: RUNS[name] for name in runs}
-        self._prompts = Prompts(home / "model")
+        self._prompts = Prompts(local / "model")
 
     def _bodies(self, run: Run, count: int) -> tuple[bytes, list[bytes]]:
         start = self._prompts.conversation(int(run.num_tokens * run.shared)) if run.shared else []
@@ -141,7 +141,7 @@ class Bench:
     async def _start(
         self, system: System, bodies: list[bytes], concurrency: int, *, hold: bool
     ) -> asyncio.subprocess.Process:
-        path = self._home / "bodies"
+        path = self._local / "bodies"
         path.write_bytes(b"\n".join(bodies))
         job = {"host": "127.0.0.1", "port": system.port, "pids": system.pids}
         job |= {"concurrency": concurrency, "bodies": str(path), "hold": hold}
@@ -201,27 +201,27 @@ def quantile(ordered: list[float], of: float) -> float:
     return ordered[min(int(of * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
-async def bench(home: Path, others: list[Peer], scale: float, runs: list[str]) -> list[Measured]:
+async def bench(local: Path, others: list[Peer], scale: float, runs: list[str]) -> list[Measured]:
     stopped = asyncio.current_task()
     assert stopped is not None
     asyncio.get_running_loop().add_signal_handler(SIGTERM, stopped.cancel)
-    make_checkpoint(home / "model")
-    runner = Bench(home, scale, runs)
+    make_checkpoint(local / "model")
+    runner = Bench(local, scale, runs)
     found: list[Measured] = []
-    async with deployment(home) as ours:
+    async with deployment(local) as ours:
         port = int(next(iter(ours.engines)).rpartition(":")[2])
         found.append(await runner.measure(System("straight", port)))
         found.append(await runner.measure(ours.system))
         for other in others:
-            async with other.serving(home, ours.engines) as system:
+            async with other.serving(local, ours.engines) as system:
                 found.append(await runner.measure(system))
     if len(runs) < len(RUNS):
         return found
     async with held_engine() as url:
-        async with deployment(home, url) as ours:
+        async with deployment(local, url) as ours:
             found[1].held_mib = await runner.held_mib(ours.system)
         for number, other in enumerate(others, 2):
-            async with other.holding(home, url) as system:
+            async with other.holding(local, url) as system:
                 found[number].held_mib = await runner.held_mib(system)
     return found
 
@@ -233,10 +233,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="only these")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as local:
         scale = 0.1 if options.quick else 1.0
         others = peers(options.routers, options.dynamo)
-        found = asyncio.run(bench(Path(home), others, scale, options.runs))
+        found = asyncio.run(bench(Path(local), others, scale, options.runs))
     print(table(found))
 
 

@@ -49,7 +49,7 @@ COSTS = Costs(
 )
 
 
-def deployment(num_home: int, num_away: int, *, roles: bool = False) -> Deployment:
+def deployment(num_local: int, num_remote: int, *, roles: bool = False) -> Deployment:
     """Half the instances in each cluster, eight to a pool node; with roles, every other one of the
     PD cluster only decodes."""
 
@@ -66,7 +66,7 @@ def deployment(num_home: int, num_away: int, *, roles: bool = False) -> Deployme
             "model": {"name": "m", "path": "nowhere"},
             "routing": {"offload_threshold": 8000, "plan": "given.toml"},
             "security": {"identities": "nowhere"},
-            "clusters": {"pd": cluster("pd", num_home), "prfaas": cluster("prfaas", num_away)},
+            "clusters": {"pd": cluster("pd", num_local), "prfaas": cluster("prfaas", num_remote)},
         }
     )
 
@@ -90,9 +90,9 @@ def make(
     file = deployment(num_instances - num_instances // 2, num_instances // 2, roles=roles)
     index = PrefixIndex(num_blocks_max=2**40)
     driver = Driver(file, Profiles(COSTS, {"prfaas": COSTS}, {"prfaas": 1e11}), index)
-    home = list(file.clusters["pd"].pools)
-    away = list(file.clusters["prfaas"].pools)
-    pools = home + away
+    local = list(file.clusters["pd"].pools)
+    remote = list(file.clusters["prfaas"].pools)
+    pools = local + remote
     num_families = max(1, num_blocks // (2 * prompt_blocks))
     for pool in pools:
         index.end_snapshot(pool)
@@ -111,7 +111,7 @@ def make(
     for cluster in file.clusters.values():
         for name, engine in cluster.engines.items():
             layouts = {n: LAYOUT for n, e in cluster.engines.items() if e.pool == engine.pool}
-            links = dict.fromkeys(home, True)
+            links = dict.fromkeys(local, True)
             driver.pool_seen(engine.pool, PoolView(True, layouts, links), now)
             driver.engine_ready(name, 10**6, now)
     return driver, num_families

@@ -127,9 +127,9 @@ async def serve(num_engines: int, num_hosts: int, identities: Path) -> None:
 
 
 @asynccontextmanager
-async def opened(num_engines: int, num_hosts: int, home: Path) -> AsyncIterator[dict[str, str]]:
+async def opened(num_engines: int, num_hosts: int, local: Path) -> AsyncIterator[dict[str, str]]:
     """Run the second process; yield the addresses of its parts."""
-    command = ["-m", "benchmarks.gateway.fleet", "--serve", str(home)]
+    command = ["-m", "benchmarks.gateway.fleet", "--serve", str(local)]
     command += ["--engines", str(num_engines), "--hosts", str(num_hosts)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -155,18 +155,18 @@ def members_of(hosts: dict[str, list[str]], places: dict[str, str]) -> list[List
     return found
 
 
-def deployment(home: Path) -> Deployment:
+def deployment(local: Path) -> Deployment:
     # In a process of its own: it loads torch, which no gateway does.
     make = [sys.executable, "-W", "ignore", "-m", "prfaas.engines.checkpoint", "--tokenizer-only"]
-    subprocess.run([*make, str(home / "model")], check=True, timeout=300)
+    subprocess.run([*make, str(local / "model")], check=True, timeout=300)
     return Deployment.model_validate(
         {
-            "model": {"name": MODEL, "path": str(home / "model")},
+            "model": {"name": MODEL, "path": str(local / "model")},
             "gateway": {"listen": f"{LOOPBACK}:0", "connect_timeout": "20s"},
             "routing": {"offload_threshold": 8000},
-            "security": {"identities": str(home)},
-            "membership": {"folder": str(home)},
-            "state": str(home / "state"),
+            "security": {"identities": str(local)},
+            "membership": {"folder": str(local)},
+            "state": str(local / "state"),
             "clusters": {"pd": {"role": "pd"}, "far": {"role": "prfaas"}},
         }
     )
@@ -253,12 +253,12 @@ async def measure(num_engines: int, num_hosts: int, seconds: float) -> None:
     keep_torch_out()
     hosts = hosts_of(num_engines, num_hosts)
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        make_authority(home)
+        local = Path(folder)
+        make_authority(local)
         for name in ("gateway", *hosts):
-            make_identity(home, name)
-        file = deployment(home)
-        async with opened(num_engines, num_hosts, home) as places:
+            make_identity(local, name)
+        file = deployment(local)
+        async with opened(num_engines, num_hosts, local) as places:
             gateway = Gateway(file, Endpoints({}, {}))
             await gateway.start()
             empty_mib, entries = resident_mib(), members_of(hosts, places)

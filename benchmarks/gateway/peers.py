@@ -39,10 +39,10 @@ HELD = [
 class Peer(Protocol):
     """A router that can be started."""
 
-    def serving(self, home: Path, engines: dict[str, str]) -> AbstractAsyncContextManager[System]:
+    def serving(self, local: Path, engines: dict[str, str]) -> AbstractAsyncContextManager[System]:
         """The router before engines, given as URLs and where they publish; or before its own."""
 
-    def holding(self, home: Path, url: str) -> AbstractAsyncContextManager[System]:
+    def holding(self, local: Path, url: str) -> AbstractAsyncContextManager[System]:
         """The router before an engine whose streams do not end."""
 
 
@@ -73,7 +73,7 @@ class HttpRouter:
     on_events: bool
 
     @asynccontextmanager
-    async def serving(self, _home: Path, engines: dict[str, str]) -> AsyncIterator[System]:
+    async def serving(self, _local: Path, engines: dict[str, str]) -> AsyncIterator[System]:
         """See `Peer`."""
         port, metrics = free_port(), free_port()
         command = [*self.command, "--host", "127.0.0.1", "--port", str(port)]
@@ -84,9 +84,9 @@ class HttpRouter:
             await answers(port)
             yield System(self.name, port, [pid])
 
-    def holding(self, home: Path, url: str) -> AbstractAsyncContextManager[System]:
+    def holding(self, local: Path, url: str) -> AbstractAsyncContextManager[System]:
         """See `Peer`; nobody publishes events."""
-        return self.serving(home, {url: f"tcp://127.0.0.1:{free_port()}"})
+        return self.serving(local, {url: f"tcp://127.0.0.1:{free_port()}"})
 
 
 @dataclass
@@ -100,24 +100,24 @@ class Dynamo:
     python: str
 
     @asynccontextmanager
-    async def serving(self, home: Path, _engines: dict[str, str]) -> AsyncIterator[System]:
+    async def serving(self, local: Path, _engines: dict[str, str]) -> AsyncIterator[System]:
         """See `Peer`."""
-        async with self._before(home, FAST) as system:
+        async with self._before(local, FAST) as system:
             yield system
 
     @asynccontextmanager
-    async def holding(self, home: Path, _url: str) -> AsyncIterator[System]:
+    async def holding(self, local: Path, _url: str) -> AsyncIterator[System]:
         """See `Peer`; the streams end, but only after twenty seconds."""
-        async with self._before(home, HELD) as system:
+        async with self._before(local, HELD) as system:
             yield system
 
     @asynccontextmanager
-    async def _before(self, home: Path, times: list[str]) -> AsyncIterator[System]:
-        port, here = free_port(), home / "dynamo"
+    async def _before(self, local: Path, times: list[str]) -> AsyncIterator[System]:
+        port, here = free_port(), local / "dynamo"
         here.mkdir(exist_ok=True)
         # A model is called by its path, so the path has to be its name.
         if not (here / MODEL).exists():
-            (here / MODEL).symlink_to(home / "model")
+            (here / MODEL).symlink_to(local / "model")
         env = {"HOME": str(here), "HF_HUB_OFFLINE": "1", "DYN_LOG": "error"}
         env |= {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": f"{here}/found-{port}"}
         env |= {"DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}

@@ -117,9 +117,9 @@ class Ours:
 
 
 @asynccontextmanager
-async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
+async def deployment(local: Path, engine_url: str = "") -> AsyncIterator[Ours]:
     """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
-    file = home / "bench.toml"
+    file = local / "bench.toml"
     events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
     if engine_url:
         tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), f'url = "{engine_url}"')
@@ -132,7 +132,7 @@ async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
         timing = "".join(
             TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
         )
-    file.write_text(FILE.format(home=home, model=MODEL, **tables) + timing)
+    file.write_text(FILE.format(local=local, model=MODEL, **tables) + timing)
     topology = await laid_out(file)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}

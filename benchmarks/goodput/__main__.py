@@ -44,17 +44,17 @@ async def measure(row: Row, span: Span, policy: str, seed: int, name: str) -> Ca
     """Run one row in the simulator and live, with the same requests."""
     scenario = scenario_of(row, span, policy, seed)
     setup = scenario.setup
-    (away,) = setup.prfaas
+    (remote,) = setup.prfaas
     design = Design(
         name, name, setup.routing.policy, setup.routing.offload_threshold,
-        away.num_instances, setup.num_prefill, setup.num_decode, 0.0, 0.0,
+        remote.num_instances, setup.num_prefill, setup.num_decode, 0.0, 0.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="goodput-") as place:
-        planned = away.link.bits_per_s if row.plan_settings else None
+        planned = remote.link.bits_per_s if row.plan_settings else None
         plan = scaled_plan(planned, SCALE.bytes, Path(place))
         routing = [f'plan = "{plan}"', f'ttft_max = "{(setup.slo.ttft_ns or 0) / 1e6:g}ms"']
         # The link of the scenario is what the operator lets transfers use of a wider one.
-        rate = away.link.bits_per_s / BUDGET_SHARE
+        rate = remote.link.bits_per_s / BUDGET_SHARE
         live = await run(design, scenario.requests(), span.over, SCALE, rate, Path(place), routing)
     return Case(name, policy, simulated(scenario), live)
 
@@ -71,7 +71,7 @@ def table(cases: list[Case], span: Span, scenario: Scenario) -> str:
     for case in cases:
         both = case.model, case.live.outcomes
         good, live = (goodput_of(outcomes, span, scenario) for outcomes in both)
-        (refused, away, mean, p99), (turned, sent, mean_live, p99_live) = (
+        (refused, remote, mean, p99), (turned, sent, mean_live, p99_live) = (
             _figures(outcomes, span) for outcomes in both
         )
         count = sum(span.warm <= o.arrived < span.end for o in case.live.outcomes)
@@ -79,7 +79,7 @@ def table(cases: list[Case], span: Span, scenario: Scenario) -> str:
         cells = [
             case.name, case.policy, f"{count}",
             f"{good:.3f}", f"{live:.3f}", f"{live / good - 1:+.1%}",
-            f"{refused}", f"{turned}", f"{away:.1%}", f"{sent:.1%}",
+            f"{refused}", f"{turned}", f"{remote:.1%}", f"{sent:.1%}",
             f"{mean:.2f}", f"{mean_live:.2f}", f"{p99:.1f}", f"{p99_live:.1f}",
             f"{wrong}", f"{case.live.behind_s * 1e3:.0f}", f"{case.live.busy_ratio:.0%}",
         ]  # fmt: skip
@@ -105,9 +105,9 @@ def _figures(outcomes: list[Outcome], span: Span) -> tuple[int, float, float, fl
     counted = [o for o in outcomes if _counts(o, span)]
     began = [o for o in counted if o.first is not None]
     waits = sorted(o.first - o.arrived for o in began if o.first is not None)
-    away = sum(o.offloaded for o in began) / max(len(began), 1)
+    remote = sum(o.offloaded for o in began) / max(len(began), 1)
     mean = sum(waits) / max(len(waits), 1)
-    return len(counted) - len(began), away, mean, waits[int(0.99 * len(waits))] if waits else 0.0
+    return len(counted) - len(began), remote, mean, waits[int(0.99 * len(waits))] if waits else 0.0
 
 
 def _counts(outcome: Outcome, span: Span) -> bool:

@@ -35,14 +35,14 @@ class Arm:
     options: frozenset[str] = field(default_factory=frozenset)
     has_tenants: bool = True
 
-    def settings(self, home: Path) -> str:
+    def settings(self, local: Path) -> str:
         """The deployment file."""
         regions = 'region = "eu"\n' if "regions" in self.options else ""
         sealed = "true" if "disk" in self.options else "false"
-        text = f"""state = "{home}/state"
+        text = f"""state = "{local}/state"
 [model]
 name = "{MODEL}"
-path = "{home}/model"
+path = "{local}/model"
 generate = true
 [gateway]
 listen = "127.0.0.1:0"
@@ -51,7 +51,7 @@ offload_threshold = {THRESHOLD}
 policy = "paper"
 transfer_timeout = "10s"
 [security]
-identities = "{home}/identities"
+identities = "{local}/identities"
 generate = true
 """
         if self.has_tenants:
@@ -60,7 +60,7 @@ generate = true
             text += "isolate_users = true\n" if "users" in self.options else ""
             text += f'[operators.all]\nkeys = ["{key_hash(OPERATOR)}"]\n'
         if "audit" in self.options:
-            text += f'[audit]\nfolder = "{home}/audit"\n'
+            text += f'[audit]\nfolder = "{local}/audit"\n'
         for cluster, role in (("prfaas", "prfaas"), ("pd", "pd")):
             pool = f"clusters.{cluster}.pools.{cluster}-pool"
             text += f"""[clusters.{cluster}]
@@ -74,7 +74,7 @@ block_tokens = 256
 one_process = true
 [{pool}]
 memory = "64MiB"
-disk = "{home}/disk-{cluster}"
+disk = "{local}/disk-{cluster}"
 disk_limit = "1GiB"
 disk_sealed = {sealed}
 link_encryption = "{self.link}"
@@ -102,16 +102,16 @@ ARMS = (
 )
 
 
-def _file(arm: Arm, home: Path) -> Path:
-    home.mkdir()
-    file = home / "deployment.toml"
-    file.write_text(arm.settings(home))
+def _file(arm: Arm, local: Path) -> Path:
+    local.mkdir()
+    file = local / "deployment.toml"
+    file.write_text(arm.settings(local))
     return file
 
 
-async def laid(arm: Arm, home: Path) -> tuple[Topology, list[ProcessPart]]:
+async def laid(arm: Arm, local: Path) -> tuple[Topology, list[ProcessPart]]:
     """A deployment of an arm, and its processes, pool nodes first."""
-    topology = await laid_out(await asyncio.to_thread(_file, arm, home))
+    topology = await laid_out(await asyncio.to_thread(_file, arm, local))
     made = [part for stage in parts(topology) for part in stage]
     if "sampling" in arm.options:
         [gateway] = [part for part in made if part.kind == "gateway"]

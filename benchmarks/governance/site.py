@@ -145,9 +145,9 @@ class Site:
 
 
 @asynccontextmanager
-async def running(arm: Arm, home: Path, seed: int) -> AsyncIterator[Site]:
+async def running(arm: Arm, local: Path, seed: int) -> AsyncIterator[Site]:
     """Start the deployment of an arm in a folder, and stop it."""
-    topology, made = await laid(arm, home)
+    topology, made = await laid(arm, local)
     timeout = aiohttp.ClientTimeout(total=120)
     async with (
         started(

@@ -60,14 +60,14 @@ max_tokens = 131072
 output_tokens = 16
 """
     profiles = ROOT / "examples" / "plan" / "profiles"
-    away = "".join(
+    remote = "".join(
         f'[[prfaas]]\nname = "{name}"\ninstances = 1\ngpus_per_instance = 8\n'
         f'profile = "{profiles}/{profile}.toml"\n[prfaas.link]\n'
         f'bandwidth = "{gbps * factor * 1e3:.0f}Mbps"\nprice_per_tb = {per_tb}\n'
         for name, (_, _, per_tb, gbps, profile) in CLUSTERS.items()
     )
     return (
-        f'{head}{away}[pd]\nname = "home"\ninstances = {sum(NUM_HOME.values())}\n'
+        f'{head}{remote}[pd]\nname = "home"\ninstances = {sum(NUM_HOME.values())}\n'
         f'gpus_per_instance = 8\nprofile = "{profiles}/paper-8xh20-1t.toml"\ntpot_max = "25ms"\n'
     )
 

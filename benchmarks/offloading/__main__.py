@@ -158,9 +158,9 @@ def learning(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"routing": routing, "gateway": gateway})
 
 
-async def two_engines(options: argparse.Namespace, home: Path, found: Found) -> None:
+async def two_engines(options: argparse.Namespace, local: Path, found: Found) -> None:
     """The laptop example, and a second gateway in this process: its CPU time is not counted."""
-    topology = await laid_out(*placed(LAPTOP, home, APART if options.apart else ""))
+    topology = await laid_out(*placed(LAPTOP, local, APART if options.apart else ""))
     # Engines close connections that were idle.
     once = aiohttp.TCPConnector(force_close=True)
     async with (
@@ -181,9 +181,9 @@ async def two_engines(options: argparse.Namespace, home: Path, found: Found) -> 
             await gateway.close()
 
 
-async def one_engine(options: argparse.Namespace, home: Path, found: Found) -> None:
+async def one_engine(options: argparse.Namespace, local: Path, found: Found) -> None:
     """The PD engine and its pool node, and nothing else."""
-    topology = await laid_out(*placed(LAPTOP, home))
+    topology = await laid_out(*placed(LAPTOP, local))
     kept = [[p for p in stage if p.name in (PD_ENGINE, PD_POOL)] for stage in parts(topology)]
     for part in (part for stage in kept for part in stage):
         part.whole_url = ""
@@ -197,11 +197,11 @@ async def run(options: argparse.Namespace) -> None:
     """Both deployments, one after the other."""
     found: Found = {}
     with tempfile.TemporaryDirectory(prefix="offloading-") as scratch:
-        home = options.keep or Path(scratch)
+        local = options.keep or Path(scratch)
         for name, measure in (("two", two_engines), ("one", one_engine)):
             if name == "two" or options.one_engine:
-                (home / name).mkdir(parents=True)
-                await measure(options, home / name, found)
+                (local / name).mkdir(parents=True)
+                await measure(options, local / name, found)
 
 
 async def until_linked(http: aiohttp.ClientSession, url: str) -> None:

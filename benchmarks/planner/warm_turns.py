@@ -74,7 +74,8 @@ def verdict(problem: Problem) -> str:
     found = best_operation(problem, StageMode.EXACT)
     split = f"{found.num_prefill} : {found.num_decode}"
     return (
-        f"{gain(problem, StageMode.EXACT):+.1%} | {found.rate_per_s:.2f} | {found.whole_threshold:,} "
+        f"{gain(problem, StageMode.EXACT):+.1%} | {found.rate_per_s:.2f} "
+        f"| {found.whole_threshold:,} "
         f"| {split}"
     )
 

@@ -131,39 +131,39 @@ async def main() -> None:
         place = Path(folder)
         make_authority(place)
         make_identity(place, "gateway")
-        away = [Host(f"prfaas-{n}", "a", place) for n in range(asked.hosts)]
-        home = [Host(f"pd-{n}", "b", place) for n in range(asked.hosts)]
-        for host in (*away, *home):
+        remote = [Host(f"prfaas-{n}", "a", place) for n in range(asked.hosts)]
+        local = [Host(f"pd-{n}", "b", place) for n in range(asked.hosts)]
+        for host in (*remote, *local):
             make_identity(place, host.name)
         async with Wan(rtt_ms=asked.rtt_ms) as wan:
             try:
-                await run(wan, away, home, asked.connections)
+                await run(wan, remote, local, asked.connections)
             finally:
-                for host in (*away, *home):
+                for host in (*remote, *local):
                     if host.engine is not None:
                         await asyncio.to_thread(host.engine.close)
 
 
-async def run(wan: Wan, away: list[Host], home: list[Host], connections: int) -> None:
-    for host in home:
+async def run(wan: Wan, remote: list[Host], local: list[Host], connections: int) -> None:
+    for host in local:
         # Hosts of the PD site pull from each other as well.
-        others = [other for other in home if other is not host]
-        await host.start(wan, others, [*away, *others], 0)
-    for host in away:
-        await host.start(wan, home, [], connections)
-    await until_up(wan, away, home, "start")
-    for host in away + home:
+        others = [other for other in local if other is not host]
+        await host.start(wan, others, [*remote, *others], 0)
+    for host in remote:
+        await host.start(wan, local, [], connections)
+    await until_up(wan, remote, local, "start")
+    for host in remote + local:
         host.engine = Engine(f"engine-of-{host.name}", host.socket, host.place)
         await host.engine.connected()
-    await transfers(wan, away, home)
-    stopped = home[0].process
+    await transfers(wan, remote, local)
+    stopped = local[0].process
     assert stopped is not None
     stopped.send_signal(signal.SIGSTOP)
     await asyncio.sleep(STOPPED_S)
-    up, *_ = await seen(wan, away, home[1:])
+    up, *_ = await seen(wan, remote, local[1:])
     print(f"one node stopped for {STOPPED_S:.0f} s: {up} links up", flush=True)
     stopped.send_signal(signal.SIGCONT)
-    await until_up(wan, away, home, "after it")
+    await until_up(wan, remote, local, "after it")
 
 
 if __name__ == "__main__":

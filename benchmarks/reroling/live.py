@@ -78,12 +78,12 @@ def deployment(settings: Settings, place: Path, *, reroling: bool) -> str:
         dwell=settings.dwell_s,
     )
     num_prefill = settings.num_prefill or found.num_prefill
-    away = {f"prfaas-{i}": "both" for i in range(found.num_prfaas)}
-    home = {
+    remote = {f"prfaas-{i}": "both" for i in range(found.num_prfaas)}
+    local = {
         f"pd-{i}": "prefill" if i < num_prefill else "decode"
         for i in range(problem.pd.num_instances)
     }
-    for cluster, engines in (("prfaas", away), ("pd", home)):
+    for cluster, engines in (("prfaas", remote), ("pd", local)):
         text += CLUSTER.format(name=cluster, plan=PLAN)
         for name, role in engines.items():
             text += ENGINE.format(cluster=cluster, name=name) + f'role = "{role}"\n'

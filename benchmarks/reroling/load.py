@@ -80,4 +80,4 @@ async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> 
     if not error and "".join(text) != ask.expected:
         error = WRONG
     ended = time.monotonic() - start
-    return Outcome(ask.at, first, ended, ask.num_output, away=path == "remote", error=error)
+    return Outcome(ask.at, first, ended, ask.num_output, remote=path == "remote", error=error)

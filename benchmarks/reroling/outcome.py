@@ -42,7 +42,7 @@ class Outcome:
         first: When its first token came.
         ended: When its last token came.
         num_output: Tokens of the answer.
-        away: Whether it was prefilled in the PrfaaS cluster.
+        remote: Whether it was prefilled in the PrfaaS cluster.
         error: What went wrong; empty if nothing did.
     """
 
@@ -50,7 +50,7 @@ class Outcome:
     first: float | None
     ended: float | None
     num_output: int
-    away: bool = False
+    remote: bool = False
     error: str = ""
 
     @property

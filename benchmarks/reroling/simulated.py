@@ -38,8 +38,8 @@ def simulate(settings: Settings, asked: list[Request], *, reroling: bool) -> Run
     for r in simulation.requests:
         arrived, first = r.arrived_at_ns / NS_PER_S, r.first_token_at_ns / NS_PER_S
         ended = r.finished_at_ns / NS_PER_S
-        away = r.offloaded
-        outcomes.append(Outcome(arrived, first, ended, r.num_output_tokens, away=away))
+        remote = r.offloaded
+        outcomes.append(Outcome(arrived, first, ended, r.num_output_tokens, remote=remote))
     changes = []
     for change in map(as_dict, simulation.roles.changes):
         if change["ended_at_s"] is not None and change["drained_at_s"] is None:

@@ -41,7 +41,7 @@ def _whole(runs: Sequence[Run], settings: Settings) -> str:
         cells = [run.where, "on" if run.reroling else "off", f"{len(done) / last:.2f}"]
         cells += [f"{good / settings.day_s:.2f}", f"{good / len(run.outcomes):.1%}"]
         cells += [f"{value:.2f}" for value in ttft] + [f"{value:.1f}" for value in tpot]
-        cells += [f"{sum(o.away for o in run.outcomes) / len(run.outcomes):.1%}"]
+        cells += [f"{sum(o.remote for o in run.outcomes) / len(run.outcomes):.1%}"]
         errors = [o.error for o in run.outcomes if o.error]
         cells += [str(len(run.changes)), str(len(errors)), str(errors.count(WRONG))]
         lines.append("| " + " | ".join(cells) + " |")

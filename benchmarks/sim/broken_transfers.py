@@ -53,15 +53,15 @@ duration = "600s"
 
 def simulated(tokens: int, spacing: int, bandwidth: str, cut_s: float | None = None) -> ScenarioRun:
     """One prompt; its link is cut at a time, or never."""
-    with tempfile.TemporaryDirectory() as home:
-        trace = Path(home) / "one.jsonl"
+    with tempfile.TemporaryDirectory() as local:
+        trace = Path(local) / "one.jsonl"
         blocks = list(range(-(-tokens // BLOCK_TOKENS)))
         entry = {"timestamp": 0, "input_length": tokens, "output_length": 8, "hash_ids": blocks}
         trace.write_text(json.dumps(entry) + "\n")
         text = SCENARIO.format(
             plan=PLAN, trace=trace, bandwidth=bandwidth, block=BLOCK_TOKENS, spacing=spacing
         )
-        file = Path(home) / "scenario.toml"
+        file = Path(local) / "scenario.toml"
         file.write_text(text + (FAILURE.format(at=cut_s) if cut_s is not None else ""))
         return run(load_scenario(file))
 

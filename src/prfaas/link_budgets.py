@@ -81,10 +81,10 @@ def _demand(
     pool: str, site: frozenset[str], measured: Mapping[tuple[str, str], LinkTelemetry]
 ) -> float:
     """Rate that the links of a pool node to other sites ask for."""
-    away = [
+    remote = [
         link
         for (source, destination), link in measured.items()
         if source == pool and destination not in site
     ]
-    backlog = sum(link.queued_bytes + link.in_flight_bytes for link in away)
-    return demand(backlog, sum(link.goodput_bits_per_s for link in away if link.queued_bytes))
+    backlog = sum(link.queued_bytes + link.in_flight_bytes for link in remote)
+    return demand(backlog, sum(link.goodput_bits_per_s for link in remote if link.queued_bytes))

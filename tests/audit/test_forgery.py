@@ -58,8 +58,8 @@ def through(lines: list[bytes], number: int) -> list[bytes]:
 @example(["record"], [*REPLACE, Attack("restart", 0, 0, "movement")])
 def test_no_edit_of_a_signed_log_stays_undetected(steps: list[str], attacks: list[Attack]) -> None:
     """With what was kept elsewhere: the key, the number of lines, and a copy of the head."""
-    with tempfile.TemporaryDirectory() as home:
-        folder, snapshots, saved = Path(home, "log"), Path(home, "old"), Path(home, "saved.head")
+    with tempfile.TemporaryDirectory() as local:
+        folder, snapshots, saved = Path(local, "log"), Path(local, "old"), Path(local, "saved.head")
         history(folder, steps, snapshots)
         key = (folder / f"{LOG}.pub").read_text()
         shutil.copy(folder / f"{LOG}.head", saved)
@@ -88,8 +88,8 @@ def test_no_edit_of_a_signed_log_stays_undetected(steps: list[str], attacks: lis
 def test_before_the_next_start_the_number_of_lines_is_enough(
     steps: list[str], attacks: list[Attack]
 ) -> None:
-    with tempfile.TemporaryDirectory() as home:
-        folder, snapshots = Path(home, "log"), Path(home, "old")
+    with tempfile.TemporaryDirectory() as local:
+        folder, snapshots = Path(local, "log"), Path(local, "old")
         history(folder, steps, snapshots)
         key, before = (folder / f"{LOG}.pub").read_text(), lines_of(folder)
         last = parse_line(before[-1])

@@ -65,13 +65,13 @@ time_scale = 0.02
 {tenants}"""
 
 
-def two_and_two(home: Path) -> Path:
+def two_and_two(local: Path) -> Path:
     """Write the plan of the timing engines with as many instances as there are."""
     folder = TIMING.parent / "plan"
     text = (
         (folder / "paper-case-study.toml").read_text().replace("profiles/", f"{folder}/profiles/")
     )
-    path = home / "plan.toml"
+    path = local / "plan.toml"
     path.write_text(re.sub(r"^instances = \d+$", "instances = 2", text, flags=re.MULTILINE))
     return path
 
@@ -134,8 +134,8 @@ class Live:
 
 
 @asynccontextmanager
-async def live(home: Path) -> AsyncIterator[Live]:
-    topology = await laid_out(*placed(TIMING, home, settings(home / "audit", two_and_two(home))))
+async def live(local: Path) -> AsyncIterator[Live]:
+    topology = await laid_out(*placed(TIMING, local, settings(local / "audit", two_and_two(local))))
     proxy = FaultProxy(topology.pools[DESTINATION], buffer_bytes=1 << 16)
     await proxy.open()
     stages = parts(topology)

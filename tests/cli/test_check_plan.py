@@ -105,7 +105,7 @@ def test_a_plan_for_another_model_than_the_checkpoint_is_refused(
 
 def test_predictions_are_for_the_scales_that_timing_engines_run_at(planned: Path) -> None:
     """A tenth of the plan's time, and a thousandth of its bytes."""
-    costs = load_profiles(load_deployment(planned)).home
+    costs = load_profiles(load_deployment(planned)).local
     assert costs is not None
     assert costs.local_prefill_ns(100) == 3_000_000_000 // 10
     assert costs.remote_prefill_ns(4000) == 10_000_000_000 // 10

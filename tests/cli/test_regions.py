@@ -43,9 +43,9 @@ keys = ["{KEY[:-1]}1"]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "deployment.toml"
-    home = DEPLOYMENT.replace('role = "pd"', 'role = "pd"\nregion = "eu"')
-    assert home != DEPLOYMENT
-    path.write_text(home + FAR + TENANTS)
+    local = DEPLOYMENT.replace('role = "pd"', 'role = "pd"\nregion = "eu"')
+    assert local != DEPLOYMENT
+    path.write_text(local + FAR + TENANTS)
     return path
 
 
@@ -144,9 +144,9 @@ def test_a_certificate_of_other_regions_is_named_with_what_mends_it(file: Path) 
 
 def test_pool_nodes_are_started_with_their_footprint(file: Path) -> None:
     deployment = load_deployment(file)
-    far, home = (settings_in(deployment, name, file) for name in ("far-pool", "pd-pool"))
+    far, local = (settings_in(deployment, name, file) for name in ("far-pool", "pd-pool"))
     assert (far["regions"], far["needs_grant"]) == ({"us", "ca"}, True)
-    assert (home["regions"], home["needs_grant"]) == ({"eu"}, False)
+    assert (local["regions"], local["needs_grant"]) == ({"eu"}, False)
 
 
 def test_hosts_of_a_shared_tier_have_one_footprint_which_is_in_its_prefix(file: Path) -> None:

@@ -18,14 +18,14 @@ NEARLY = datetime.timedelta(days=VALID_DAYS - 1)
 
 
 def test_identities_are_renewed_by_command(prfaas: Prfaas, tmp_path: Path) -> None:
-    home = tmp_path / "identities"
-    assert prfaas("identity", "gateway", "pd-pool", "--directory", home)[0] == 0
-    before = identity_in(home, "gateway").key.read_bytes()
+    local = tmp_path / "identities"
+    assert prfaas("identity", "gateway", "pd-pool", "--directory", local)[0] == 0
+    before = identity_in(local, "gateway").key.read_bytes()
     # Nothing ends soon: a timer may run this every day.
-    assert prfaas("identity", "--renew", "--directory", home) == (0, "", "")
-    code, output, _ = prfaas("identity", "--renew", "gateway", "--directory", home)
-    assert (code, output) == (0, f"{home}/gateway.pem\n{home}/gateway.key\n")
-    assert identity_in(home, "gateway").key.read_bytes() != before
+    assert prfaas("identity", "--renew", "--directory", local) == (0, "", "")
+    code, output, _ = prfaas("identity", "--renew", "gateway", "--directory", local)
+    assert (code, output) == (0, f"{local}/gateway.pem\n{local}/gateway.key\n")
+    assert identity_in(local, "gateway").key.read_bytes() != before
 
 
 def test_a_renewal_that_can_not_be_is_one_line(prfaas: Prfaas, tmp_path: Path) -> None:

@@ -55,13 +55,13 @@ def test_a_pool_node_reads_the_deployment_file(tmp_path: Path, settings_of: Sett
     topology = lay_out(deployment, path)
     pools, _ = parts(topology)
     found = {part.name: settings_of(part.command.args[4:]) for part in pools}
-    far, home = found["far-pool"], found["pd-pool"]
+    far, local = found["far-pool"], found["pd-pool"]
     assert far.link_budgets == {"pd-pool": 930_000_000}
     assert far.link_connections == {"pd-pool": 5}
     assert far.peers == {"pd-pool": topology.pools["pd-pool"]}
     assert not far.sources
-    assert home.sources == {"far-pool"}
-    assert not home.peers
+    assert local.sources == {"far-pool"}
+    assert not local.peers
     for name, settings in found.items():
         table = deployment.pools[name]
         assert settings.listen == topology.pools[name]
@@ -92,14 +92,14 @@ def test_a_pool_node_runs_alone_from_the_file_that_the_gateway_reads(
     path = tmp_path / "deployment.toml"
     table = TWO_SITES.format(tmp_path)
     path.write_text(DEPLOYMENT.replace(POOL, table) + FAR)
-    home = settings_of([str(path), "--name", "pd-pool"])
-    assert home.listen == ("0.0.0.0", 7100)  # noqa: S104
-    assert home.admin == ("127.0.0.1", 7180)
-    assert (home.memory_bytes, home.disk, home.disk_bytes) == (3 << 20, Path("blocks"), 5 << 20)
-    assert home.drain_ns == 2 * 10**9
-    assert home.receive.transfers_max == 7
-    assert home.socket_path == tmp_path / "run" / "pool.sock"
-    assert home.socket_path.parent.is_dir()
+    local = settings_of([str(path), "--name", "pd-pool"])
+    assert local.listen == ("0.0.0.0", 7100)  # noqa: S104
+    assert local.admin == ("127.0.0.1", 7180)
+    assert (local.memory_bytes, local.disk, local.disk_bytes) == (3 << 20, Path("blocks"), 5 << 20)
+    assert local.drain_ns == 2 * 10**9
+    assert local.receive.transfers_max == 7
+    assert local.socket_path == tmp_path / "run" / "pool.sock"
+    assert local.socket_path.parent.is_dir()
     args = [str(path), "--name", "far-pool", "--listen", "10.0.0.1:7100"]
     assert settings_of(args).peers == {"pd-pool": ("pd.example.net", 7100)}
 

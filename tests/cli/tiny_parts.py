@@ -52,7 +52,7 @@ SILENT = "import signal; signal.pause()"
 Make = Callable[..., ProcessPart]
 
 
-def maker(home: Path) -> Make:
+def maker(local: Path) -> Make:
     """Makes parts whose files lie in one folder."""
     taken: set[int] = set()
 
@@ -60,15 +60,15 @@ def maker(home: Path) -> Make:
         # A port that was let go may be found again.
         port = next(port for port in iter(free_port, 0) if port not in taken)
         taken.add(port)
-        args = [sys.executable, "-S", "-c", code, str(port), manner, str(home / "warm")]
-        leftover = home / f"{name}.mmap"
+        args = [sys.executable, "-S", "-c", code, str(port), manner, str(local / "warm")]
+        leftover = local / f"{name}.mmap"
         leftover.write_text("rows")
         return ProcessPart(
             name=name,
             kind="engine",
             command=Command(args, dict(os.environ)),
             health_url=f"http://127.0.0.1:{port}/health",
-            log=home / "logs" / f"{name}.log",
+            log=local / "logs" / f"{name}.log",
             leftovers=[leftover],
             stop_s=5.0,
         )

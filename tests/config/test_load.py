@@ -40,10 +40,10 @@ def split_over_two_clusters(tables: dict[str, Any]) -> None:
 
 
 def split_over_two_hosts(tables: dict[str, Any]) -> None:
-    home = tables["clusters"]["home"]
-    home["pools"]["other-pool"] = {"links": {"home-pool": {"budget": "10Gbps"}}}
-    home["engines"]["home-engine"]["role"] = "decode"
-    home["engines"]["a"] = {"pool": "other-pool", "role": "prefill"}
+    local = tables["clusters"]["home"]
+    local["pools"]["other-pool"] = {"links": {"home-pool": {"budget": "10Gbps"}}}
+    local["engines"]["home-engine"]["role"] = "decode"
+    local["engines"]["a"] = {"pool": "other-pool", "role": "prefill"}
 
 
 def load(tmp_path: Path, change: Change = lambda _: None) -> Deployment:
@@ -155,7 +155,7 @@ def test_every_problem_gets_its_line(tmp_path: Path) -> None:
     assert "model.path: is required" in lines
 
 
-def home_engine(tables: dict[str, Any]) -> dict[str, Any]:
+def local_engine(tables: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = tables["clusters"]["home"]["engines"]["home-engine"]
     return found
 
@@ -169,10 +169,10 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(connect_timeout="0s"), "gateway.connect_timeout", "1ms"),
     (lambda t: t["routing"].update(prefill_timeout="0s"), "routing.prefill_timeout", "1ms"),
     (lambda t: t["gateway"].update(body_bytes_max="0B"), "body_bytes_max", "1KiB"),
-    (lambda t: home_engine(t).update(url="http://a:70000"), "home-engine.url", "70000"),
-    (lambda t: home_engine(t).update(url="http://a:1?b#c"), "home-engine.url", "no path"),
-    (lambda t: home_engine(t).update(url="http://key@a:1"), "home-engine.url", "no path"),
-    (lambda t: home_engine(t).update(url="http://[::1"), "home-engine.url", "no path"),
+    (lambda t: local_engine(t).update(url="http://a:70000"), "home-engine.url", "70000"),
+    (lambda t: local_engine(t).update(url="http://a:1?b#c"), "home-engine.url", "no path"),
+    (lambda t: local_engine(t).update(url="http://key@a:1"), "home-engine.url", "no path"),
+    (lambda t: local_engine(t).update(url="http://[::1"), "home-engine.url", "no path"),
     (
         lambda t: t["clusters"]["home"].update(timing=timing(nope=1)),
         "clusters.home.timing.nope",
@@ -365,14 +365,14 @@ def test_a_gateway_has_one_pd_cluster(tmp_path: Path) -> None:
     def two(tables: Any) -> None:
         tables["clusters"]["far"]["role"] = "pd"
 
-    load(tmp_path).check_one_home()
+    load(tmp_path).check_one_local()
     with pytest.raises(ConfigError, match=r"far.* have the role pd, and a gateway has one"):
-        load(tmp_path, two).check_one_home()
+        load(tmp_path, two).check_one_local()
 
 
 def test_settings_of_engines_that_shape_answers(tmp_path: Path) -> None:
     def with_args(*args: str) -> Deployment:
-        return load(tmp_path, lambda t: home_engine(t).update(args=list(args)))
+        return load(tmp_path, lambda t: local_engine(t).update(args=list(args)))
 
     assert with_args().response_role == "assistant"
     assert not with_args().forces_usage

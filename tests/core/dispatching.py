@@ -33,9 +33,9 @@ def costs(remote_ns: int = 100_000) -> Costs:
 
 def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) -> Dispatcher:
     """Two PD instances with a pool each, and two PrfaaS clusters: "fast" and "slow"."""
-    home = (ClusterMember("h0", "home-0"), ClusterMember("h1", "home-1"))
+    local = (ClusterMember("h0", "home-0"), ClusterMember("h1", "home-1"))
     made = Dispatcher(
-        LocalCluster("pd", home, None if mixed else (ClusterMember("d0", "home-0"),), costs()),
+        LocalCluster("pd", local, None if mixed else (ClusterMember("d0", "home-0"),), costs()),
         [
             RemoteCluster("slow", (ClusterMember("s0", "slow"),), costs(250_000)),
             RemoteCluster(

@@ -100,8 +100,8 @@ def test_a_threshold_that_moved_is_the_one_of_the_recent_requests_alone() -> Non
     draw, balance, kept = random.Random(15), Balance(5_000), deque[PathWork](maxlen=NUM_KEPT)
     for count in range(1, 3 * NUM_KEPT):
         length = draw.choice((1, 50, draw.randrange(1, 20_000)))
-        away_ns = None if draw.random() < 0.1 else draw.randrange(1, 2 * length + 1)
-        kept.append(PathWork(length, 3 * length, away_ns, 7 * length))
+        remote_ns = None if draw.random() < 0.1 else draw.randrange(1, 2 * length + 1)
+        kept.append(PathWork(length, 3 * length, remote_ns, 7 * length))
         balance.note(kept[-1])
         if count % 10 == 0:
             num_local, bits_per_s = draw.randrange(1, 20), 10 ** draw.uniform(6, 12)

@@ -91,9 +91,9 @@ def at_one_pool(
     policy: PolicyName, *, mixed: bool = True, threshold: int = 1000, **settings: Any
 ) -> Dispatcher:
     """Two PD instances of one pool, and two PrfaaS instances of another."""
-    home = (ClusterMember("h0", "home"), ClusterMember("h1", "home"))
+    local = (ClusterMember("h0", "home"), ClusterMember("h1", "home"))
     made = Dispatcher(
-        LocalCluster("pd", home, None if mixed else (ClusterMember("d0", "home"),), costs()),
+        LocalCluster("pd", local, None if mixed else (ClusterMember("d0", "home"),), costs()),
         [
             RemoteCluster(
                 "fast", (ClusterMember("f0", "fast"), ClusterMember("f1", "fast")), costs()

@@ -20,11 +20,11 @@ WORK = 10**9
 STALE_NS = CalibrationSettings().stale_after_ns
 
 
-def seen(home: float | None, away: float | None, count: int = PACE.num_min) -> FirstTokens:
+def seen(local: float | None, remote: float | None, count: int = PACE.num_min) -> FirstTokens:
     """First tokens of both paths after so many times their nominal work; the last one at time 0."""
     found = FirstTokens("pd")
     for number in range(count):
-        for cluster, factor in (("pd", home), ("far", away)):
+        for cluster, factor in (("pd", local), ("far", remote)):
             if factor is not None:
                 found.sent(number, cluster, NominalWork(WORK, WORK), -round(factor * WORK))
                 found.came(number, 0)
@@ -35,7 +35,7 @@ def compare(
     found: FirstTokens, local: int = 1, remote: int = 1, num_decoding: int = 0, now_ns: int = 0
 ) -> ComparedPaths | None:
     """With so many prompts at either instance, this one included."""
-    return found.sooner_at_home(
+    return found.sooner_at_local(
         "far",
         NominalWork(WORK, local * WORK),
         NominalWork(WORK, remote * WORK),
@@ -45,40 +45,40 @@ def compare(
 
 
 def test_a_path_that_is_clearly_slower_is_not_taken() -> None:
-    kept = compare(seen(home=1.0, away=2.0))
+    kept = compare(seen(local=1.0, remote=2.0))
     assert kept is not None
     assert kept.local_ns == pytest.approx(WORK, rel=0.01)
     assert kept.remote_ns == pytest.approx(2 * WORK, rel=0.01)
-    assert compare(seen(home=1.9, away=2.0)) is None
-    assert compare(seen(home=2.0, away=1.0)) is None
+    assert compare(seen(local=1.9, remote=2.0)) is None
+    assert compare(seen(local=2.0, remote=1.0)) is None
 
 
 def test_queues_count_on_both_paths() -> None:
-    found = seen(home=2.0, away=1.0)
+    found = seen(local=2.0, remote=1.0)
     assert compare(found, remote=2) is None
     assert compare(found, remote=3) is not None
     assert compare(found, local=2, remote=3) is None
 
 
 def test_requests_that_are_decoded_at_home_are_spared() -> None:
-    found = seen(home=1.0, away=2.5)
+    found = seen(local=1.0, remote=2.5)
     assert compare(found, num_decoding=1) is not None
     assert compare(found, num_decoding=2) is None
 
 
 def test_too_little_overrules_nothing() -> None:
-    assert compare(seen(home=1.0, away=2.0, count=PACE.num_min - 1)) is None
-    assert compare(seen(home=1.0, away=None)) is None
+    assert compare(seen(local=1.0, remote=2.0, count=PACE.num_min - 1)) is None
+    assert compare(seen(local=1.0, remote=None)) is None
 
 
 def test_a_home_that_was_not_seen_counts_as_slow() -> None:
-    found = seen(home=None, away=1.0)
+    found = seen(local=None, remote=1.0)
     assert compare(found, local=2, remote=2 * round(UNSEEN_RATIO)) is None
     assert compare(found, local=2, remote=2 * round(UNSEEN_RATIO) + 1) is not None
 
 
 def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
-    found = seen(home=1.0, away=2.0)
+    found = seen(local=1.0, remote=2.0)
     assert compare(found, now_ns=STALE_NS) is not None
     assert compare(found, now_ns=STALE_NS + 1) is None
     for number in range(100, 150):

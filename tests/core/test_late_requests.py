@@ -42,7 +42,7 @@ def routes(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIV
     link.why_down = None
     link.book.report(LinkReport(0, 1e12, 0))
     for i, (name, wait_s) in enumerate(waits_s.items()):
-        stage = made.home if name in made.home.instances else made.away["away"]
+        stage = made.local if name in made.local.instances else made.remote_stages["away"]
         stage.book.dispatch(name, 100 + i, 0, round(wait_s * NS_PER_S))
     return made
 
@@ -52,7 +52,7 @@ def chosen(made: RouteFinder, num_prompt_tokens: int) -> str:
     path = Path.LOCAL if num_prompt_tokens <= 1000 else Path.REMOTE
     arrival = Arrival(1, num_prompt_tokens, num_prompt_tokens, {})
     option = made.apart(made.consider(arrival, 0).best, arrival, path, 0)
-    candidate = option.home if path is Path.LOCAL else option.away
+    candidate = option.local if path is Path.LOCAL else option.remote
     assert candidate is not None
     return candidate.name
 
@@ -95,7 +95,7 @@ def test_nobody_is_sent_to_a_queue_of_more_than_three_targets(tokens: int, name:
 
 def test_an_instance_that_is_not_ready_takes_nobody() -> None:
     made = routes({**LATE, "p1": 60.0})
-    made.home.book.set_ready("p1", ready=False, now_ns=0)
+    made.local.book.set_ready("p1", ready=False, now_ns=0)
     assert chosen(made, 500) == "p0"
 
 

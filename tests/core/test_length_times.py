@@ -118,7 +118,7 @@ def made() -> Dispatcher:
     return two_instances(1000)
 
 
-def one_by_one(made: Dispatcher, home_s: float, away_s: float, rounds: int = 60) -> list[Reason]:
+def one_by_one(made: Dispatcher, local_s: float, remote_s: float, rounds: int = 60) -> list[Reason]:
     """A short prompt and a long one in turns; the reasons of the long ones."""
     reasons = []
     for number in range(rounds):
@@ -126,7 +126,7 @@ def one_by_one(made: Dispatcher, home_s: float, away_s: float, rounds: int = 60)
         serve(made, 2 * number, 300, now_ns, round(true_s(300) * NS_PER_S))
         asked_ns = now_ns + 5 * NS_PER_S
         found = arrive(made, 2 * number + 1, 6000, asked_ns)
-        took_s = home_s if found.decision.path is Path.LOCAL else away_s
+        took_s = local_s if found.decision.path is Path.LOCAL else remote_s
         end_ns = asked_ns + round(took_s * NS_PER_S)
         made.requests.prefilled(2 * number + 1, end_ns)
         made.requests.prompt_ready(2 * number + 1, end_ns)
@@ -138,7 +138,7 @@ def one_by_one(made: Dispatcher, home_s: float, away_s: float, rounds: int = 60)
 
 def test_an_idle_home_that_is_sooner_wins_within_some_requests(made: Dispatcher) -> None:
     """As on a laptop: 0.59 s at home, 0.79 s away, and short prompts of one length at home."""
-    reasons = one_by_one(made, home_s=0.59, away_s=0.79)
+    reasons = one_by_one(made, local_s=0.59, remote_s=0.79)
     assert reasons[TRIAL_EVERY] is Reason.TRIED_LOCAL
     learnt = (TRIALS + 1) * (TRIAL_EVERY + 1)
     # One prompt goes away again when the remote path has not been seen for five minutes.
@@ -146,7 +146,7 @@ def test_an_idle_home_that_is_sooner_wins_within_some_requests(made: Dispatcher)
 
 
 def test_a_home_that_is_later_is_tried_once(made: Dispatcher) -> None:
-    reasons = one_by_one(made, home_s=1.5, away_s=0.79)
+    reasons = one_by_one(made, local_s=1.5, remote_s=0.79)
     assert reasons.count(Reason.TRIED_LOCAL) == 1
     assert reasons.count(Reason.FASTER_LOCAL) == 0
 
@@ -164,5 +164,5 @@ def test_a_home_that_works_is_not_tried(made: Dispatcher) -> None:
 
 def test_a_home_that_would_take_far_longer_at_worst_is_not_tried(made: Dispatcher) -> None:
     """By the rate of its short prompts 2.6 s, against 0.2 s."""
-    reasons = one_by_one(made, home_s=0.59, away_s=0.2)
+    reasons = one_by_one(made, local_s=0.59, remote_s=0.2)
     assert set(reasons) == {Reason.ABOVE_THRESHOLD}

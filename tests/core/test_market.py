@@ -36,14 +36,14 @@ from tests.core.dispatching import MS, costs, sent
 
 S = NS_PER_S
 HOME = ClusterOffer("home", 2 * S, 0, 2 * S)
-FAR = ClusterOffer("far", S, 10**9, S, away_ns=S)
+FAR = ClusterOffer("far", S, 10**9, S, remote_ns=S)
 QUOTES = {"home": Quote(1.0, 1.0 / S, 0.0), "far": Quote(1.0, 0.5 / S, 0.5e-9)}
 
 
 def test_the_cost_is_compute_bytes_and_time() -> None:
     found = choose([HOME, FAR], QUOTES, RequestTerms(second_price=0.25))
-    home, far = found.costed
-    assert (home.gpu_cost, home.link_cost, home.time_cost) == (2.0, 0.0, 0.5)
+    local, far = found.costed
+    assert (local.gpu_cost, local.link_cost, local.time_cost) == (2.0, 0.0, 0.5)
     assert (far.gpu_cost, far.link_cost, far.time_cost) == (0.5, 0.5, 0.25)
     assert found.best is far
 
@@ -93,8 +93,8 @@ def test_of_equally_late_ones_the_cheaper_is_chosen() -> None:
 
 
 def test_a_late_cluster_that_leaves_is_no_choice() -> None:
-    away = FAR._replace(excluded="link_down")
-    assert choose([away], QUOTES, LATE).best is None
+    remote = FAR._replace(excluded="link_down")
+    assert choose([remote], QUOTES, LATE).best is None
     leaves = QUOTES | {"far": Quote(1.0, 0.1 / S, 0.0, leaves_in_ns=0)}
     found = choose([HOME, FAR], leaves, LATE).best
     assert found is not None

@@ -37,7 +37,7 @@ def facts_of_a_request(draw: st.DrawFn) -> RoutingFacts:
         pd_hit_tokens=draw(st.integers(0, prompt - 1)),
         prfaas_hit_tokens=there,
         obstacle=draw(st.none() | st.sampled_from(OBSTACLES)),
-        away_device_only_tokens=draw(st.just(0) | st.integers(0, there)),
+        remote_device_only_tokens=draw(st.just(0) | st.integers(0, there)),
     )
 
 
@@ -154,13 +154,13 @@ def decided(policy: AdaptivePolicy, facts: RoutingFacts, signals: PathSignals) -
 def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
     long, short = RoutingFacts(num_prompt_tokens=30_000), RoutingFacts(num_prompt_tokens=9_000)
     jammed_link = IDLE._replace(link=LinkState(1e10, 10**11))
-    jammed_home = IDLE._replace(local_wait_ns=60 * NS_PER_S)
+    jammed_local = IDLE._replace(local_wait_ns=60 * NS_PER_S)
     policy = AdaptivePolicy(10_000)
     assert decided(policy, long, IDLE).reason is Reason.ABOVE_THRESHOLD
     assert decided(policy, long, jammed_link).reason is Reason.FASTER_LOCAL
     tiny = RoutingFacts(num_prompt_tokens=1_000)
     assert decided(policy, tiny, IDLE).reason is Reason.BELOW_THRESHOLD
-    assert decided(policy, short, jammed_home).reason is Reason.FASTER_REMOTE
+    assert decided(policy, short, jammed_local).reason is Reason.FASTER_REMOTE
 
 
 def test_hysteresis_keeps_an_overruling_going_at_half_the_margin() -> None:

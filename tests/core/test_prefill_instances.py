@@ -163,8 +163,8 @@ def fetched(
     Rates differ by source, with `spread` by destination as well.
     """
     members = tuple(ClusterMember(f"p{pool}", pool) for pool in POOLS)
-    home = LocalCluster("pd", members, costs=costs() if plan else None)
-    made = Dispatcher(home, [], DispatchSettings(PolicyName.LOCAL, 1000))
+    local = LocalCluster("pd", members, costs=costs() if plan else None)
+    made = Dispatcher(local, [], DispatchSettings(PolicyName.LOCAL, 1000))
     for rate, source in enumerate(POOLS, 1):
         for factor, destination in enumerate(POOLS, 1):
             made.set_link(source, destination, up=destination not in cut)

@@ -33,19 +33,19 @@ def sites(
     policy: PolicyName = PolicyName.REMOTE, *, pulls: bool = False, roles: bool = False
 ) -> Dispatcher:
     """Two hosts in each cluster, with an instance each; with roles one PD host decodes."""
-    home = [ClusterMember(f"p-{host}", host) for host in PD]
+    local = [ClusterMember(f"p-{host}", host) for host in PD]
     # With pulls, an instance of either cluster is equally fast.
-    away = costs(300_000 if pulls else 100_000)
+    remote = costs(300_000 if pulls else 100_000)
     made = Dispatcher(
         LocalCluster(
             "pd",
-            (home[0],) if roles else tuple(home),
+            (local[0],) if roles else tuple(local),
             (ClusterMember("d-b", "b"),) if roles else None,
             costs(),
         ),
         [
             RemoteCluster(
-                "far", tuple(ClusterMember(f"r-{host}", host) for host in AWAY), away, 80.0
+                "far", tuple(ClusterMember(f"r-{host}", host) for host in AWAY), remote, 80.0
             )
         ],
         DispatchSettings(policy, 1000 if policy is PolicyName.REMOTE else 20_000, pulls=pulls),

@@ -21,13 +21,13 @@ LONG, SHORT = 1000, 10
 
 def dispatcher(policy: PolicyName, *remote: ClusterMember) -> Dispatcher:
     """PD instances p0 and p1, and these remote ones; all are ready, links are up."""
-    home = (ClusterMember("p0", "pd"), ClusterMember("p1", "pd"))
+    local = (ClusterMember("p0", "pd"), ClusterMember("p1", "pd"))
     made = Dispatcher(
-        LocalCluster("pd", home),
+        LocalCluster("pd", local),
         [RemoteCluster("far", remote)],
         DispatchSettings(policy, 100),
     )
-    for member in (*home, *remote):
+    for member in (*local, *remote):
         made.describe(member.name, num_tokens_max=10**6, layout_id=b"")
         made.set_ready(member.name, ready=True, now_ns=0)
     for member in remote:

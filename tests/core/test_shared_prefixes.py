@@ -110,15 +110,15 @@ def site(
             index.add(name, LAYOUT.layout_id, keys(NUM_SHARED), tier)
         if is_longer:
             index.add(pools[-1], LAYOUT.layout_id, keys(NUM_SHARED + NUM_OWN))
-    home, away = clusters
-    decode = tuple(home[1::2]) if decoders else None
+    local, remote = clusters
+    decode = tuple(local[1::2]) if decoders else None
     made = Dispatcher(
-        LocalCluster("pd", tuple(home[::2]) if decoders else tuple(home), decode, costs()),
-        [RemoteCluster("prfaas", tuple(away), costs(), link_bits_per_s=1e10)],
+        LocalCluster("pd", tuple(local[::2]) if decoders else tuple(local), decode, costs()),
+        [RemoteCluster("prfaas", tuple(remote), costs(), link_bits_per_s=1e10)],
         DispatchSettings(PolicyName.ADAPTIVE, 1000),
     )
-    for source in {member.pool for member in away} if links else ():
-        for pool in {member.pool for member in home}:
+    for source in {member.pool for member in remote} if links else ():
+        for pool in {member.pool for member in local}:
             made.set_link(source, pool, up=True)
     for members in clusters:
         for pool in {member.pool for member in members}:
@@ -179,7 +179,7 @@ def test_a_decision_finds_the_few_hosts_that_hold_a_prefix_behind_all_others(
 def test_instances_without_a_link_to_decode_are_not_all_considered(is_longer: bool) -> None:
     made, index = site(125, num_holders=9, links=False, is_longer=is_longer)
     [option] = made.consider(arrival(index), NOW).options
-    assert option.away is None
+    assert option.remote is None
     if not is_longer:  # That one is not worth a prefill elsewhere.
         assert option.facts.obstacle is Reason.LINK_DOWN
     _, num_steps = counted(partial(decide, made, index, 0))

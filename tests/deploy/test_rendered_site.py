@@ -45,23 +45,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
+def local() -> Iterator[Path]:
     """A folder with a short name: sockets of pool nodes lie in it."""
     with tempfile.TemporaryDirectory(prefix="prfaas") as folder:
         yield Path(folder)
 
 
-async def run_both(home: Cluster, away: Cluster, *, is_shared: bool = False) -> None:
+async def run_both(local: Cluster, remote: Cluster, *, is_shared: bool = False) -> None:
     """Start both sites, send requests to every gateway, and run both `helm test`s."""
-    async with home.api_server(), away.api_server():
-        await serve_both(home, away, is_shared=is_shared)
-        assert set(home.api.tokens) == {"Bearer a-token"}
-        assert not away.api.tokens, "a PrfaaS site needs no API server"
+    async with local.api_server(), remote.api_server():
+        await serve_both(local, remote, is_shared=is_shared)
+        assert set(local.api.tokens) == {"Bearer a-token"}
+        assert not remote.api.tokens, "a PrfaaS site needs no API server"
 
 
-async def serve_both(home: Cluster, away: Cluster, *, is_shared: bool) -> None:
-    places = home.places() | away.places()
-    parts = [*home.parts(places), *away.parts(places)]
+async def serve_both(local: Cluster, remote: Cluster, *, is_shared: bool) -> None:
+    places = local.places() | remote.places()
+    parts = [*local.parts(places), *remote.parts(places)]
     of_kind = {kind: [p for p in parts if p.kind == kind] for kind in ("pool", "engine", "gateway")}
     async with started([of_kind["pool"], of_kind["engine"] + of_kind["gateway"]]):
         urls = [part.whole_url.removesuffix("/health") for part in of_kind["gateway"]]
@@ -80,8 +80,8 @@ async def serve_both(home: Cluster, away: Cluster, *, is_shared: bool) -> None:
         assert [end for _, end in found] == ["length"] * REQUESTS
         assert paths.count("remote") == paths.count("local") == REQUESTS // 2
         if is_shared:
-            await until_stored(home)
-        for cluster in (home, away):
+            await until_stored(local)
+        for cluster in (local, remote):
             test = cluster.test_command(places)
             done = await asyncio.to_thread(
                 subprocess.run, test, capture_output=True, text=True, timeout=60, check=False
@@ -91,26 +91,26 @@ async def serve_both(home: Cluster, away: Cluster, *, is_shared: bool) -> None:
 
 
 async def test_two_sites_with_a_pool_node_a_host_and_an_issuer_each(
-    checkpoint: Path, home: Path
+    checkpoint: Path, local: Path
 ) -> None:
-    here, away = two_issued_sites(home, checkpoint)
-    await run_both(here, away)
-    assert (regions_on_disks(here), regions_on_disks(away)) == ({"eu"}, {"us"})
+    here, remote = two_issued_sites(local, checkpoint)
+    await run_both(here, remote)
+    assert (regions_on_disks(here), regions_on_disks(remote)) == ({"eu"}, {"us"})
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there is a client")
-async def test_a_site_with_a_mooncake_store(checkpoint: Path, home: Path) -> None:
+async def test_a_site_with_a_mooncake_store(checkpoint: Path, local: Path) -> None:
     """Pool nodes of the PD site write to the store that the values name."""
     with running_store() as store:
         values = {"master": f"127.0.0.1:{store.port}", "keysSecret": "site-keys"}
-        here, away = two_issued_sites(home, checkpoint, values | {"buffer": "16MiB"})
-        await run_both(here, away, is_shared=True)
+        here, remote = two_issued_sites(local, checkpoint, values | {"buffer": "16MiB"})
+        await run_both(here, remote, is_shared=True)
 
 
 async def test_two_sites_with_sidecars_and_identities_of_prfaas_identity(
-    checkpoint: Path, home: Path
+    checkpoint: Path, local: Path
 ) -> None:
-    authority = home / "identities"
+    authority = local / "identities"
     make_authority(authority)
     files = {"ca.pem": (authority / "ca.pem").read_bytes()}
     for name in ("gateway", "pd-a", "prefill-a"):
@@ -125,10 +125,10 @@ async def test_two_sites_with_sidecars_and_identities_of_prfaas_identity(
     hosts = [{"name": "pd-a", "engines": [{"name": "pd-a-0"}]}]
     more = {"certificates": SECRETS}
     pd_site = rendered("pd", pd("Sidecar", hosts, ca, **more))
-    away = rendered("prfaas", prefill("Sidecar", ["pd-a"], ca, **more))
+    remote = rendered("prfaas", prefill("Sidecar", ["pd-a"], ca, **more))
     await run_both(
-        Cluster(pd_site, home / "pd", held | salt, claims, authority),
-        Cluster(away, home / "prefill", dict(held), claims, authority),
+        Cluster(pd_site, local / "pd", held | salt, claims, authority),
+        Cluster(remote, local / "prefill", dict(held), claims, authority),
     )
 
 
@@ -152,28 +152,28 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None
         ends[0].read(1)
 
 
-def test_an_engine_of_a_prfaas_site_and_the_gateway_accept_each_other_by_name(home: Path) -> None:
+def test_an_engine_of_a_prfaas_site_and_the_gateway_accept_each_other_by_name(local: Path) -> None:
     """vLLM asks for a certificate, and the gateway compares the name in its URL."""
-    authorities = {name: home / f"ca-{name}" for name in ("pd", "prefill")}
+    authorities = {name: local / f"ca-{name}" for name in ("pd", "prefill")}
     for directory in authorities.values():
         make_authority(directory)
     both = "".join((path / "ca.pem").read_text() for path in authorities.values())
-    (home / "ca.pem").write_text(both)
+    (local / "ca.pem").write_text(both)
     held: dict[str, dict[str, bytes]] = {}
     for role, site in (("pd", "pd"), ("prfaas", "prefill")):
         objects = rendered(role, {"certificates": MANAGED})
-        held |= Cluster(objects, home / site, {}, {}, authorities[site]).secrets
+        held |= Cluster(objects, local / site, {}, {}, authorities[site]).secrets
     ends = []
     for name in ("pd-prfaas-gateway", "prefill-prfaas-prefill-a-0"):
         for file, ending in (("tls.crt", "pem"), ("tls.key", "key")):
-            (home / f"{name}.{ending}").write_bytes(held[f"{name}-identity"][file])
-        ends.append(identity_in(home, name))
+            (local / f"{name}.{ending}").write_bytes(held[f"{name}-identity"][file])
+        ends.append(identity_in(local, name))
     gateway, engine = ends
     client, server = gateway.client_context(), engine.server_context()
     client.check_hostname = True
     handshake(client, server, "prefill-a-0.prefill.example.net")
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(client, server, "prefill-a-1.prefill.example.net")
-    stranger = ssl.create_default_context(cafile=str(home / "ca.pem"))
+    stranger = ssl.create_default_context(cafile=str(local / "ca.pem"))
     with pytest.raises(ssl.SSLError, match=r"(?i)did.not.return.a.certificate"):
         handshake(stranger, server, "prefill-a-0.prefill.example.net")

@@ -56,10 +56,10 @@ def call(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def environment(home: Path, requirements: str) -> Path:
+def environment(local: Path, requirements: str) -> Path:
     """A new virtual environment with the pinned packages of a file; its `python`."""
-    call(UV, "venv", "-q", "--python", sys.executable, home)
-    python, pins = home / "bin" / "python", ROOT / "requirements" / requirements
+    call(UV, "venv", "-q", "--python", sys.executable, local)
+    python, pins = local / "bin" / "python", ROOT / "requirements" / requirements
     install = (UV, "pip", "install", "-q", "--python", python, "--no-deps")
     call(*install, "--require-hashes", "--only-binary", ":all:", "-r", pins)
     return python
@@ -68,11 +68,11 @@ def environment(home: Path, requirements: str) -> Path:
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment that was made as the Containerfile makes it."""
-    home = tmp_path_factory.mktemp("shipped")
-    build = environment(home / "build", "build.txt")
-    call(build, "-m", "hatchling", "build", "-t", "wheel", "-d", home / "wheels")
-    [wheel] = (home / "wheels").glob("*.whl")
-    python = environment(home / "env", "runtime.txt")
+    local = tmp_path_factory.mktemp("shipped")
+    build = environment(local / "build", "build.txt")
+    call(build, "-m", "hatchling", "build", "-t", "wheel", "-d", local / "wheels")
+    [wheel] = (local / "wheels").glob("*.whl")
+    python = environment(local / "env", "runtime.txt")
     call(UV, "pip", "install", "-q", "--python", python, "--no-deps", "--no-index", wheel)
     # Every requirement of every package, those of prfaas included, is there in a version that fits.
     call(UV, "pip", "check", "-q", "--python", python)
@@ -130,21 +130,21 @@ async def test_it_serves_a_chat(shipped: Path, tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def serving(shipped: Path, home: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+async def serving(shipped: Path, local: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """Run `prfaas up` of that environment until the whole deployment is ready."""
-    file, overlay = placed(TIMING, home)
+    file, overlay = placed(TIMING, local)
     listen = f"127.0.0.1:{free_port()}"
     url = f"http://{listen}"
     file.write_text(file.read_text().replace("127.0.0.1:0", listen))
     overlay.unlink()
-    log = (home / "up.log").open("wb")
+    log = (local / "up.log").open("wb")
     process = await asyncio.create_subprocess_exec(
-        shipped / "prfaas", "up", file, cwd=home, stdout=log, stderr=log
+        shipped / "prfaas", "up", file, cwd=local, stdout=log, stderr=log
     )
     try:
         async with aiohttp.ClientSession() as http, asyncio.timeout(120):
             while not await is_whole(http, url):
-                assert process.returncode is None, (home / "up.log").read_text()
+                assert process.returncode is None, (local / "up.log").read_text()
                 await asyncio.sleep(0.2)
             yield http, url
     finally:

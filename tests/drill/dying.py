@@ -34,9 +34,9 @@ async def status_of(streams: Streams, number: int) -> str:
     return f"{reply.status}: {str(answer['error']['message'])[:WORDS_MAX]}"
 
 
-async def drill(home: Path) -> list[str]:
+async def drill(local: Path) -> list[str]:
     """Lines of the table."""
-    async with streaming(write_files(home, PREFILL)) as (streams, supervisor):
+    async with streaming(write_files(local, PREFILL)) as (streams, supervisor):
         asked = [asyncio.create_task(status_of(streams, number)) for number in range(NUM)]
         while sum(each.done() for each in asked) < NUM_FIRST:
             await asyncio.wait(asked, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)

@@ -75,27 +75,27 @@ class HostRound(Round):
     pulled: int = 0
 
 
-def write_files(home: Path) -> Path:
+def write_files(local: Path) -> Path:
     """The deployment file, and the plan that it names."""
     plan = plan_text(1).replace("instances = 2", "instances = 4")
-    (home / "plan.toml").write_text(plan)
-    text = DEPLOYMENT.format(home=home, model=MODEL).replace('"paper"', '"local"')
-    text = text.replace(f'plan = "{home}/plan.toml"\n', "")
-    text += CLUSTER.format(home=home, max_model_len=MAX_MODEL_LEN)
+    (local / "plan.toml").write_text(plan)
+    text = DEPLOYMENT.format(local=local, model=MODEL).replace('"paper"', '"local"')
+    text = text.replace(f'plan = "{local}/plan.toml"\n', "")
+    text += CLUSTER.format(local=local, max_model_len=MAX_MODEL_LEN)
     for pool, engines in HOSTS.items():
         text += POOL.format(pool=pool)
         text += "".join(
             ENGINE.format(name=name, pool=pool, role=role) for name, role in engines.items()
         )
-    file = home / "drill.toml"
+    file = local / "drill.toml"
     file.write_text(text)
     return file
 
 
 @asynccontextmanager
-async def running(home: Path) -> AsyncIterator[Site]:
+async def running(local: Path) -> AsyncIterator[Site]:
     """Start everything with two gateways, and stop it."""
-    async with launched(write_files(home), ("pool-a", "pool-b")) as site:
+    async with launched(write_files(local), ("pool-a", "pool-b")) as site:
         yield site
 
 

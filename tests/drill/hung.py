@@ -21,9 +21,9 @@ NUM_BEFORE, NUM_AFTER = 30, 40
 TOKENS = 3000, 7000
 
 
-def without_plan(home: Path) -> Path:
+def without_plan(local: Path) -> Path:
     """The drill's deployment as somebody writes it who has no plan."""
-    file = write_files(home, PREFILL)
+    file = write_files(local, PREFILL)
     lines = file.read_text().splitlines()
     routing = lines.index("[routing]")
     ours = [n for n, line in enumerate(lines) if line.startswith(("policy =", "plan ="))]
@@ -40,9 +40,9 @@ async def hit(streams: Streams, sent: list[Sent]) -> list[Sent]:
     return [each for each in sent if records[each.request_id]["fallback"]]
 
 
-async def drill(home: Path) -> list[str]:
+async def drill(local: Path) -> list[str]:
     """Lines of the table."""
-    async with streaming(without_plan(home)) as (streams, supervisor):
+    async with streaming(without_plan(local)) as (streams, supervisor):
         await streams.send(NUM_BEFORE, PER_S, lambda chance: chance.randint(*TOKENS))
         before = list(streams.sent)
         engine = supervisor.part(PREFILL[0])

@@ -22,25 +22,25 @@ TTFT_MAX = "2s"
 SLOWER = {"[0.005, 0.3]": "[0.05, 3.0]", "[0.006, 0.4]": "[0.06, 4.0]"}
 
 
-def misfitting(home: Path, *, scaled: bool) -> Path:
+def misfitting(local: Path, *, scaled: bool) -> Path:
     """The drill's deployment, routed by a plan that is ten times as slow."""
-    file = write_files(home, PREFILL)
-    plan = (home / "plan.toml").read_text()
+    file = write_files(local, PREFILL)
+    plan = (local / "plan.toml").read_text()
     for fast, slow in SLOWER.items():
         plan = plan.replace(fast, slow)
-    (home / "slow.toml").write_text(plan)
-    routed = f'plan = "{home}/slow.toml"\nttft_max = "{TTFT_MAX}"\n'
-    text = file.read_text().replace(f'policy = "paper"\nplan = "{home}/plan.toml"\n', routed)
+    (local / "slow.toml").write_text(plan)
+    routed = f'plan = "{local}/slow.toml"\nttft_max = "{TTFT_MAX}"\n'
+    text = file.read_text().replace(f'policy = "paper"\nplan = "{local}/plan.toml"\n', routed)
     if scaled:
-        timed = f'plan = "{home}/slow.toml"\ntime_scale = 0.1\n'
-        text = text.replace(f'plan = "{home}/plan.toml"\n', timed)
+        timed = f'plan = "{local}/slow.toml"\ntime_scale = 0.1\n'
+        text = text.replace(f'plan = "{local}/plan.toml"\n', timed)
     file.write_text(text)
     return file
 
 
-async def drill(home: Path, *, scaled: bool) -> list[str]:
+async def drill(local: Path, *, scaled: bool) -> list[str]:
     """Run the drill, and return the lines to print."""
-    async with streaming(misfitting(home, scaled=scaled)) as (streams, _):
+    async with streaming(misfitting(local, scaled=scaled)) as (streams, _):
         await streams.send(
             NUM,
             PER_S,

@@ -59,9 +59,9 @@ LOADS = (
 )
 
 
-def file_in(home: Path) -> Path:
+def file_in(local: Path) -> Path:
     """The example, slower, with two tenants."""
-    file, _ = placed(TIMING, home)
+    file, _ = placed(TIMING, local)
     text = file.read_text().replace("time_scale = 0.1", f"time_scale = {TIME_SCALE}")
     for name, key in KEYS.items():
         text += f'[tenants.{name}]\nkeys = ["{key_hash(key)}"]\n'
@@ -113,10 +113,10 @@ async def beside(clients: Clients, load: Load) -> str:
     )
 
 
-async def drill(home: Path) -> None:
+async def drill(local: Path) -> None:
     """Print a table."""
-    async with streaming(file_in(home)) as (streams, _):
-        clients = Clients(streams, Vocabulary(str(home / "model")).spoken)
+    async with streaming(file_in(local)) as (streams, _):
+        clients = Clients(streams, Vocabulary(str(local / "model")).spoken)
         print("| red | blue alone | blue beside: first / median / worst | red |\n|---|---|---|---|")
         for load in LOADS:
             print(await beside(clients, load), flush=True)

@@ -265,11 +265,11 @@ def main() -> int:
             drills = [([kind], [seed]) for seed, kind in itertools.product(seeds, kinds)]
         rounds: list[FaultRound] = []
         for number, (some, numbers) in enumerate(drills):
-            home = directory / str(number)
-            home.mkdir(parents=True, exist_ok=True)
+            local = directory / str(number)
+            local.mkdir(parents=True, exist_ok=True)
             rounds += asyncio.run(
                 run(
-                    home,
+                    local,
                     some,
                     arguments.per_s,
                     tell=tell,

@@ -223,11 +223,11 @@ async def revoke(service: SharedService, prompt: Callable[[], list[int]], result
         watch.ping.cancel()
 
 
-async def drill(home: Path, seconds: float, slower: float) -> Result:
+async def drill(local: Path, seconds: float, slower: float) -> Result:
     """Run all steps."""
     result, chance = Result(), random.Random(1)
-    async with sharing(home, slower) as service:
-        ids = Vocabulary(str(home / "model")).spoken
+    async with sharing(local, slower) as service:
+        ids = Vocabulary(str(local / "model")).spoken
 
         def prompt() -> list[int]:
             return chance.choices(ids, k=PROMPT_TOKENS)

@@ -147,7 +147,7 @@ class SharedService:
     """The running deployment.
 
     Args:
-        home: Its files.
+        local: Its files.
         urls: Gateways of each site.
         ports: Of the pool node, the proxy's engines and its admin page.
         http: For questions.
@@ -155,20 +155,20 @@ class SharedService:
 
     def __init__(
         self,
-        home: Path,
+        local: Path,
         urls: dict[str, list[str]],
         ports: dict[str, int],
         http: aiohttp.ClientSession,
     ) -> None:
-        self.home, self.urls, self.ports, self.http = home, urls, ports, http
+        self.local, self.urls, self.ports, self.http = local, urls, ports, http
 
     def contracts(self, *sites: str) -> None:
         """Put the contracts of these sites into the file."""
-        write_contracts(self.home, self.ports, sites)
+        write_contracts(self.local, self.ports, sites)
 
     def identity(self, site: str, name: str) -> Identity:
         """Files of a part of a site."""
-        return identity_in(self.home / site, name)
+        return identity_in(self.local / site, name)
 
     async def observer(self, site: str) -> Observer:
         """Watch the pool node with the identity of a site's second gateway."""
@@ -205,7 +205,7 @@ class SharedService:
         return f"https://127.0.0.1:{self.ports[name]}"
 
 
-def write_contracts(home: Path, ports: dict[str, int], sites: tuple[str, ...]) -> None:
+def write_contracts(local: Path, ports: dict[str, int], sites: tuple[str, ...]) -> None:
     """Write the contracts file, as an editor does."""
     text = "".join(
         SHARED_ENGINE.format(name=name, port=ports[name], behind=ports[f"{name} behind"])
@@ -213,42 +213,42 @@ def write_contracts(home: Path, ports: dict[str, int], sites: tuple[str, ...]) -
     )
     for site in sites:
         text += CONTRACT.format(
-            home=home,
+            local=local,
             site=site,
             port=ports[f"pd-{site}-pool"],
             share=SITES[site],
             reserve=RESERVE,
         )
-    new = home / "contracts.new"
+    new = local / "contracts.new"
     new.write_text(text)
-    new.replace(home / "contracts.toml")
+    new.replace(local / "contracts.toml")
 
 
-def write_identities(home: Path) -> None:
+def write_identities(local: Path) -> None:
     """Authorities and identities: sites trust the PrfaaS site, and not each other."""
     names = {"prfaas": [POOL]} | {
         site: [f"gateway-{site}1", f"gateway-{site}2", f"pd-{site}-pool"] for site in SITES
     }
     for site, parts_of_site in names.items():
-        make_authority(home / site)
+        make_authority(local / site)
         for name in parts_of_site:
-            make_identity(home / site, name)
-    make_identity(home / "prfaas", "proxy", ["127.0.0.1"])
-    provider = (home / "prfaas" / "ca.pem").read_text()
+            make_identity(local / site, name)
+    make_identity(local / "prfaas", "proxy", ["127.0.0.1"])
+    provider = (local / "prfaas" / "ca.pem").read_text()
     for site in SITES:
-        own = (home / site / "ca.pem").read_text()
-        (home / site / "ca-own.pem").write_text(own)
-        (home / site / "ca.pem").write_text(own + provider)
+        own = (local / site / "ca.pem").read_text()
+        (local / site / "ca-own.pem").write_text(own)
+        (local / site / "ca.pem").write_text(own + provider)
 
 
-def provider_parts(home: Path, ports: dict[str, int]) -> list[list[ProcessPart]]:
+def provider_parts(local: Path, ports: dict[str, int]) -> list[list[ProcessPart]]:
     """Processes of the PrfaaS site, in the order of their start."""
-    socket, contracts = home / "prfaas" / "pool.sock", str(home / "contracts.toml")
-    identities = str(home / "prfaas")
+    socket, contracts = local / "prfaas" / "pool.sock", str(local / "contracts.toml")
+    identities = str(local / "prfaas")
 
     def part(name: str, kind: str, admin: str, *args: str) -> ProcessPart:
         command = Command([sys.executable, "-m", "prfaas", *args], dict(os.environ))
-        return ProcessPart(name, kind, command, admin, home / "logs" / f"{name}.log")
+        return ProcessPart(name, kind, command, admin, local / "logs" / f"{name}.log")
 
     node = f"127.0.0.1:{ports['pool admin']}"
     pool = part(
@@ -257,15 +257,15 @@ def provider_parts(home: Path, ports: dict[str, int]) -> list[list[ProcessPart]]
         f"http://{node}/health",
         *("pool", "--name", POOL, "--listen", f"127.0.0.1:{ports[POOL]}", "--memory", "64MiB"),
         *("--socket", str(socket), "--admin", node, "--identities", identities),
-        *("--contracts", contracts, "--audit", str(home / "audit")),
+        *("--contracts", contracts, "--audit", str(local / "audit")),
     )
     engines = [f"{name}=127.0.0.1:{ports[f'{name} behind']}" for name in ENGINES]
     engine = part(
         ENGINES[0],
         "timing engines",
         f"http://127.0.0.1:{ports[f'{ENGINES[-1]} behind']}/health",
-        *("engine", "timing", "--plan", str(home / "plan.toml"), "--cluster", "prfaas"),
-        *("--model", MODEL, "--model-path", str(home / "model"), "--pool", str(socket)),
+        *("engine", "timing", "--plan", str(local / "plan.toml"), "--cluster", "prfaas"),
+        *("--model", MODEL, "--model-path", str(local / "model"), "--pool", str(socket)),
         *("--block-tokens", str(BLOCK_TOKENS), "--max-model-len", str(MAX_MODEL_LEN)),
         *(text for each in engines for text in ("--engine", each)),
     )
@@ -275,32 +275,32 @@ def provider_parts(home: Path, ports: dict[str, int]) -> list[list[ProcessPart]]
         "proxy",
         f"http://{admin}/health",
         *("proxy", contracts, "--name", "proxy", "--identities", identities),
-        *("--admin", admin, "--audit", str(home / "audit")),
+        *("--admin", admin, "--audit", str(local / "audit")),
     )
     return [[pool], [engine], [proxy]]
 
 
 @asynccontextmanager
-async def sharing(home: Path, slower: float = 1.0) -> AsyncIterator[SharedService]:
+async def sharing(local: Path, slower: float = 1.0) -> AsyncIterator[SharedService]:
     """Start everything, and stop it.
 
     Args:
-        home: An empty folder.
+        local: An empty folder.
         slower: Factor of the engines' times.
     """
-    write_identities(home)
-    (home / "plan.toml").write_text(plan_text(len(ENGINES), slower))
+    write_identities(local)
+    (local / "plan.toml").write_text(plan_text(len(ENGINES), slower))
     names = [POOL, "admin", "pool admin", *ENGINES, *(f"{name} behind" for name in ENGINES)]
     names += [f"pd-{site}-pool" for site in SITES] + [f"second {site}" for site in SITES]
     ports = {name: free_port() for name in names}
-    write_contracts(home, ports, tuple(SITES))
+    write_contracts(local, ports, tuple(SITES))
     engines = "".join(REMOTE_ENGINE.format(name=name, port=ports[name]) for name in ENGINES)
     stages, urls = list[list[ProcessPart]](), dict[str, list[str]]()
     for site in SITES:
-        file = home / f"{site}.toml"
+        file = local / f"{site}.toml"
         file.write_text(
             DEPLOYMENT.format(
-                home=home,
+                local=local,
                 site=site,
                 model=MODEL,
                 second=ports[f"second {site}"],
@@ -322,12 +322,12 @@ async def sharing(home: Path, slower: float = 1.0) -> AsyncIterator[SharedServic
         stages = [
             [*earlier, *more] for earlier, more in zip(stages or [[]] * len(own), own, strict=True)
         ]
-    stages = provider_parts(home, ports) + stages
+    stages = provider_parts(local, ports) + stages
     async with (
         started(stages),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        service = SharedService(home, urls, ports, http)
+        service = SharedService(local, urls, ports, http)
         async with asyncio.timeout(60):
             while not await is_whole(service):  # noqa: ASYNC110 - processes signal nothing
                 await asyncio.sleep(0.1)

@@ -39,9 +39,9 @@ TEXTS = 12
 GENERATED = re.compile(r"^vllm:generation_tokens_total\{.*\} (.*)$", re.MULTILINE)
 
 
-def file_in(home: Path, slots_each: int) -> Path:
+def file_in(local: Path, slots_each: int) -> Path:
     """The drill's deployment with two tenants."""
-    file = write_files(home, PREFILL)
+    file = write_files(local, PREFILL)
     text = file.read_text().replace("max_model_len = 16384", "max_model_len = 260000")
     for name in DECODE:
         engine = ENGINE.format(cluster="pd", name=name)
@@ -179,10 +179,10 @@ async def tokenising(tenants: Tenants) -> list[str]:
     ]
 
 
-async def drill(home: Path, slots_each: int) -> None:
+async def drill(local: Path, slots_each: int) -> None:
     """Print the rows of a table."""
-    async with streaming(file_in(home, slots_each)) as (streams, _):
-        ids = Vocabulary(str(streams_model(home))).spoken
+    async with streaming(file_in(local, slots_each)) as (streams, _):
+        ids = Vocabulary(str(streams_model(local))).spoken
         tenants = Tenants(streams)
         for line in await crowd(tenants, ids):
             print(line, flush=True)
@@ -193,9 +193,9 @@ async def drill(home: Path, slots_each: int) -> None:
             print(line, flush=True)
 
 
-def streams_model(home: Path) -> Path:
+def streams_model(local: Path) -> Path:
     """Checkpoint directory of the drill."""
-    return home / "model"
+    return local / "model"
 
 
 if __name__ == "__main__":

@@ -101,14 +101,14 @@ def plan_text(num_prefill: int = len(PREFILL), slower: float = 1.0) -> str:
     )
 
 
-def write_files(home: Path, prefill: tuple[str, ...], slower: float = 1.0) -> Path:
+def write_files(local: Path, prefill: tuple[str, ...], slower: float = 1.0) -> Path:
     """The deployment file, and the plan that it names."""
-    (home / "plan.toml").write_text(plan_text(len(prefill), slower))
-    text = DEPLOYMENT.format(home=home, model=MODEL)
+    (local / "plan.toml").write_text(plan_text(len(prefill), slower))
+    text = DEPLOYMENT.format(local=local, model=MODEL)
     for cluster, engines in (("prfaas", prefill), ("pd", DECODE)):
-        text += CLUSTER.format(name=cluster, home=home, max_model_len=MAX_MODEL_LEN)
+        text += CLUSTER.format(name=cluster, local=local, max_model_len=MAX_MODEL_LEN)
         text += "".join(ENGINE.format(cluster=cluster, name=name) for name in engines)
-    file = home / "drill.toml"
+    file = local / "drill.toml"
     file.write_text(text)
     return file
 
@@ -262,10 +262,10 @@ class Site:
 
 @asynccontextmanager
 async def running(
-    home: Path, prefill: tuple[str, ...] = PREFILL, slower: float = 1.0
+    local: Path, prefill: tuple[str, ...] = PREFILL, slower: float = 1.0
 ) -> AsyncIterator[Site]:
     """Start the deployment of two clusters, and stop it."""
-    file, link = write_files(home, prefill, slower), ("prfaas-pool", "pd-pool")
+    file, link = write_files(local, prefill, slower), ("prfaas-pool", "pd-pool")
     async with launched(file, link, PROXY_BYTES, has_feeds=True) as site:
         site.slower = slower
         yield site

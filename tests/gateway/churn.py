@@ -60,7 +60,7 @@ class Churn(ABC):
     chance: random.Random
     ports: dict[str, dict[str, int]] = field(default_factory=dict)
     """Ports of the engines that are there, by their names."""
-    away: set[str] = field(default_factory=set)
+    remote: set[str] = field(default_factory=set)
     """Engines that are not ready, as the gateway knows."""
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Churn(ABC):
             found = route(*args)
             if isinstance(found[0], Routed):
                 used = {found[0].prefill, found[0].decode}
-                self.late += [each for each in used if each in self.away]
+                self.late += [each for each in used if each in self.remote]
             return found
 
         driver.route = checked  # type: ignore[assignment,method-assign]
@@ -134,23 +134,23 @@ class Churn(ABC):
         del self.ports[name]
         await self.api.delete(f"slice-{name}")
         await self._until(lambda: self._state(name) in (State.DRAINING, None))
-        self.away.add(name)
+        self.remote.add(name)
         await self.left(name)
 
     async def _not_ready(self, name: str) -> None:
         await self.api.put(self._slice(name, ready=False))
         await self._until(lambda: self._state(name) is State.SEEN)
-        self.away.add(name)
+        self.remote.add(name)
 
     async def _ready(self, name: str) -> None:
-        self.away.discard(name)
+        self.remote.discard(name)
         await self.api.put(self._slice(name))
         await self._until(lambda: self._takes(name))
 
     async def _move(self, name: str) -> None:
         """A pod with the same name at another address."""
         ports = await self.start(name)
-        self.away.discard(name)
+        self.remote.discard(name)
         self.ports[name] = ports
         await self.api.put(self._slice(name))
         known, url = self.gateway.engines.by_name, f"http://127.0.0.1:{ports['http']}"
@@ -333,13 +333,13 @@ async def main(num_engines: int, num_events: int, per_s: float) -> None:
     from .conftest import make_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        make_authority(home)
+        local = Path(folder)
+        make_authority(local)
         for name in ("gateway", "prfaas-pool", "pd-pool"):
-            make_identity(home, name)
+            make_identity(local, name)
         async with (
-            running(make_checkpoint(home), home, home / "state", poll_s=2.0) as world,
-            churning(world, home, num_engines, 1) as churn,
+            running(make_checkpoint(local), local, local / "state", poll_s=2.0) as world,
+            churning(world, local, num_engines, 1) as churn,
         ):
             began_s = time.monotonic()
             await run(churn, num_events, per_s=per_s)

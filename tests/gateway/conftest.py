@@ -182,8 +182,8 @@ async def running(
     others = tuple(ScriptedEngine(name) for name in tables.get("others", ()))
     engines += others
     layout = tables.get("layout", LAYOUT)
-    away = {engine.name: layout for engine in (prefill, *others)}
-    prfaas_pool = ScriptedPool("prfaas-pool", identities, away, {"pd-pool": True})
+    remote = {engine.name: layout for engine in (prefill, *others)}
+    prfaas_pool = ScriptedPool("prfaas-pool", identities, remote, {"pd-pool": True})
     pd_pool = ScriptedPool("pd-pool", identities, {"decode": layout, "spare": layout})
     parts: list[ScriptedEngine | ScriptedPool] = [*engines, prfaas_pool, pd_pool]
     for part in parts:

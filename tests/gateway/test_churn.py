@@ -22,5 +22,5 @@ async def test_engines_come_and_go_at_random_under_requests(world: World, tmp_pa
         assert churn.counts["requests"] > 10
         members = world.gateway.members.machine
         for name in churn.ports:
-            wanted = State.SEEN if name in churn.away else State.READY
+            wanted = State.SEEN if name in churn.remote else State.READY
             assert members.state_of(name) is wanted

@@ -57,11 +57,11 @@ async def test_it_shows_every_pool_and_engine(site: tuple[World, Publisher]) -> 
     assert found["num_prompt_tokens"] == 300
     assert found["usable_tokens_max"] == 256
     assert [cluster["cluster"] for cluster in found["clusters"]] == ["prfaas", "pd"]
-    pd, away, decode = (source(found, name) for name in ("pd-pool", "prfaas-pool", "decode"))
+    pd, remote, decode = (source(found, name) for name in ("pd-pool", "prfaas-pool", "decode"))
     assert (pd["state"], pd["hit_tokens"], pd["tiers"]) == ("exact", 128, ["host", "disk"])
     assert [g["num_blocks_held"] for g in pd["groups"]] == [8, 1]
     # It has the attention of 192 tokens, and no state to go on from.
-    assert (away["hit_tokens"], away["groups"][0]["num_tokens_held"]) == (0, 192)
+    assert (remote["hit_tokens"], remote["groups"][0]["num_tokens_held"]) == (0, 192)
     assert (decode["state"], decode["hit_tokens"], decode["tiers"]) == ("exact", 256, ["device"])
     assert decode["pool"] == "pd-pool"
     assert source(found, "spare")["state"] == "not_followed"

@@ -282,13 +282,13 @@ class File:
         self._world, self.path = world, path
 
     def write(self, *engines: ScriptedEngine, threshold: int = 100, more: str = "") -> None:
-        home = [f'{each.name} = {{pool = "pd-pool", url = "{each.url}"}}' for each in engines]
+        local = [f'{each.name} = {{pool = "pd-pool", url = "{each.url}"}}' for each in engines]
         text = FILE.format(
             path=self.path.parent,
             threshold=threshold,
             pool_ports=[self._world.prfaas_pool.port, self._world.pd_pool.port],
             prefill=self._world.prefill.url,
-            home="\n".join([*home, more]),
+            local="\n".join([*local, more]),
         )
         new = self.path.with_suffix(".new")
         new.write_text(text)

@@ -193,15 +193,15 @@ async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: F
     Remotely over the loopback interface, and over the emulated link.
     """
     tokens_max, draws = max(lengths) + 256, random.Random(1)
-    with tempfile.TemporaryDirectory(prefix="gpu-") as home:
-        make_kind(kind, Path(home) / "model")
-        lengthen(Path(home) / "model", tokens_max)
+    with tempfile.TemporaryDirectory(prefix="gpu-") as local:
+        make_kind(kind, Path(local) / "model")
+        lengthen(Path(local) / "model", tokens_max)
         memory = "8GiB" if machine.is_gpu else "256MiB"
         overlay = settings(machine, kind, tokens_max, memory=memory)
         seconds = dict[str, list[float]]()
         paths = list[str]()
         for is_far in (False, True):
-            topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
+            topology = await laid_out(*placed(LAPTOP, Path(local), overlay))
             stages, link = parts(topology), FaultProxy(topology.pools["pd-pool"])
             if is_far:
                 link.link_bits_per_s, link.delay_s = LINK_BITS_PER_S, ONE_WAY_S
@@ -221,7 +221,7 @@ async def ttft(machine: Machine, kind: str, lengths: tuple[int, ...], figures: F
                 if not is_far:
                     known = topology.engines
                     figures.profiles += await profile(
-                        known, live.model, machine, curve(lengths), home
+                        known, live.model, machine, curve(lengths), local
                     )
             await link.close()
     ways = zip(paths[1 : len(lengths) + 1], paths[len(lengths) + 2 :], strict=True)
@@ -260,12 +260,12 @@ def _body(model: str, length: int, draws: random.Random) -> dict[str, object]:
 
 
 async def profile(
-    engines: dict[str, str], model: str, machine: Machine, lengths: tuple[int, ...], home: str
+    engines: dict[str, str], model: str, machine: Machine, lengths: tuple[int, ...], local: str
 ) -> list[str]:
     """`prfaas profile` of both engines."""
     found = []
     for name, url in engines.items():
-        out = Path(home) / f"{name}.toml"
+        out = Path(local) / f"{name}.toml"
         await run_profile([url], model, machine, lengths, out)
         found.append(f"`{name}`:\n\n```toml\n{out.read_text().strip()}\n```")
     return found
@@ -287,18 +287,18 @@ async def layer_stack(machine: Machine, lengths: tuple[int, ...], figures: Figur
     """Extrapolate from engines with part of the layers, and measure one with all of them."""
     found = []
     for layers in ((FEW, MORE), (WHOLE, FEW)):
-        with tempfile.TemporaryDirectory(prefix="gpu-") as home:
-            make_kind(DENSE_KIND, Path(home) / "model")
-            lengthen(Path(home) / "model", max(lengths) + 256)
+        with tempfile.TemporaryDirectory(prefix="gpu-") as local:
+            make_kind(DENSE_KIND, Path(local) / "model")
+            lengthen(Path(local) / "model", max(lengths) + 256)
             overlay = settings(machine, DENSE_KIND, max(lengths) + 256, layers=layers)
-            topology = await laid_out(*placed(LAPTOP, Path(home), overlay))
+            topology = await laid_out(*placed(LAPTOP, Path(local), overlay))
             first, second = (topology.engines[name] for _, name in CLUSTERS)
             words = [first]
             if layers == (FEW, MORE):
                 words += [second, "--layers", f"{FEW},{MORE},{WHOLE}"]
             stages = parts(topology)
             async with started(stages):
-                out, model = Path(home) / "profile.toml", topology.deployment.model.name
+                out, model = Path(local) / "profile.toml", topology.deployment.model.name
                 await run_profile(words, model, machine, lengths, out)
                 found.append(tomllib.loads(out.read_text())["prefill"]["seconds"])
     for length, extrapolated, measured_s in zip(lengths, *found, strict=True):

@@ -120,10 +120,10 @@ async def run(options: argparse.Namespace) -> bool:
     print("|---|---|---|---|---|---|---|", flush=True)
     is_good = True
     with tempfile.TemporaryDirectory(prefix="first-") as scratch:
-        home = options.keep or Path(scratch)
-        home.mkdir(parents=True, exist_ok=True)
-        make_kind(options.kind, home / "model")
-        topology = await laid_out(*placed(LAPTOP, home, settings(options)))
+        local = options.keep or Path(scratch)
+        local.mkdir(parents=True, exist_ok=True)
+        make_kind(options.kind, local / "model")
+        topology = await laid_out(*placed(LAPTOP, local, settings(options)))
         stages = parts(topology)
         for part in (part for stage in stages for part in stage):
             part.whole_url, part.warm_up = "", None

@@ -210,9 +210,9 @@ async def run(kind: str, overlay: str | None = None) -> Row:
         overlay: Settings of the deployment, TOML; None takes those of `settings`.
     """
     row = Row(kind)
-    with tempfile.TemporaryDirectory(prefix="kinds-") as home:
-        make_kind(kind, Path(home) / "model")
-        topology = await laid_out(*placed(LAPTOP, Path(home), overlay or settings(kind)))
+    with tempfile.TemporaryDirectory(prefix="kinds-") as local:
+        make_kind(kind, Path(local) / "model")
+        topology = await laid_out(*placed(LAPTOP, Path(local), overlay or settings(kind)))
         async with started(parts(topology)) as supervisor, aiohttp.ClientSession() as http:
             live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
             await until(lambda: _is_ready(live))

@@ -247,8 +247,8 @@ class World:
 @contextlib.asynccontextmanager
 async def world() -> AsyncIterator[World]:
     """Everything but the engine of the PrfaaS cluster."""
-    with tempfile.TemporaryDirectory(prefix="mismatch-") as home:
-        topology = await laid_out(*placed(LAPTOP, Path(home)))
+    with tempfile.TemporaryDirectory(prefix="mismatch-") as local:
+        topology = await laid_out(*placed(LAPTOP, Path(local)))
         stages = parts(topology)
         remote = next(part for stage in stages for part in stage if part.name == REMOTE)
         for stage in stages:

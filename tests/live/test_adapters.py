@@ -30,21 +30,21 @@ ADAPTERS = ("poet", "critic")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
     """Two clusters; the PD engine alone has adapters."""
-    home = tmp_path_factory.mktemp("adapters")
-    make_kind(KIND, home / "model")
+    local = tmp_path_factory.mktemp("adapters")
+    make_kind(KIND, local / "model")
     for seed, name in enumerate(ADAPTERS, 1):
-        make_adapter(home / "model", home / name, seed)
-    topology = await laid_out(*placed(LAPTOP, home, settings(home)))
+        make_adapter(local / "model", local / name, seed)
+    topology = await laid_out(*placed(LAPTOP, local, settings(local)))
     async with started(parts(topology)) as supervisor, aiohttp.ClientSession() as http:
         live = Live(topology, supervisor, Relay(topology.pools["pd-pool"]), http)
         await until(lambda: _is_whole(live))
         yield live
 
 
-def settings(home: Path) -> str:
+def settings(local: Path) -> str:
     args = ["--max-num-batched-tokens", "2048"]
     lora = ["--enable-lora", "--max-lora-rank", str(RANK), "--lora-modules"]
-    lora += [f"{name}={home / name}" for name in ADAPTERS]
+    lora += [f"{name}={local / name}" for name in ADAPTERS]
     return (
         f"[clusters.prfaas.engines.prfaas-engine]\nargs = {json.dumps(args)}\n"
         f"[clusters.pd.engines.pd-engine]\nargs = {json.dumps(args + lora)}\n"

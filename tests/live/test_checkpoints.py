@@ -75,9 +75,9 @@ async def cut(live: Live, spacing: int, tag: str) -> tuple[str, dict[str, Any], 
 
 
 @asynccontextmanager
-async def keeping_states(home: Path) -> AsyncIterator[Live]:
+async def keeping_states(local: Path) -> AsyncIterator[Live]:
     """The laptop's deployment, whose prefill engine keeps a state every `INTERVAL` tokens."""
-    topology = await laid_out(*placed(LAPTOP, home, SETTINGS))
+    topology = await laid_out(*placed(LAPTOP, local, SETTINGS))
     stages, relay = parts(topology), Relay(topology.pools["pd-pool"])
     put_between(stages, "prfaas-pool", "pd-pool", await relay.start())
     try:

@@ -37,16 +37,16 @@ SLOW_BYTES_PER_S = 100_000
 
 
 @asynccontextmanager
-async def pulling(live: Live, directory: Path, home_s: float = HOME_S) -> AsyncIterator[Live]:
+async def pulling(live: Live, directory: Path, local_path_s: float = HOME_S) -> AsyncIterator[Live]:
     """A deployment whose gateway pulls and offloads nothing."""
-    plan = plan_file(directory, local_s=home_s, remote_s=AWAY_S)
+    plan = plan_file(directory, local_s=local_path_s, remote_s=AWAY_S)
     routing = RoutingTable(offload_threshold=100_000, plan=plan, pull=True)
     deployment = live.topology.deployment.model_copy(update={"routing": routing})
     async with gateway_over(live, deployment) as (_, other):
         yield other
 
 
-async def held_away(live: Live, text: str) -> int:
+async def held_remote(live: Live, text: str) -> int:
     """Have the PrfaaS engine compute a chat for the gateway's clients, and nobody else hear of it.
 
     Returns:
@@ -71,7 +71,7 @@ async def held_away(live: Live, text: str) -> int:
 
 async def counts(live: Live) -> Mapping[str, float]:
     """Counters of computed, found and pulled tokens, and of whole pulls."""
-    engines, home = live.topology.engines, live.pool_admin("pd-pool")
+    engines, local = live.topology.engines, live.pool_admin("pd-pool")
     external = "vllm:external_prefix_cache_hits_total"
     found = {
         "computed away": await live.metric(engines["prfaas-engine"], "vllm:prompt_tokens_total"),
@@ -81,7 +81,7 @@ async def counts(live: Live) -> Mapping[str, float]:
     }
     loaded = "prfaas_pool_blocks_loaded_total"
     groups = {
-        g: await live.metric(home, loaded, group=g) for g in (*LINEAR_GROUPS, ATTENTION_GROUP)
+        g: await live.metric(local, loaded, group=g) for g in (*LINEAR_GROUPS, ATTENTION_GROUP)
     }
     return found | groups
 
@@ -89,7 +89,7 @@ async def counts(live: Live) -> Mapping[str, float]:
 async def test_the_prefix_comes_and_the_words_are_the_same(live: Live, tmp_path: Path) -> None:
     known = "[pulled] " + document(4000, start=900)
     async with pulling(live, tmp_path) as other:
-        num_tokens = await held_away(other, known)
+        num_tokens = await held_remote(other, known)
         assert num_tokens == 10 * BLOCK_TOKENS
         text = known[: num_tokens + 100] + document(1000, start=6000)
         before = await counts(other)
@@ -120,7 +120,7 @@ async def asked_slowly(live: Live, other: Live, known: str) -> tuple[Answer, Rec
     Returns:
         Its answer, its record, and the prefix that is held away, tokens.
     """
-    num_tokens = await held_away(other, known)
+    num_tokens = await held_remote(other, known)
     live.relay.bytes_per_s = SLOW_BYTES_PER_S
     try:
         answer, headers = await other.chat(known + END)

@@ -19,12 +19,12 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 async def posted(live: Live, fields: dict[str, Any], text: str) -> tuple[int, float, Any, str]:
     """Status, prompt tokens that the PrfaaS engine computed, the answer, and the fallback."""
-    away = live.topology.engines["prfaas-engine"]
-    before = await live.metric(away, "vllm:prompt_tokens_total")
+    remote = live.topology.engines["prfaas-engine"]
+    before = await live.metric(remote, "vllm:prompt_tokens_total")
     body = live.chat_body(text, max_tokens=4, **fields)
     async with live.http.post(f"{live.url}/v1/chat/completions", json=body) as reply:
         answer = await reply.json()
-    computed = await live.metric(away, "vllm:prompt_tokens_total") - before
+    computed = await live.metric(remote, "vllm:prompt_tokens_total") - before
     return reply.status, computed, answer, reply.headers.get("X-Prfaas-Fallback", "")
 
 

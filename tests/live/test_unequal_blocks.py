@@ -28,15 +28,15 @@ PLAIN = next(iter(KINDS))
 GIVEN = ', "--block-size", "384"'
 
 
-def arranged(kind: str, home: Path, sizes: tuple[int, int], tokens: int, dtype: str) -> Path:
+def arranged(kind: str, local: Path, sizes: tuple[int, int], tokens: int, dtype: str) -> Path:
     """A deployment file whose PrfaaS and PD engines have these block sizes, without KV events."""
-    file, _ = placed(LAPTOP, home)
+    file, _ = placed(LAPTOP, local)
     kept = [line for line in file.read_text().splitlines() if not line.startswith("kv_events")]
     text = "\n".join(kept).replace("generate = true        #", f"block_tokens = {tokens} #")
     for size in sizes:
         text = text.replace(GIVEN, f', "--block-size", "{size}", "--dtype", "{dtype}"', 1)
     file.write_text(text)
-    make_kind(kind, home / "model")
+    make_kind(kind, local / "model")
     return file
 
 
@@ -128,9 +128,9 @@ async def test_a_hybrid_is_handed_over_between_block_sizes(
 ) -> None:
     """States travel at boundaries that both sites can resume from."""
     _needing_vector_code()
-    home = tmp_path / "linear"
-    home.mkdir()
-    file = arranged(STATE_KIND, home, sizes, 768, "bfloat16")
+    local = tmp_path / "linear"
+    local.mkdir()
+    file = arranged(STATE_KIND, local, sizes, 768, "bfloat16")
     async with deployment(file) as live:
         for num_chars in (1700, 2305, 2690, 5000):
             await check_prompt(live, num_chars, 768, "bfloat16", num_states=3)

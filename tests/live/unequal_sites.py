@@ -115,10 +115,10 @@ async def try_prompts(kind: str, lengths: list[int], dtype: str, live: Live) -> 
 async def run(kind: str, options: argparse.Namespace) -> bool:
     sizes, lengths = _numbers_of(options.sizes), _numbers_of(options.tokens)
     with tempfile.TemporaryDirectory(prefix="unequal-") as scratch:
-        home = options.keep or Path(scratch)
-        home.mkdir(parents=True, exist_ok=True)
-        make_kind(kind, home / "model")
-        topology = await laid_out(*placed(LAPTOP, home, settings(kind, sizes, options.dtype)))
+        local = options.keep or Path(scratch)
+        local.mkdir(parents=True, exist_ok=True)
+        make_kind(kind, local / "model")
+        topology = await laid_out(*placed(LAPTOP, local, settings(kind, sizes, options.dtype)))
         stages = parts(topology)
         for part in (part for stage in stages for part in stage):
             part.whole_url, part.warm_up = "", None

@@ -188,11 +188,11 @@ def _deployment(rules: Rules) -> Deployment:
     }
     roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
     pools = rules.pools
-    home = {
+    local = {
         name: {"pool": pools[name], "role": role, "url": ELSEWHERE}
         for name, role in zip(HOME, roles, strict=True)
     }
-    away = {
+    remote = {
         name: {
             "role": "prfaas",
             "pools": {pools[engine]: {"address": "127.0.0.1:1"} for engine in engines},
@@ -200,8 +200,8 @@ def _deployment(rules: Rules) -> Deployment:
         }
         for name, engines in CLUSTERS.items()
     }
-    at_home = {pools[name]: {"address": "127.0.0.1:1"} for name in HOME}
-    clusters = {PD_POOL: {"role": "pd", "pools": at_home, "engines": home}, **away}
+    at_local = {pools[name]: {"address": "127.0.0.1:1"} for name in HOME}
+    clusters = {PD_POOL: {"role": "pd", "pools": at_local, "engines": local}, **remote}
     tenants: dict[str, dict[str, Any]] = {
         name: {"keys": [f"sha256:{n:064}"]} for n, name in enumerate(TENANTS)
     }

@@ -62,7 +62,7 @@ UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 
 @dataclass
 class SimulatorWorld(World):
-    """The simulator's `SimulatedDriver`, fed as `Simulation`, `Transport` and `Telemetry` feed it."""
+    """`SimulatedDriver`, fed as `Simulation`, `Transport` and `Telemetry` feed it."""
 
     rules: Rules
     driver: SimulatedDriver = field(init=False)

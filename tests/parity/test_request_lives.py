@@ -92,7 +92,7 @@ def _come(
     if draw.random() < 0.4:
         # Short, and all but its last block lies in another pool: worth a pull.
         num_blocks = 2 + draw.randrange(6)
-        _lies_away(both, draw.choice(_pools(both)), family, num_blocks)
+        _lies_remote(both, draw.choice(_pools(both)), family, num_blocks)
     live, simulated = (lives.arrive(number, family, num_blocks) for lives in both)
     assert live == simulated
     if isinstance(live, Routed):
@@ -129,7 +129,7 @@ def _pools(both: tuple[Lives, Lives]) -> list[str]:
     return list(dict.fromkeys(source for source, _ in both[0].world.links))
 
 
-def _lies_away(both: tuple[Lives, Lives], pool: str, family: int, num_blocks: int) -> None:
+def _lies_remote(both: tuple[Lives, Lives], pool: str, family: int, num_blocks: int) -> None:
     for lives in both:
         world, now_ns = lives.world, lives.now_ns
         world.store(pool, family, num_blocks - 1)

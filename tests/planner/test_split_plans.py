@@ -74,5 +74,5 @@ def test_of_equal_thresholds_the_one_that_leaves_most_room_is_planned(plans: Pla
     assert min(equal) < plan.offload_threshold < max(equal)
     column = int((grid.terms.threshold == plan.offload_threshold).argmax())
     share = grid.terms.offload_fraction[column]
-    here, away = grid.pd_prefill[row, column] / (1 - share), grid.prfaas[column] / share
-    assert here == pytest.approx(away, rel=0.02)
+    here, remote = grid.pd_prefill[row, column] / (1 - share), grid.prfaas[column] / share
+    assert here == pytest.approx(remote, rel=0.02)

@@ -100,11 +100,11 @@ def prompts_of(num_chars: int) -> list[str]:
     return [*long, *(prompt + " And what follows from that? " + text[:400] for prompt in long)]
 
 
-async def run(engines: str, home: Path, *, one_block: bool) -> list[tuple[str, int, int]]:
+async def run(engines: str, local: Path, *, one_block: bool) -> list[tuple[str, int, int]]:
     """All stages: what was done, wrong answers, and answers."""
     example, num_chars = (TIMING, 120_000) if engines == "timing" else (LAPTOP, 3500)
-    topology = await laid_out(*placed(example, home))
-    flag = home / "alters"
+    topology = await laid_out(*placed(example, local))
+    flag = local / "alters"
     flag.write_text("block" if one_block else "byte")
     stages = parts(topology)
     part = next(part for stage in stages for part in stage if part.name == SOURCE)
@@ -161,8 +161,8 @@ def main() -> None:
     parser.add_argument("--one-block", action="store_true")
     asked = parser.parse_args()
     engines = "vllm" if asked.one_block else asked.engines
-    with tempfile.TemporaryDirectory() as home:
-        rows = asyncio.run(run(engines, Path(home), one_block=asked.one_block))
+    with tempfile.TemporaryDirectory() as local:
+        rows = asyncio.run(run(engines, Path(local), one_block=asked.one_block))
     if asked.one_block:
         sys.exit(0 if rows[0][1] else 1)
     (_, altered, _), (_, honest, _), *after = rows

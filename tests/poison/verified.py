@@ -88,13 +88,13 @@ class Run:
         return any(each["name"] == ENGINE and each["is_drained"] for each in engines)
 
 
-async def run(home: Path, alter: str, one_in: int, seconds: float, differing: str) -> bool:
+async def run(local: Path, alter: str, one_in: int, seconds: float, differing: str) -> bool:
     """Return True if all is as it should be."""
     settings = SETTINGS.format(one_in=one_in) + differing
-    topology = await laid_out(*placed(LAPTOP, home, settings))
+    topology = await laid_out(*placed(LAPTOP, local, settings))
     stages = parts(topology)
     if alter:
-        flag = home / "alters"
+        flag = local / "alters"
         flag.write_text(alter)
         part = next(part for stage in stages for part in stage if part.name == SOURCE)
         at = part.command.args.index("prfaas")
@@ -140,9 +140,9 @@ def main() -> None:
     ]
     differing = DIFFERENT if asked.different else ""
     differing += KERNELS.format(lines="\n".join(lines)) if lines else ""
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as local:
         altering = f"{asked.alter} {asked.evade}".strip()
-        is_right = asyncio.run(run(Path(home), altering, asked.one_in, asked.seconds, differing))
+        is_right = asyncio.run(run(Path(local), altering, asked.one_in, asked.seconds, differing))
     sys.exit(0 if is_right else 1)
 
 

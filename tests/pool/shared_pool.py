@@ -26,13 +26,13 @@ class Shared:
     """The running nodes.
 
     Attributes:
-        home: Files.
+        local: Files.
         node: The shared one.
         pds: Pool node of each site.
         engine: At the shared node.
     """
 
-    home: Path
+    local: Path
     node: Site
     pds: dict[str, Site]
     engine: Engine
@@ -40,11 +40,11 @@ class Shared:
 
     def contracts(self, *sites: str, **more: object) -> None:
         """Replace the contracts file."""
-        write_contracts(self.home, {site: self.pds[site].port for site in sites}, **more)
+        write_contracts(self.local, {site: self.pds[site].port for site in sites}, **more)
 
     async def gateway(self, site: str) -> Peer:
         """A subscribed gateway of a site."""
-        peer = await dial(self.node, self.home / site, f"gateway-{site}")
+        peer = await dial(self.node, self.local / site, f"gateway-{site}")
         peer.channel.send(Subscribe(gateway=f"gateway-{site}"))
         self.peers.append(peer)
         return peer
@@ -59,7 +59,7 @@ class Shared:
             "blocks": manifest_digest(blocks),
         }
         fields |= ticket
-        identities = self.home / str(fields["signer"]).removeprefix("gateway-")
+        identities = self.local / str(fields["signer"]).removeprefix("gateway-")
         sealed = seal(identities, transfer, **fields)  # type: ignore[arg-type]
         peer = str(fields["destination"])
         message = Push(transfer_id=transfer, peer=peer, ticket=sealed, blocks=blocks)
@@ -78,22 +78,22 @@ class Shared:
         return self.node.metric("tickets_refused_total", end="source", reason=reason)
 
 
-def write_contracts(home: Path, ports: dict[str, int], **more: object) -> None:
+def write_contracts(local: Path, ports: dict[str, int], **more: object) -> None:
     """The contracts file; `more` are keys of every contract."""
     text = ""
     for site, port in ports.items():
         text += (
-            f'[contracts.{site}]\nauthority = "{home}/{site}/own.pem"\n'
+            f'[contracts.{site}]\nauthority = "{local}/{site}/own.pem"\n'
             f'gateways = ["gateway-{site}"]\nshare = 1.0\n'
             f'pools = {{ pd-{site}-pool = "{LOOPBACK}:{port}" }}\n'
         )
         text += "".join(f"{key} = {value}\n" for key, value in more.items())
-    (home / "contracts.toml").write_text(text)
+    (local / "contracts.toml").write_text(text)
 
 
 @asynccontextmanager
 async def shared(
-    home: Path,
+    local: Path,
     memory_bytes: int = MEMORY,
     audit: AuditSettings | None = None,
     node: Mapping[str, object] | None = None,
@@ -105,13 +105,13 @@ async def shared(
         "a": ["gateway-a", "pd-a-pool"],
         "b": ["gateway-b", "pd-b-pool"],
     }.items():
-        make_authority(home / site)
+        make_authority(local / site)
         for name in names:
-            make_identity(home / site, name)
+            make_identity(local / site, name)
     for site in "ab":
-        own = (home / site / "ca.pem").read_text()
-        (home / site / "own.pem").write_text(own)
-        (home / site / "ca.pem").write_text(own + (home / "prfaas" / "ca.pem").read_text())
+        own = (local / site / "ca.pem").read_text()
+        (local / site / "own.pem").write_text(own)
+        (local / site / "ca.pem").write_text(own + (local / "prfaas" / "ca.pem").read_text())
 
     async def start(folder: str, name: str, **more: object) -> Site:
         site = Site(
@@ -120,9 +120,9 @@ async def shared(
                     "name": name,
                     "memory_bytes": MEMORY,
                     "listen": (LOOPBACK, 0),
-                    "socket_path": home / f"{name}.sock",
+                    "socket_path": local / f"{name}.sock",
                     "admin": (LOOPBACK, 0),
-                    "identity": identity_in(home / folder, name),
+                    "identity": identity_in(local / folder, name),
                     "peers": {},
                     "sources": frozenset({"prfaas-pool"}),
                     "gateways": frozenset(),
@@ -137,12 +137,12 @@ async def shared(
         site: await start(site, f"pd-{site}-pool", gateways=frozenset({f"gateway-{site}"}))
         for site in "ab"
     }
-    write_contracts(home, {site: each.port for site, each in pds.items()}, **contract)
+    write_contracts(local, {site: each.port for site, each in pds.items()}, **contract)
     more: dict[str, object] = {"sources": frozenset(), "memory_bytes": memory_bytes, "audit": audit}
-    more |= {"contracts": home / "contracts.toml", **(node or {})}
+    more |= {"contracts": local / "contracts.toml", **(node or {})}
     shared_node = await start("prfaas", "prfaas-pool", **more)
-    engine = Engine("engine", home / "prfaas-pool.sock", home / "a")
-    made = Shared(home, shared_node, pds, engine)
+    engine = Engine("engine", local / "prfaas-pool.sock", local / "a")
+    made = Shared(local, shared_node, pds, engine)
     try:
         await engine.connected()
         links = shared_node.node.links
@@ -157,9 +157,9 @@ async def shared(
             await each.kill()
 
 
-def forge(home: Path, site: str, name: str) -> None:
+def forge(local: Path, site: str, name: str) -> None:
     """An identity with any name, of the authority of a site."""
-    folder = home / site
+    folder = local / site
     trusted = (folder / "ca.pem").read_bytes()
     (folder / "ca.pem").write_bytes((folder / "own.pem").read_bytes())
     make_identity(folder, name)

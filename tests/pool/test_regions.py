@@ -53,9 +53,9 @@ def regions_of(case: str) -> tuple[dict[str, frozenset[str]], str]:
 @pytest.fixture
 def identities(tmp_path: Path) -> Path:
     """An authority; each test issues the certificates that it needs."""
-    home = tmp_path / "regions"
-    make_authority(home)
-    return home
+    local = tmp_path / "regions"
+    make_authority(local)
+    return local
 
 
 def issue(identities: Path, regions: dict[str, frozenset[str]]) -> None:

@@ -33,7 +33,7 @@ Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class World:
     """A proxy with two sites, and its engine."""
 
-    home: Path
+    local: Path
     proxy: Proxy
     sessions: dict[str, aiohttp.ClientSession]
 
@@ -57,7 +57,7 @@ class World:
 
 
 def write_contracts(
-    home: Path,
+    local: Path,
     port: int,
     behind: str,
     *sites: str,
@@ -70,36 +70,36 @@ def write_contracts(
             text += f'[engines.{engine}]\nlisten = "127.0.0.1:{at}"\nurl = "{behind}"\nslots = 1\n'
     for site in sites:
         text += (
-            f'[contracts.{site}]\nauthority = "{home}/{site}/ca.pem"\nshare = 1\n'
+            f'[contracts.{site}]\nauthority = "{local}/{site}/ca.pem"\nshare = 1\n'
             f'gateways = ["gateway-{site}"]\npools = {{ {site}-pool = "127.0.0.1:1" }}\n{more}\n'
         )
-    (home / "contracts.toml").write_text(text)
+    (local / "contracts.toml").write_text(text)
 
 
 @asynccontextmanager
 async def running(
-    home: Path, checkpoint: Path, more: str = "", behind: str = "", other: int | None = None
+    local: Path, checkpoint: Path, more: str = "", behind: str = "", other: int | None = None
 ) -> AsyncIterator[World]:
     for folder, name in (("prfaas", "proxy"), ("a", "gateway-a"), ("b", "gateway-b")):
-        make_authority(home / folder)
-        make_identity(home / folder, name, ["127.0.0.1"])
-    make_identity(home / "b", "gateway-x")
-    (home / "c").mkdir()
+        make_authority(local / folder)
+        make_identity(local / folder, name, ["127.0.0.1"])
+    make_identity(local / "b", "gateway-x")
+    (local / "c").mkdir()
     for name in ("ca.pem", "ca.key"):
-        (home / "c" / name).write_bytes((home / "b" / name).read_bytes())
-    make_identity(home / "c", "gateway-a")
-    own = (home / "prfaas" / "ca.pem").read_text()
-    plan = write_plan(home)
+        (local / "c" / name).write_bytes((local / "b" / name).read_bytes())
+    make_identity(local / "c", "gateway-a")
+    own = (local / "prfaas" / "ca.pem").read_text()
+    plan = write_plan(local)
     made = engine_settings(plan, checkpoint, "engine", cluster="prfaas", time_scale=0.3)
     host, urls = await started(made)
     port = free_port()
-    write_contracts(home, port, behind or urls["engine"], "a", "b", more=more, other=other)
-    audit = AuditSettings(home / "audit", home / "audit")
+    write_contracts(local, port, behind or urls["engine"], "a", "b", more=more, other=other)
+    audit = AuditSettings(local / "audit", local / "audit")
     proxy = Proxy(
         ProxySettings(
             "proxy",
-            home / "contracts.toml",
-            identity_in(home / "prfaas", "proxy"),
+            local / "contracts.toml",
+            identity_in(local / "prfaas", "proxy"),
             ("127.0.0.1", 0),
             audit,
             look_s=0.05,
@@ -115,12 +115,12 @@ async def running(
         ("stranger", "b", "gateway-x"),
         ("forger", "c", "gateway-a"),
     ):
-        ca = home / folder / "trusted.pem"
-        ca.write_text((home / folder / "ca.pem").read_text() + own)
-        identity = identity_in(home / folder, name)
+        ca = local / folder / "trusted.pem"
+        ca.write_text((local / folder / "ca.pem").read_text() + own)
+        identity = identity_in(local / folder, name)
         context = type(identity)(ca, identity.certificate, identity.key).client_context()
         sessions[label] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
-    world = World(home, proxy, sessions)
+    world = World(local, proxy, sessions)
     try:
         yield world
     finally:
@@ -132,7 +132,7 @@ async def running(
 
 
 async def connect(world: World, site: str, engine: str = "engine") -> Wire:
-    identity = identity_in(world.home / site, f"gateway-{site}")
-    trusted = world.home / site / "trusted.pem"
+    identity = identity_in(world.local / site, f"gateway-{site}")
+    trusted = world.local / site / "trusted.pem"
     context = type(identity)(trusted, identity.certificate, identity.key).client_context()
     return await asyncio.open_connection("127.0.0.1", world.proxy.ports[engine], ssl=context)

@@ -105,20 +105,20 @@ class Site:
         return found
 
 
-def deployment_file(home: Path, port: int) -> Path:
+def deployment_file(local: Path, port: int) -> Path:
     """Write a site's deployment file."""
-    file = home / "site.toml"
+    file = local / "site.toml"
     plan = EXAMPLES.parent / "plan" / "paper-case-study.toml"
-    file.write_text(FILE.format(home=home, port=port, plan=plan))
+    file.write_text(FILE.format(local=local, port=port, plan=plan))
     return file
 
 
 @contextlib.contextmanager
-def running_site(home: Path, nodes: RayNodes, *words: str) -> Iterator[Site]:
+def running_site(local: Path, nodes: RayNodes, *words: str) -> Iterator[Site]:
     """`prfaas ray up`, ready."""
     port = free_port()
-    file = deployment_file(home, port)
-    log = home / "up.log"
+    file = deployment_file(local, port)
+    log = local / "up.log"
     command = [sys.executable, "-m", "prfaas", "ray", "up", str(file), "--address", nodes.address]
     command += [word for need in NEEDS for word in ("--need", need)]
     with log.open("w") as output:

@@ -100,11 +100,11 @@ class Drawn:
     """A policy, a topology, requests and moves."""
 
     pd: Site
-    away: tuple[Site, ...]
+    remote: tuple[Site, ...]
     tenants: tuple[frozenset[str] | None, ...]
     requests: tuple[int, ...]
     moves: tuple[Move, ...]
-    includes_home: bool
+    includes_local: bool
     """Tenants are allowed in the PD cluster, as the file demands."""
 
 
@@ -122,25 +122,25 @@ moves = st.builds(
 drawn = st.builds(
     Drawn,
     pd=sites,
-    away=st.lists(sites, min_size=1, max_size=3).map(tuple),
+    remote=st.lists(sites, min_size=1, max_size=3).map(tuple),
     tenants=st.lists(st.none() | subset, min_size=1, max_size=3).map(tuple),
     requests=st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple),
     moves=st.lists(moves, max_size=6).map(tuple),
-    includes_home=st.booleans() | st.just(True),
+    includes_local=st.booleans() | st.just(True),
 )
 
 
 class Authority:
     """An authority, and a gateway for each set of regions that a certificate can name."""
 
-    def __init__(self, home: Path) -> None:
-        make_authority(home)
+    def __init__(self, local: Path) -> None:
+        make_authority(local)
         self.signers = {
-            regions: TicketSigner(make_identity(home, _gateway(regions), regions=regions))
+            regions: TicketSigner(make_identity(local, _gateway(regions), regions=regions))
             for regions in SUBSETS
         }
         names = frozenset(map(_gateway, SUBSETS))
-        self.opener = TicketOpener(identity_in(home, "x").authority, names)
+        self.opener = TicketOpener(identity_in(local, "x").authority, names)
 
 
 def _gateway(regions: frozenset[str]) -> str:
@@ -169,13 +169,13 @@ class World:
 
     def __init__(self, what: Drawn, authority: Authority) -> None:
         self.what, self.authority = what, authority
-        self.sites = {"pd": what.pd, **{f"away-{n}": site for n, site in enumerate(what.away)}}
+        self.sites = {"pd": what.pd, **{f"away-{n}": site for n, site in enumerate(what.remote)}}
         homes = _places(what.pd)
         known = frozenset().union(*map(_places, self.sites.values()))
         self.allowed = [
             None
             if regions is None
-            else (regions & known or homes) | (homes if what.includes_home else frozenset())
+            else (regions & known or homes) | (homes if what.includes_local else frozenset())
             for regions in what.tenants
         ]
         self.deployment = Deployment.model_validate(self._file())
@@ -223,8 +223,8 @@ class World:
     def route(self) -> None:
         """Route the requests by gateway and simulator, and move their blocks as it says."""
         residency = self.deployment.residency
-        away = [name for name in self.sites if name != "pd"]
-        profiles = Profiles(COSTS, dict.fromkeys(away, COSTS), dict.fromkeys(away, 1e9))
+        remote = [name for name in self.sites if name != "pd"]
+        profiles = Profiles(COSTS, dict.fromkeys(remote, COSTS), dict.fromkeys(remote, 1e9))
         live = make_dispatcher(
             self.deployment,
             profiles,
@@ -447,8 +447,8 @@ def play(what: Drawn, authority: Authority) -> Counter[str]:
 def run(num_worlds: int) -> Counter[str]:
     """Play that many random worlds; what happened, counted."""
     seen: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as home:
-        authority = Authority(Path(home))
+    with tempfile.TemporaryDirectory() as local:
+        authority = Authority(Path(local))
 
         @settings(
             max_examples=num_worlds,

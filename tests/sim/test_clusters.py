@@ -113,7 +113,7 @@ def pulling(policy: PolicyName, bits_per_s: float, **more: object) -> Setup:
     return replace(setup, placement=PlacementSetup(pulls=True), **more)  # type: ignore[arg-type]
 
 
-def with_prefix_away(setup: Setup, requests: list[Request]) -> Simulation:
+def with_prefix_remote(setup: Setup, requests: list[Request]) -> Simulation:
     """Ten blocks lie in the PrfaaS cluster only."""
     simulation = Simulation(setup, requests)
     simulation.front.caches.pools["prfaas"].store(range(10))
@@ -125,7 +125,7 @@ def with_prefix_away(setup: Setup, requests: list[Request]) -> Simulation:
 @pytest.mark.parametrize("policy", [PolicyName.PAPER, PolicyName.ADAPTIVE])
 def test_a_prefix_is_pulled_and_prefill_does_the_rest(policy: PolicyName) -> None:
     setup = pulling(policy, 8e8)
-    simulation = with_prefix_away(setup, [prompt(0, 5 * S, 10)])
+    simulation = with_prefix_remote(setup, [prompt(0, 5 * S, 10)])
     (request,) = simulation.requests
     # 1 MB at 100 MB/s, then 50 tokens at 1 ms.
     assert request.first_token_at_ns == 5 * S + 10 * MS + 50 * MS
@@ -139,7 +139,7 @@ def test_a_prefix_is_pulled_and_prefill_does_the_rest(policy: PolicyName) -> Non
 def test_a_slow_link_makes_adaptive_recompute_and_the_abundant_rule_leave_a_late_pull() -> None:
     # 1 MB at 1 Mbit/s is 8 s; computing it is 1 s. The first look is at 1.26 times the prediction.
     adaptive, paper = (
-        with_prefix_away(pulling(policy, 1e6), [prompt(0, 5 * S, 10)]).requests[0]
+        with_prefix_remote(pulling(policy, 1e6), [prompt(0, 5 * S, 10)]).requests[0]
         for policy in (PolicyName.ADAPTIVE, PolicyName.PAPER)
     )
     assert adaptive.ttft_ns == 1050 * MS
@@ -151,7 +151,7 @@ def test_a_pull_that_is_late_keeps_what_arrived_and_the_rest_is_computed() -> No
     # Half of the second that the pull takes passes; five blocks are there.
     cut = Failure(FailureKind.LINK, 5 * S + 555 * MS, 100 * S)
     setup = pulling(PolicyName.PAPER, 8e6, failures=(cut,))
-    simulation = with_prefix_away(setup, [prompt(0, 5 * S, 10)])
+    simulation = with_prefix_remote(setup, [prompt(0, 5 * S, 10)])
     (request,) = simulation.requests
     assert request.num_hit_tokens == 500
     # It is found late at 1.26 times its prediction, long before the silence is noticed.

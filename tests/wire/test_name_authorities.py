@@ -29,21 +29,21 @@ def sites(tmp_path: Path) -> tuple[Path, Path]:
 
     The partner has made certificates of all names.
     """
-    home, partner = tmp_path / "home", tmp_path / "partner"
-    for directory in (home, partner):
+    local, partner = tmp_path / "home", tmp_path / "partner"
+    for directory in (local, partner):
         make_authority(directory)
         for name in NAMES:
             make_identity(directory, name)
-    shutil.copy(partner / "ca.pem", home / "prfaas-*.ca.pem")
-    return home, partner
+    shutil.copy(partner / "ca.pem", local / "prfaas-*.ca.pem")
+    return local, partner
 
 
-def as_client(home: Path, of: Path, name: str) -> Identity:
+def as_client(local: Path, of: Path, name: str) -> Identity:
     """An identity of one directory that trusts the authority of another."""
-    return Identity(home / "ca.pem", of / f"{name}.pem", of / f"{name}.key")
+    return Identity(local / "ca.pem", of / f"{name}.pem", of / f"{name}.key")
 
 
-async def met(home: Path, of: Path, name: str) -> str:
+async def met(local: Path, of: Path, name: str) -> str:
     """The name that a process of the PD site admits somebody by, in both directions."""
     found: list[str] = []
     done = asyncio.Event()
@@ -57,11 +57,11 @@ async def met(home: Path, of: Path, name: str) -> str:
         writer.close()
         done.set()
 
-    tls = identity_in(home, "pd-pool").server_context()
+    tls = identity_in(local, "pd-pool").server_context()
     server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        context = as_client(home, of, name).client_context()
+        context = as_client(local, of, name).client_context()
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         await reader.read()
         await done.wait()
@@ -73,67 +73,67 @@ async def met(home: Path, of: Path, name: str) -> str:
 async def test_a_partner_cannot_pose_as_a_part_of_this_site(
     sites: tuple[Path, Path], name: str
 ) -> None:
-    home, partner = sites
+    local, partner = sites
 
-    assert await met(home, home, name) == name
-    assert "cannot prove this name" in await met(home, partner, name)
+    assert await met(local, local, name) == name
+    assert "cannot prove this name" in await met(local, partner, name)
 
 
 @pytest.mark.parametrize("name", ["prfaas-pool", "prfaas-pool-2"])
 async def test_a_name_of_the_partner_is_proven_by_its_authority_alone(
     sites: tuple[Path, Path], name: str
 ) -> None:
-    home, partner = sites
+    local, partner = sites
 
-    assert await met(home, partner, name) == name
-    assert "is not signed by an authority of prfaas-*.ca.pem" in await met(home, home, name)
+    assert await met(local, partner, name) == name
+    assert "is not signed by an authority of prfaas-*.ca.pem" in await met(local, local, name)
 
 
 async def test_a_partner_that_is_also_in_ca_pem_proves_no_more(sites: tuple[Path, Path]) -> None:
     """As sites were set up that had one trust store."""
-    home, partner = sites
-    with (home / "ca.pem").open("ab") as file:
+    local, partner = sites
+    with (local / "ca.pem").open("ab") as file:
         file.write((partner / "ca.pem").read_bytes())
 
-    assert "cannot prove this name" in await met(home, partner, "gateway")
-    assert await met(home, partner, "prfaas-pool") == "prfaas-pool"
-    assert await met(home, home, "gateway") == "gateway"
+    assert "cannot prove this name" in await met(local, partner, "gateway")
+    assert await met(local, partner, "prfaas-pool") == "prfaas-pool"
+    assert await met(local, local, "gateway") == "gateway"
 
 
 async def test_two_partners_cannot_pose_as_each_other(
     sites: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    home, partner = sites
+    local, partner = sites
     other = tmp_path / "other"
     make_authority(other)
     for name in ("prfaas-pool", "third-pool"):
         make_identity(other, name)
-    shutil.copy(other / "ca.pem", home / "third-pool.ca.pem")
+    shutil.copy(other / "ca.pem", local / "third-pool.ca.pem")
 
-    assert "is not signed by" in await met(home, other, "prfaas-pool")
-    assert await met(home, partner, "prfaas-pool") == "prfaas-pool"
+    assert "is not signed by" in await met(local, other, "prfaas-pool")
+    assert await met(local, partner, "prfaas-pool") == "prfaas-pool"
 
 
 async def test_a_new_authority_of_this_site_beside_the_old_one_is_trusted(
     sites: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    home, new = sites[0], tmp_path / "new"
+    local, new = sites[0], tmp_path / "new"
     make_authority(new)
     make_identity(new, "gateway")
-    with (home / "ca.pem").open("ab") as file:
+    with (local / "ca.pem").open("ab") as file:
         file.write((new / "ca.pem").read_bytes())
 
-    assert await met(home, new, "gateway") == "gateway"
+    assert await met(local, new, "gateway") == "gateway"
 
 
 def test_a_ticket_of_a_partner_that_poses_as_the_gateway_is_refused(
     sites: tuple[Path, Path],
 ) -> None:
-    home, partner = sites
-    opener = TicketOpener(home / "ca.pem", AllowList(["gateway"]))
+    local, partner = sites
+    opener = TicketOpener(local / "ca.pem", AllowList(["gateway"]))
     transfer, now_ns = bytes(16), time.time_ns()
 
-    assert opener.open(seal(home, transfer), now_ns).signer == "gateway"
+    assert opener.open(seal(local, transfer), now_ns).signer == "gateway"
     with pytest.raises(TicketRefusedError, match="cannot prove this name"):
         opener.open(seal(partner, transfer), now_ns)
 
@@ -142,7 +142,7 @@ async def test_an_engine_of_this_site_is_not_one_of_the_partner(
     sites: tuple[Path, Path],
 ) -> None:
     """Engines are dialled by host name, which any authority could sign."""
-    home, partner = sites
+    local, partner = sites
     make_identity(partner, "engine", ["127.0.0.1"])
     app = web.Application()
 
@@ -152,17 +152,17 @@ async def test_an_engine_of_this_site_is_not_one_of_the_partner(
     app.router.add_get("/health", health)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    tls = as_client(home, partner, "engine").server_context()
+    tls = as_client(local, partner, "engine").server_context()
     server, loop = runner.server, asyncio.get_running_loop()
     assert server is not None
     listener = await loop.create_server(server, "127.0.0.1", 0, ssl=tls)
     url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}/health"
-    context = identity_in(home, "gateway").host_context()
+    context = identity_in(local, "gateway").host_context()
     async with aiohttp.ClientSession() as http:
         with pytest.raises(aiohttp.ClientConnectorCertificateError, match="cannot prove"):
             await http.get(url, ssl=context)
-        shutil.copy(partner / "ca.pem", home / "127.0.0.1.ca.pem")
-        identity_in(home, "gateway").refresh(context)
+        shutil.copy(partner / "ca.pem", local / "127.0.0.1.ca.pem")
+        identity_in(local, "gateway").refresh(context)
         async with http.get(url, ssl=context) as reply:
             assert reply.status == 200
     listener.close()
@@ -170,11 +170,13 @@ async def test_an_engine_of_this_site_is_not_one_of_the_partner(
 
 
 def test_a_file_that_is_no_authority_is_refused(sites: tuple[Path, Path]) -> None:
-    home, _ = sites
-    (home / "bad.ca.pem").write_text("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n")
+    local, _ = sites
+    (local / "bad.ca.pem").write_text(
+        "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"
+    )
 
     with pytest.raises(ConfigError, match=r"bad\.ca\.pem is no PEM file"):
-        identity_in(home, "gateway").client_context()
+        identity_in(local, "gateway").client_context()
 
 
 def test_without_entries_all_names_count(sites: tuple[Path, Path]) -> None:

@@ -41,7 +41,7 @@ GATEWAYS = frozenset({"gateway"})
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("identities")
     make_authority(directory)
     for name in ("gateway", "prfaas-pool"):
@@ -50,13 +50,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sealed(home: Path) -> bytes:
-    return TicketSigner(identity_in(home, "gateway")).seal(TICKET)
+def sealed(local: Path) -> bytes:
+    return TicketSigner(identity_in(local, "gateway")).seal(TICKET)
 
 
 @pytest.fixture(scope="module")
-def opener(home: Path) -> TicketOpener:
-    return TicketOpener(home / "ca.pem", GATEWAYS)
+def opener(local: Path) -> TicketOpener:
+    return TicketOpener(local / "ca.pem", GATEWAYS)
 
 
 def refusal(opener: TicketOpener, data: bytes, now_ns: int = NOW) -> TicketRefusal:
@@ -71,27 +71,27 @@ def test_what_was_sealed_is_what_is_opened(opener: TicketOpener, sealed: bytes) 
 
 
 def test_a_ticket_of_the_largest_numbers_and_names_survives(
-    home: Path, opener: TicketOpener
+    local: Path, opener: TicketOpener
 ) -> None:
     large = replace(
         TICKET, tenant="t" * 64, source="s" * 64, bytes_max=2**53, expires_at_ns=2**63 - 1
     )
-    assert opener.open(TicketSigner(identity_in(home, "gateway")).seal(large), NOW) == large
+    assert opener.open(TicketSigner(identity_in(local, "gateway")).seal(large), NOW) == large
 
 
 @pytest.mark.parametrize(
     "trace", ["x", TICKET.trace + "\n", TICKET.trace * 2, TICKET.trace.upper(), "0" * 10_000]
 )
-def test_a_trace_is_w3c_context_or_none(home: Path, opener: TicketOpener, trace: str) -> None:
-    signer = TicketSigner(identity_in(home, "gateway"))
+def test_a_trace_is_w3c_context_or_none(local: Path, opener: TicketOpener, trace: str) -> None:
+    signer = TicketSigner(identity_in(local, "gateway"))
     untraced = replace(TICKET, trace="")
     assert opener.open(signer.seal(untraced), NOW) == untraced
     assert refusal(opener, signer.seal(replace(TICKET, trace=trace))) is TicketRefusal.MALFORMED
 
 
-def test_a_pool_can_not_sign_tickets(home: Path, opener: TicketOpener) -> None:
+def test_a_pool_can_not_sign_tickets(local: Path, opener: TicketOpener) -> None:
     """Its certificate is of the same authority, its name is not on the list."""
-    data = TicketSigner(identity_in(home, "prfaas-pool")).seal(TICKET)
+    data = TicketSigner(identity_in(local, "prfaas-pool")).seal(TICKET)
     assert refusal(opener, data) is TicketRefusal.UNKNOWN_SIGNER
 
 
@@ -124,10 +124,10 @@ def test_a_certificate_that_signed_itself_can_not_sign_tickets(
 
 
 def test_the_certificate_of_another_under_a_pools_signature_is_refused(
-    home: Path, opener: TicketOpener, sealed: bytes
+    local: Path, opener: TicketOpener, sealed: bytes
 ) -> None:
     """A gateway's certificate is public: only its key makes a ticket."""
-    forged = msgspec.msgpack.decode(TicketSigner(identity_in(home, "prfaas-pool")).seal(TICKET))
+    forged = msgspec.msgpack.decode(TicketSigner(identity_in(local, "prfaas-pool")).seal(TICKET))
     forged["certificates"] = msgspec.msgpack.decode(sealed)["certificates"]
     assert refusal(opener, msgspec.msgpack.encode(forged)) is TicketRefusal.UNKNOWN_SIGNER
 

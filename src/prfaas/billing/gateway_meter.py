@@ -79,7 +79,7 @@ class GatewayMeter:
         self._metrics, self._meter = metrics, Meter()
         self._terms: dict[str, ClusterTerms] = {}
         self._num_beats = 0
-        self._home = next(n for n, c in clusters.items() if c.role is ClusterRole.PD)
+        self._local = next(n for n, c in clusters.items() if c.role is ClusterRole.PD)
         # Terms precede all usage.
         self.beat(clock_ns())
 
@@ -108,7 +108,7 @@ class GatewayMeter:
         """A request ended; without a decode nothing is counted."""
         if ended.decode_at_ns is None:
             return
-        key = UsageKey(ended.tenant, UsagePhase.DECODE, self._home, ended.service)
+        key = UsageKey(ended.tenant, UsagePhase.DECODE, self._local, ended.service)
         self._meter.add(key, Amounts(1, ended.num_output_tokens, slot_ns=ended.slot_ns))
 
     # --- records ---

@@ -300,7 +300,7 @@ class Deployment(Table):
         """Regions of clusters and tenants."""
         return residency_of(self.clusters, self.tenants)
 
-    def check_one_home(self) -> None:
+    def check_one_local(self) -> None:
         """Check that a gateway can run the deployment: its requests are decoded in one cluster.
 
         Raises:
@@ -322,9 +322,9 @@ class Deployment(Table):
     @property
     def has_roles(self) -> bool:
         """PD engines prefill or decode, and none does both."""
-        home = self.with_role(ClusterRole.PD)
-        roles = {engine.role for cluster in home for engine in cluster.engines.values()}
-        return EngineRole.BOTH not in roles if roles else any(each.has_roles for each in home)
+        local = self.with_role(ClusterRole.PD)
+        roles = {engine.role for cluster in local for engine in cluster.engines.values()}
+        return EngineRole.BOTH not in roles if roles else any(each.has_roles for each in local)
 
     @property
     def gateways(self) -> list[str]:
@@ -392,14 +392,14 @@ class Deployment(Table):
     def links(self) -> list[tuple[str, str]]:
         """Links between pool nodes, as source and destination: from each PrfaaS pool node to each
         of a PD cluster, and between those of one cluster in both directions."""
-        home, away = self.with_role(ClusterRole.PD), self.with_role(ClusterRole.PRFAAS)
-        far = [name for cluster in away for name in cluster.pools]
-        between = [(source, target) for source in far for target in self.home_pools]
-        within = [pair for each in (*home, *away) for pair in permutations(each.pools, 2)]
+        local, remote = self.with_role(ClusterRole.PD), self.with_role(ClusterRole.PRFAAS)
+        far = [name for cluster in remote for name in cluster.pools]
+        between = [(source, target) for source in far for target in self.local_pools]
+        within = [pair for each in (*local, *remote) for pair in permutations(each.pools, 2)]
         return between + within
 
     @property
-    def home_pools(self) -> list[str]:
+    def local_pools(self) -> list[str]:
         """Pool nodes of PD clusters."""
         return [name for cluster in self.with_role(ClusterRole.PD) for name in cluster.pools]
 

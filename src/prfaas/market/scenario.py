@@ -49,8 +49,8 @@ def make_market_plan(
     Raises:
         ConfigError: One is that of no cluster, or has a date.
     """
-    away = {cluster.name: planned_site(cluster) for cluster in problem.prfaas}
-    sites = {problem.pd.name: planned_site(problem.pd), **away}
+    remote = {cluster.name: planned_site(cluster) for cluster in problem.prfaas}
+    sites = {problem.pd.name: planned_site(problem.pd), **remote}
     try:
         check_prices(prices, sites)
     except ValueError as error:
@@ -60,7 +60,7 @@ def make_market_plan(
             raise ConfigError(
                 f"prices.{name}.leaves_at: a simulated run has no date; use [[revocation]]"
             )
-    _check(revocations, away)
+    _check(revocations, remote)
     found: dict[str, list[Revocation]] = {}
     for each in sorted(revocations, key=lambda each: each.at):
         found.setdefault(each.cluster, []).append(Revocation(*each.times_ns))

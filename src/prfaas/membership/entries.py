@@ -15,10 +15,10 @@ from prfaas.core.membership.members import Listed, Member, MemberKind, Site
 
 def site_of(deployment: Deployment) -> Site:
     """The facts with which members of a deployment have to agree."""
-    home = ("prefill", "decode") if deployment.has_roles else ("both",)
+    local = ("prefill", "decode") if deployment.has_roles else ("both",)
     return Site(
         {
-            name: home if table.role is ClusterRole.PD else ("both",)
+            name: local if table.role is ClusterRole.PD else ("both",)
             for name, table in deployment.clusters.items()
         },
         deployment.model.name,

@@ -15,10 +15,10 @@ HOME = {"pd", "pd-2"}
 
 def expected(engines: dict[str, str]) -> set[tuple[str, str]]:
     pools = set(engines.values())
-    home = [pool for pool in pools if CLUSTERS[pool] in HOME]
-    away = [pool for pool in pools if CLUSTERS[pool] not in HOME]
+    local = [pool for pool in pools if CLUSTERS[pool] in HOME]
+    remote = [pool for pool in pools if CLUSTERS[pool] not in HOME]
     within = {ends for ends in permutations(pools, 2) if len({CLUSTERS[e] for e in ends}) == 1}
-    return set(product(away, home)) | within
+    return set(product(remote, local)) | within
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcde")), max_size=40))

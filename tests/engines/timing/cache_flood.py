@@ -58,12 +58,12 @@ def tenants(reserve: float) -> dict[str, dict[str, Any]]:
 
 
 async def run(
-    home: Path, checkpoint: Path, identities: Path, requests: int, *, flood: int, reserve: float
+    local: Path, checkpoint: Path, identities: Path, requests: int, *, flood: int, reserve: float
 ) -> Figures:
     """Ask, and count.
 
     Args:
-        home: An empty folder.
+        local: An empty folder.
         checkpoint: A tokenizer.
         identities: Of gateway and pool nodes.
         requests: Of blue.
@@ -72,7 +72,7 @@ async def run(
     """
     memory = MEMORY if flood else int(MEMORY * RESERVE)
     async with running(
-        home,
+        local,
         checkpoint,
         identities,
         plan_text=DENSE_PLAN,
@@ -104,9 +104,9 @@ async def settled(world: World) -> None:
     world.forget()
 
 
-async def figures(home: Path, requests: int) -> dict[str, Figures]:
+async def figures(local: Path, requests: int) -> dict[str, Figures]:
     """Alone with the reserve, beside the flood with it, and beside the flood without."""
-    checkpoint, identities = home / "model", home / "identities"
+    checkpoint, identities = local / "model", local / "identities"
     make_checkpoint(checkpoint, weights=False)
     make_authority(identities)
     for name in ("gateway", "prfaas-pool", "pd-pool"):
@@ -117,7 +117,7 @@ async def figures(home: Path, requests: int) -> dict[str, Figures]:
         ("beside the flood, with the reserve", FLOOD, RESERVE),
         ("beside the flood, without", FLOOD, 0.0),
     ):
-        folder = home / str(len(found))
+        folder = local / str(len(found))
         folder.mkdir()
         found[label] = await run(
             folder, checkpoint, identities, requests, flood=flood, reserve=reserve

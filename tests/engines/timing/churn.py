@@ -72,7 +72,7 @@ class TimingChurn(Churn):
         if name in self.servers:
             await self.api.put(self._slice(name, ready=False))
             await self._until(lambda: not self._takes(name))
-            self.away.add(name)
+            self.remote.add(name)
             await self._until(lambda: self.gateway.engines.by_name[name].num_in_flight == 0)
             await self.servers.pop(name).close()
         events, replay = free_port(), free_port()
@@ -204,12 +204,12 @@ async def main(num_engines: int, num_events: int, per_s: float) -> None:
     from prfaas.wire.identity import make_authority, make_identity
 
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        make_authority(home)
+        local = Path(folder)
+        make_authority(local)
         for name in ("gateway", "prfaas-pool", "pd-pool"):
-            make_identity(home, name)
-        make_checkpoint(home / "tokenizer", weights=False)
-        async with churning(home, home / "tokenizer", home, num_engines, 1, 2.0) as churn:
+            make_identity(local, name)
+        make_checkpoint(local / "tokenizer", weights=False)
+        async with churning(local, local / "tokenizer", local, num_engines, 1, 2.0) as churn:
             began_s = time.monotonic()
             await run(churn, num_events, per_s=per_s)
             churn.report(num_events, time.monotonic() - began_s)

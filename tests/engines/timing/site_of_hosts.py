@@ -45,7 +45,7 @@ async def site_of(
     plan_text: str = PLAN,
     routing: Mapping[str, Any] | None = None,
     shared: SharedSettings | None = None,
-    away: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    remote: Mapping[str, Sequence[str]] = MappingProxyType({}),
     **changes: Any,
 ) -> AsyncIterator[SiteWorld]:
     """A PD site, and possibly a PrfaaS site.
@@ -59,12 +59,12 @@ async def site_of(
         plan_text: Times of the engines.
         routing: Of the deployment; without a plan, unless one is named.
         shared: Tier that all pool nodes share.
-        away: Engines of the PrfaaS cluster, by pool node.
+        remote: Engines of the PrfaaS cluster, by pool node.
         changes: To the settings of the engines.
     """
     async with AsyncExitStack() as stack:
         parts = PartsOnStack(stack, directory, identities)
-        wires = {pool: await parts.wire() for pool in (*layout, *away)}
+        wires = {pool: await parts.wire() for pool in (*layout, *remote)}
         plan = write_plan(directory, plan_text)
         deployment = _deployment(
             checkpoint,
@@ -72,11 +72,11 @@ async def site_of(
             directory / "state",
             {
                 "pd": layout,
-                AWAY: {pool: dict.fromkeys(names, "both") for pool, names in away.items()},
+                AWAY: {pool: dict.fromkeys(names, "both") for pool, names in remote.items()},
             },
             routing or {},
         )
-        for pool, names in {**layout, **away}.items():
+        for pool, names in {**layout, **remote}.items():
             make_identity(identities, pool)
             peers = {o: (LOOPBACK, wires[o].port) for o in deployment.destinations(pool)}
             sources = [source for source, target in deployment.links if target == pool]
@@ -84,7 +84,7 @@ async def site_of(
                 pool, peers, sources, memory_bytes=memory_bytes, shared=shared
             )
             wires[pool].target = LOOPBACK, site.port
-            cluster = AWAY if pool in away else None
+            cluster = AWAY if pool in remote else None
             made = settings(plan, checkpoint, *names, cluster=cluster, **changes)
             await parts.engines(replace(made, pool=parts.socket(pool)))
         url, http, gateway = await parts.gateway(deployment)

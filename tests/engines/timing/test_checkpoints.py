@@ -84,8 +84,8 @@ async def cut(
     Returns:
         The answer, and the tokens that are usable.
     """
-    home = world.sites["pd-pool"].node
-    monkeypatch.setattr(home.inbound, "_grace_ns", 0)
+    local = world.sites["pd-pool"].node
+    monkeypatch.setattr(local.inbound, "_grace_ns", 0)
     world.wire.read_bits_per_s = WIRE_BITS_PER_S
     asked = asyncio.create_task(world.complete(PROMPT))
     await until(lambda: arrivals.number(0) > 0)

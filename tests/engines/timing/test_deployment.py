@@ -145,17 +145,17 @@ async def heard_of(world: World, prompt: list[int], taker: str) -> tuple[int, in
     [other] = set(PD_ENGINES) - {taker}
     while True:
         async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": prompt}) as reply:
-            home = (await reply.json())["clusters"][1]
-        hits = {each["name"]: each["hit_tokens"] for each in (*home["pools"], *home["engines"])}
+            local = (await reply.json())["clusters"][1]
+        hits = {each["name"]: each["hit_tokens"] for each in (*local["pools"], *local["engines"])}
         if hits["pd-pool"] == length and length in (hits[taker], hits[other]):
             return hits["pd-pool"], hits[taker], hits[other]
 
 
-async def held_away(world: World, prompt: list[int]) -> int:
+async def held_remote(world: World, prompt: list[int]) -> int:
     """Tokens of a prompt that the gateway knows the engine of the PrfaaS cluster to hold."""
     async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": prompt}) as reply:
-        away = (await reply.json())["clusters"][0]
-    return max(int(engine["hit_tokens"]) for engine in away["engines"])
+        remote = (await reply.json())["clusters"][0]
+    return max(int(engine["hit_tokens"]) for engine in remote["engines"])
 
 
 async def test_what_only_an_engine_away_holds_is_handed_over_all_the_same(
@@ -173,7 +173,7 @@ async def test_what_only_an_engine_away_holds_is_handed_over_all_the_same(
         index = world.gateway.index
         await until(lambda: not index.num_blocks("pd-pool") + index.num_blocks("prfaas-pool"))
         prompt = LONG + [7] * 40
-        while await held_away(world, prompt) < 288:
+        while await held_remote(world, prompt) < 288:
             pass
         reply = await world.complete(prompt)
         record = await world.record()

@@ -88,8 +88,8 @@ async def test_pages_travel_while_the_engine_computes(
 ) -> None:
     async with pages(checkpoint, identities, tmp_path, time_scale=2.0) as world:
         asked = asyncio.create_task(world.complete(LONG))
-        prefill, home = world.instance("prfaas-0"), world.sites["pd-pool"]
-        await until(lambda: len(home.held()) > 0)
+        prefill, local = world.instance("prfaas-0"), world.sites["pd-pool"]
+        await until(lambda: len(local.held()) > 0)
         assert prefill.scheduler.num_running + prefill.num_waiting == 1
         await asked
         assert (await world.record())["fallback"] is None
@@ -99,8 +99,8 @@ async def test_lost_pages_are_computed(checkpoint: Path, identities: Path, tmp_p
     async with pages(checkpoint, identities, tmp_path, has_wire=True) as world:
         world.wire.read_bits_per_s = SLOW_BITS_PER_S
         asked = asyncio.create_task(world.complete(LONG))
-        home = world.sites["pd-pool"].node
-        await until(lambda: home.inbound.num_open == 1)
+        local = world.sites["pd-pool"].node
+        await until(lambda: local.inbound.num_open == 1)
         await world.sites["prfaas-pool"].kill()
         reply = await asked
         assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, LONG, DENSE_PLAN)
@@ -164,8 +164,8 @@ async def test_engines_of_two_kinds_share_no_block(
             url = world.gateway.engines.by_name[name].url
             async with world.http.post(f"{url}/v1/completions", json=body) as reply:
                 assert (await reply.json())["choices"][0]["text"] == expected
-        home = world.sites["pd-pool"].node.store
-        await until(lambda: len({at for at, _ in home.names()}) == (1 if odd == "prfaas-0" else 2))
+        local = world.sites["pd-pool"].node.store
+        await until(lambda: len({at for at, _ in local.names()}) == (1 if odd == "prfaas-0" else 2))
         await until(world.is_quiet)
         names: dict[bytes, set[bytes]] = {}
         for site in world.sites.values():

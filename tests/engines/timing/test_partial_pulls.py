@@ -127,8 +127,8 @@ async def test_the_link_is_cut_halfway(
     """It is lost once pools have waited long enough for their link, or too late before that."""
     right = await alone(checkpoint, tmp_path, PROMPT)
     async with pulling(checkpoint, identities, tmp_path, plan_text=LARGE_PLAN) as world:
-        came, home = pulls_served(world, monkeypatch), world.sites["pd-pool"].node
-        monkeypatch.setattr(home.inbound, "_grace_ns", 0 if reason == "link_lost" else 10**12)
+        came, local = pulls_served(world, monkeypatch), world.sites["pd-pool"].node
+        monkeypatch.setattr(local.inbound, "_grace_ns", 0 if reason == "link_lost" else 10**12)
         world.wire.read_bits_per_s = WIRE_BITS_PER_S
         asked = asyncio.create_task(world.complete(PROMPT))
         await until(lambda: came)

@@ -38,7 +38,7 @@ async def sites(
     layout = changes.pop("layout", BOTH)
     routing = {"policy": "remote", **changes.pop("routing", {})}
     async with site_of(
-        tmp_path, checkpoint, identities, layout, away=AWAY, routing=routing, **changes
+        tmp_path, checkpoint, identities, layout, remote=AWAY, routing=routing, **changes
     ) as world:
         salt = salt_of(deployment_secret(tmp_path / "state"), DEFAULT_NAME)
         body = {"prompt": KNOWN, "cache_salt": salt, "max_tokens": 1, "temperature": 0}

@@ -113,7 +113,7 @@ async def test_who_leaves_takes_the_pull_along(
 async def under_way(world: World) -> asyncio.Task[dict[str, Any]]:
     """Ask for the prompt over a slow wire: its engine waits, and the prefix has not come."""
     world.wire.read_bits_per_s = SLOW_BITS_PER_S
-    home = world.sites["pd-pool"].node
+    local = world.sites["pd-pool"].node
     asked = asyncio.create_task(world.complete(PROMPT))
-    await until(lambda: home.inbound.num_open == 1)
+    await until(lambda: local.inbound.num_open == 1)
     return asked

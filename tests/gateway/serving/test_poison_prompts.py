@@ -68,9 +68,9 @@ async def test_a_prompt_gets_no_third_engine(spared: World, script: Any) -> None
     assert status == 500
     assert answer["error"]["type"] == "PromptBreaksEnginesError"
     assert "2 engines died" in answer["error"]["message"]
-    home = (spared.decode, spared.spare)
-    assert sorted(len(engine.calls) for engine in home) == [0, 1]
-    [alive] = [engine for engine in home if not engine.calls]
+    local = (spared.decode, spared.spare)
+    assert sorted(len(engine.calls) for engine in local) == [0, 1]
+    [alive] = [engine for engine in local if not engine.calls]
     alive.script = None
     status, _ = await spared.post(BODY)
     assert (status, len(alive.calls)) == (500, 0)
@@ -88,11 +88,11 @@ async def test_a_prompt_that_was_not_alone_in_the_second_engine_is_refused_for_a
     async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
         return await (die if len(body["prompt"]) > 9 else hang)(engine, request, body)
 
-    home = (spared.decode, spared.spare)
-    for engine in (spared.prefill, *home):
+    local = (spared.decode, spared.spare)
+    for engine in (spared.prefill, *local):
         engine.script = crash
-    beside = [asyncio.create_task(spared.post(BODY | {"prompt": "hi"})) for _ in home]
-    await until(lambda: all(len(engine.calls) == 1 for engine in home))
+    beside = [asyncio.create_task(spared.post(BODY | {"prompt": "hi"})) for _ in local]
+    await until(lambda: all(len(engine.calls) == 1 for engine in local))
     status, answer = await spared.post(BODY)
     assert status == 500
     assert "for 30 s" in answer["error"]["message"]

@@ -50,8 +50,8 @@ async def test_a_request_may_name_a_class_that_its_tenant_is_allowed(
                 number = answer.headers["X-Request-Id"]
             async with world.http.get(f"{url}/{number}/explanation", headers=operator) as answer:
                 found = await answer.json()
-            [home] = [each for each in found["costs"] if each["cluster"] == "pd"]
-            return float(home["time"] / found["decision"]["predicted_local_ms"] * 1e3)
+            [local] = [each for each in found["costs"] if each["cluster"] == "pd"]
+            return float(local["time"] / found["decision"]["predicted_local_ms"] * 1e3)
 
         assert await second_price("red", None) == 0
         assert await second_price("red", "auto") == 0

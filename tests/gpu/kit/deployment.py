@@ -84,17 +84,17 @@ def settings(
 
 @asynccontextmanager
 async def running(
-    home: Path, overlay: str, make: Callable[[Path], None]
+    local: Path, overlay: str, make: Callable[[Path], None]
 ) -> AsyncIterator[tuple[Live, FaultProxy]]:
     """Run the deployment, with a link that can be slowed down or broken.
 
     Args:
-        home: An empty folder.
+        local: An empty folder.
         overlay: Settings.
         make: Writes the checkpoint.
     """
-    make(home / "model")
-    topology = await laid_out(*placed(LAPTOP, home, overlay))
+    make(local / "model")
+    topology = await laid_out(*placed(LAPTOP, local, overlay))
     stages, link = parts(topology), FaultProxy(topology.pools["pd-pool"])
     await link.open()
     put_between(stages, "prfaas-pool", "pd-pool", link.port)

@@ -105,8 +105,8 @@ def engine(kind: str) -> str:
     from prfaas.engines.launch import engine_id
     from prfaas.engines.vllm_connector import PrfaasConnector
 
-    with tempfile.TemporaryDirectory(prefix="kit-") as home:
-        models.make(kind, Path(home) / "model")
+    with tempfile.TemporaryDirectory(prefix="kit-") as local:
+        models.make(kind, Path(local) / "model")
         transfer = {
             "kv_connector": "PrfaasConnector",
             "kv_connector_module_path": "prfaas.engines.vllm_connector",
@@ -115,13 +115,13 @@ def engine(kind: str) -> str:
             "kv_connector_extra_config": {
                 "cpu_bytes_to_use": 64 << 20,
                 "prfaas_engine": "dry",
-                "prfaas_pool": f"{home}/no-pool",
+                "prfaas_pool": f"{local}/no-pool",
             },
         }
         is_hybrid = kind == models.HYBRID_KIND
         more = {"mamba_ssm_cache_dtype": "float32", "gdn_prefill_backend": "triton"}
         model = LLM(
-            f"{home}/model",
+            f"{local}/model",
             dtype="bfloat16",
             enforce_eager=True,
             max_model_len=4096,
@@ -169,11 +169,11 @@ async def _handed_over() -> str:
     from tests.live.identity_by_kind import announced, ask
 
     kind = models.HYBRID_KIND
-    with tempfile.TemporaryDirectory(prefix="kit-") as home:
+    with tempfile.TemporaryDirectory(prefix="kit-") as local:
         make = partial(models.make, kind)
-        async with running(Path(home), settings("cuda", kind, 8192), make) as (live, _):
+        async with running(Path(local), settings("cuda", kind, 8192), make) as (live, _):
             layout = await announced(live.topology)
-            config = json.loads((Path(home) / "model" / "config.json").read_text())
+            config = json.loads((Path(local) / "model" / "config.json").read_text())
             geometry = geometry_from_config(config, state_dtype="float32")
             prompt = [65 + at * at % 26 for at in range(HANDED_TOKENS)]
             body: dict[str, object] = {"model": live.model, "prompt": prompt, "max_tokens": 4}

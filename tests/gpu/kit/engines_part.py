@@ -54,8 +54,8 @@ async def handed_over(results: Results, kind: str, kernel_block: int = 0) -> Row
     """Hand prompts over between two engines, and compare; a link that is cut copies nothing."""
     row = Row(kind)
     overlay = settings(results.device, kind, TOKENS_MAX, kernel_block=kernel_block)
-    with tempfile.TemporaryDirectory(prefix="kit-") as home:
-        async with running(Path(home), overlay, partial(models.make, kind)) as (live, link):
+    with tempfile.TemporaryDirectory(prefix="kit-") as local:
+        async with running(Path(local), overlay, partial(models.make, kind)) as (live, link):
             if results.damage == "skipped copy":
                 link.is_plugged = False
                 link.strike(Fault.CUT)

@@ -70,10 +70,10 @@ async def run(results: Results) -> None:
         results.device, models.DENSE, max(lengths) + 256, "8GiB" if is_gpu else "256MiB"
     )
     draws = random.Random(1)
-    with tempfile.TemporaryDirectory(prefix="kit-") as home:
-        async with running(Path(home), overlay, make) as (live, link):
+    with tempfile.TemporaryDirectory(prefix="kit-") as local:
+        async with running(Path(local), overlay, make) as (live, link):
             layout = await announced(live.topology)
-            config = json.loads((Path(home) / "model" / "config.json").read_text())
+            config = json.loads((Path(local) / "model" / "config.json").read_text())
             geometry = geometry_from_config(config, state_dtype="float32")
             engine = live.topology.engines["pd-engine"]
             for length in (min(lengths), *lengths):  # The first is a warm-up.

@@ -106,18 +106,18 @@ def _other_instances(deployment: Deployment, question: Question) -> Iterator[str
     if deployment.membership.has_sources:
         return
     tables = deployment.clusters.items()
-    away = {n: len(c.engines) for n, c in tables if c.role is ClusterRole.PRFAAS}
+    remote = {n: len(c.engines) for n, c in tables if c.role is ClusterRole.PRFAAS}
     planned = {c.name: c.num_instances for c in question.problem.prfaas}
     if len(planned) == 1:
         # A single one stands for all, under any name.
-        away, planned = {"prfaas": sum(away.values())}, {"prfaas": sum(planned.values())}
-    home = sum(len(c.engines) for c in deployment.with_role(ClusterRole.PD))
-    yield from _other_count("pd", home, question.problem.pd.num_instances)
+        remote, planned = {"prfaas": sum(remote.values())}, {"prfaas": sum(planned.values())}
+    local = sum(len(c.engines) for c in deployment.with_role(ClusterRole.PD))
+    yield from _other_count("pd", local, question.problem.pd.num_instances)
     for name, num_instances in planned.items():
-        if name not in away:
+        if name not in remote:
             yield f"it has a PrfaaS cluster {name!r}, and the deployment has none of that name"
         else:
-            yield from _other_count(name, away[name], num_instances)
+            yield from _other_count(name, remote[name], num_instances)
 
 
 def _other_count(cluster: str, num_engines: int, num_instances: int) -> Iterator[str]:

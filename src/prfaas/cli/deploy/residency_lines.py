@@ -16,9 +16,9 @@ def residency_lines(deployment: Deployment) -> Iterator[str]:
         return
     shown = (f"{name} in {_listed(regions)}" for name, regions in residency.clusters.items())
     yield f"residency: blocks of {'; '.join(shown)}"
-    away = [n for n, table in deployment.clusters.items() if table.role is ClusterRole.PRFAAS]
+    remote = [n for n, table in deployment.clusters.items() if table.role is ClusterRole.PRFAAS]
     for tenant, allowed in residency.tenants.items():
-        barred = [name for name in away if residency.bars(tenant, name)]
+        barred = [name for name in remote if residency.bars(tenant, name)]
         where = f"not offloaded to {', '.join(barred)}" if barred else "offloaded to any cluster"
         yield f"residency: tenant {tenant} in {_listed(allowed)}; {where}"
     for tenant, allowed in residency.tenants.items():

@@ -274,7 +274,7 @@ def check_deployment(deployment: Deployment) -> None:
             or folder, the plan, a timing engine's memory, an engine's argument, or what all parts
             would fill here does not fit.
     """
-    deployment.check_one_home()
+    deployment.check_one_local()
     check_addresses(deployment)
     check_sockets(deployment)
     check_disks(deployment)

@@ -61,7 +61,7 @@ def gateway(
     from prfaas.membership.sources import sources_of
 
     deployment = read = load_deployment(file, overlay)
-    deployment.check_one_home()
+    deployment.check_one_local()
     if name is not None:
         if name not in deployment.gateways:
             known = ", ".join(deployment.gateways)

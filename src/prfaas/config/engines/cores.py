@@ -33,9 +33,9 @@ def within(deployment: Deployment) -> dict[str, frozenset[str]]:
     Returns:
         By PrfaaS engine; only those that share cores.
     """
-    home = dict(_cores(deployment, ClusterRole.PD))
+    local = dict(_cores(deployment, ClusterRole.PD))
     found = {
-        name: frozenset(pd for pd, theirs in home.items() if _is_within(own, theirs))
+        name: frozenset(pd for pd, theirs in local.items() if _is_within(own, theirs))
         for name, own in _cores(deployment, ClusterRole.PRFAAS)
     }
     return {name: engines for name, engines in found.items() if engines}

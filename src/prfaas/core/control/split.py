@@ -35,7 +35,7 @@ class Routing(Protocol):
     def num_decoded_by(self, name: str) -> int:
         """Open requests that an instance was chosen to decode."""
 
-    def home_bits_per_s(self, now_ns: int) -> float | None:
+    def local_bits_per_s(self, now_ns: int) -> float | None:
         """Rate of all links to the PD cluster; None is unknown."""
 
 
@@ -158,7 +158,7 @@ class Split:
 
     def _planned(self, routing: Routing, now_ns: int) -> Planned | None:
         """Plans of splits for what the links carry; None while that is not known."""
-        plans, bits_per_s = self._plans, routing.home_bits_per_s(now_ns)
+        plans, bits_per_s = self._plans, routing.local_bits_per_s(now_ns)
         if plans is None or not bits_per_s:
             return None
         mix = self.roles.mixes.look(now_ns)

@@ -55,28 +55,28 @@ class Dispatcher:
     """Decides for every request, from reports and from what open requests have booked.
 
     Args:
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
     def __init__(
-        self, home: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+        self, local: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         if settings.policy is PolicyName.OBSERVED:
-            home = replace(home, costs=None)
+            local = replace(local, costs=None)
             remotes = [replace(remote, costs=None) for remote in remotes]
         self._settings = settings
         self._admission = AdmissionControl(settings.ttft_max_ns, settings.fairness)
-        self._routes = RouteFinder(home, remotes, settings)
+        self._routes = RouteFinder(local, remotes, settings)
         self._times, self._stage_of = self._routes.times, self._routes.stage_of
         self.links: Links = self._routes.links
         """State of the links."""
-        self.requests = OpenRequests(home, self._routes, self._admission)
+        self.requests = OpenRequests(local, self._routes, self._admission)
         """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
         self.market = settings.market
-        self._home = home.name
+        self._local = local.name
         self._meter: PrefillMeter | None = None
         self._is_counted = self.market is not None
         self._buys = settings.policy is PolicyName.COST and self.market is not None
@@ -172,9 +172,9 @@ class Dispatcher:
         """One interval of the short-term loop has passed; thresholds that moved are returned."""
         if not self._settings.moving_threshold:
             return self._routes.learn(now_ns)
-        local_ns, least = self._routes.home.least_wait_ns(now_ns), self.links.least_threshold
+        local_ns, least = self._routes.local.least_wait_ns(now_ns), self.links.least_threshold
         moves = []
-        for stage in self._routes.away.values():
+        for stage in self._routes.remote_stages.values():
             remote_ns = stage.least_wait_ns(now_ns)
             links = [
                 link for link in self.links if link.source in stage.pools and not link.is_in_site
@@ -226,10 +226,10 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
-        if option.home is None:
+        if option.local is None:
             option, decision = self._served(option, decision, considered)
         path = decision.path
-        if option.home is None and self._is_unserved(path):
+        if option.local is None and self._is_unserved(path):
             return RefusedRequest(RefusalReason.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         if not again:
             if self._settings.admission:
@@ -254,9 +254,9 @@ class Dispatcher:
         else:
             option = considered.best
             decision = self._decide(option, now_ns)
-        if option.home is None:
+        if option.local is None:
             option, decision = self._served(option, decision, considered)
-        if option.home is None and self._is_unserved(decision.path):
+        if option.local is None and self._is_unserved(decision.path):
             return RefusedRequest(RefusalReason.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         return self.requests.route(decision, option)
@@ -268,12 +268,12 @@ class Dispatcher:
         option = considered.best
         assert self.market is not None  # noqa: S101 (it buys)
         terms, num_new_tokens = terms_of(arrival.service, self._usual), option.facts.num_new_tokens
-        offers = offers_of(considered.options, self._home, self._times)
+        offers = offers_of(considered.options, self._local, self._times)
         choice = self.market.consider(offers, terms, num_new_tokens, now_ns)
         if is_real:
             self.market.chosen(choice, terms, num_new_tokens)
         threshold = option.link.policy.offload_threshold
-        return decided(choice, considered.options, option, self._home, threshold)
+        return decided(choice, considered.options, option, self._local, threshold)
 
     def _spend(self, arrival: Arrival, routed: Routed, option: RouteOption, now_ns: int) -> None:
         """Count a prefill, its cost, and that of the blocks that cross a link for it."""
@@ -304,7 +304,7 @@ class Dispatcher:
         ):
             return option, decision
         option = considered.best
-        if option.away is None or option.facts.obstacle is not None:
+        if option.remote is None or option.facts.obstacle is not None:
             return option, decision
         found = option.prediction
         return option, decision._replace(
@@ -337,20 +337,20 @@ class Dispatcher:
     def _decide(self, option: RouteOption, now_ns: int) -> Decision:
         """The policy's decision; what was observed may keep a prompt local."""
         decision = option.link.policy.decide(option.facts, option.prediction)
-        first_tokens, home, away = self._times.first_tokens, option.home, option.away
-        if first_tokens is None or home is None or away is None:
+        first_tokens, local, remote = self._times.first_tokens, option.local, option.remote
+        if first_tokens is None or local is None or remote is None:
             return decision
         if decision.path is Path.LOCAL:
             return decision
         own_ns, there = self._local_ns(decision, option), option.facts.prfaas_hit_tokens
-        away_ns = self._times.remote_ns(
+        remote_ns = self._times.remote_ns(
             option.cluster.name, option.facts.num_prompt_tokens - there, there
         )
-        compared = first_tokens.sooner_at_home(
+        compared = first_tokens.sooner_at_local(
             option.cluster.name,
-            NominalWork(own_ns, own_ns + self.load(home.name).pending_ns(home.name)),
-            NominalWork(away_ns, away_ns + self.load(away.name).pending_ns(away.name)),
-            self.requests.num_streaming(home.name),
+            NominalWork(own_ns, own_ns + self.load(local.name).pending_ns(local.name)),
+            NominalWork(remote_ns, remote_ns + self.load(remote.name).pending_ns(remote.name)),
+            self.requests.num_streaming(local.name),
             now_ns,
         )
         if compared is None:
@@ -384,9 +384,9 @@ class Dispatcher:
         """Open requests that an instance was chosen to decode."""
         return len(self.requests.decoded_by(name))
 
-    def home_bits_per_s(self, now_ns: int) -> float | None:
+    def local_bits_per_s(self, now_ns: int) -> float | None:
         """Rate of all links to the PD cluster; None is unknown, or none is up."""
-        return self.links.bits_per_s_to(self._routes.home.pools, now_ns)
+        return self.links.bits_per_s_to(self._routes.local.pools, now_ns)
 
     def load(self, name: str) -> InstanceLoad:
         """The load book of an instance that prefills."""

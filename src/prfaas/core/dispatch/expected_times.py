@@ -57,7 +57,7 @@ class ExpectedTimes:
         decode or by another one; None is unknown. `apart`: not beside decode steps, where instances
         have roles."""
         if apart and self._requests.decode_book is not None:
-            wait_ns = self._routes.home.least_wait_ns(now_ns)
+            wait_ns = self._routes.local.least_wait_ns(now_ns)
         else:
             wait_ns = self._wait_ns(name, num_new_tokens, prefix_tokens, now_ns)
         if wait_ns is None:
@@ -76,9 +76,9 @@ class ExpectedTimes:
         requests = self._requests
         if requests.decode_book is None:
             return True
-        others_ns = self._routes.home.least_wait_ns(now_ns)
+        others_ns = self._routes.local.least_wait_ns(now_ns)
         if others_ns is None:
-            return self._routes.home.book.num_ready == 0
+            return self._routes.local.book.num_ready == 0
         own_ns = requests.wait_ns(name, now_ns)
         work_ns = self._times.local_ns(num_new_tokens, prefix_tokens)
         if own_ns is None or not requests.spare.has(name, now_ns):
@@ -96,7 +96,7 @@ class ExpectedTimes:
         """Wait for a prefill in the PD cluster, by an instance that decodes or by another one."""
         if self.decoder_prefills(name, num_new_tokens, prefix_tokens, now_ns):
             return self._requests.wait_ns(name, now_ns)
-        return self._routes.home.least_wait_ns(now_ns)
+        return self._routes.local.least_wait_ns(now_ns)
 
     def local_path_ns(
         self, request_id: int, name: str, held_tokens: int, now_ns: int, *, beside: bool = False

@@ -60,20 +60,20 @@ class OpenRequests:
     Methods that name a request which is not open change nothing.
 
     Args:
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         routes: Instances, links and expected times, which requests are booked with.
         admission: Learns from first tokens how late predictions are.
     """
 
     def __init__(
-        self, home: LocalCluster, routes: RouteFinder, admission: AdmissionControl
+        self, local: LocalCluster, routes: RouteFinder, admission: AdmissionControl
     ) -> None:
-        self._home = home.name
+        self._local = local.name
         self._routes, self._times, self._admission = routes, routes.times, admission
         self._stage_of, self._rooms = routes.stage_of, routes.rooms
         self._entries: dict[int, _Open] = {}
         self.decode_book = routes.decode_book
-        names = [member.name for member in home.decode or ()]
+        names = [member.name for member in local.decode or ()]
         self.lanes = InstanceLoad(names, NEVER_STALE_NS)
         """Prefill work of decode instances, sent by this gateway; engines do not report it."""
         self._book_of = {
@@ -192,7 +192,7 @@ class OpenRequests:
 
     def route(self, decision: Decision, option: RouteOption) -> Routed:
         """The route of a request that takes an option; nothing is booked."""
-        return option.routed(decision, self._home, is_mixed=self.decode_book is None)
+        return option.routed(decision, self._local, is_mixed=self.decode_book is None)
 
     def enter(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int, *, again: bool
@@ -206,7 +206,7 @@ class OpenRequests:
             now_ns: Time.
             again: It was admitted before: nothing is learnt from its prediction.
         """
-        routed = option.routed(decision, self._home, is_mixed=self.decode_book is None)
+        routed = option.routed(decision, self._local, is_mixed=self.decode_book is None)
         predicted_ns = decision.predicted_ns
         self._stage_of[routed.prefill].book.dispatch(
             routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
@@ -233,7 +233,7 @@ class OpenRequests:
             predicted_ns -= option.prediction.decode_ns(decision.path)
             entry.expected = calibration.expect(predicted_ns, now_ns)
         if routed.decode is not None:
-            self._routes.home.enter(routed.decode)
+            self._routes.local.enter(routed.decode)
         return routed
 
     def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
@@ -291,7 +291,7 @@ class OpenRequests:
         if routed.pulled_from:
             hit = max(hit, routed.hit_tokens)
         new, times = routed.facts.num_prompt_tokens - hit, self._times
-        is_local = stage is self._routes.home
+        is_local = stage is self._routes.local
         work_ns = (
             times.local_ns(new, hit) if is_local else times.remote_ns(routed.cluster, new, hit)
         )
@@ -420,7 +420,7 @@ class OpenRequests:
             # A prompt that waited for its turn was charged before.
             self.spare.take(name, work_ns, now_ns)
         entry.routed = routed._replace(
-            cluster=self._home,
+            cluster=self._local,
             prefill=name,
             source="",
             prefill_pool=routed.destination,
@@ -468,7 +468,7 @@ class OpenRequests:
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self.decode_book is None:
-            self._routes.home.leave(entry.routed.decode or entry.routed.prefill)
+            self._routes.local.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
             self.decode_book.leave(entry.decode)
 

@@ -23,29 +23,29 @@ class PrefillTimes:
     """Times of prefills by cluster, and what is learnt about them. All times in ns.
 
     Args:
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
     def __init__(
-        self, home: LocalCluster, remotes: Collection[RemoteCluster], settings: DispatchSettings
+        self, local: LocalCluster, remotes: Collection[RemoteCluster], settings: DispatchSettings
     ) -> None:
-        self._home = home.name
-        self._costs = home.costs
+        self._local = local.name
+        self._costs = local.costs
         self._remote_costs = {remote.name: remote.costs for remote in remotes}
         self.local_calibration = Calibration(settings.calibration)
         self.remote_calibrations = {
             remote.name: Calibration(settings.calibration) for remote in remotes
         }
-        self._rates = ObservedRates() if home.costs is None else None
+        self._rates = ObservedRates() if local.costs is None else None
         self._attention_tokens = settings.attention_tokens
         self.has_plan = self._rates is None
         """True if predictions come from the costs of a plan."""
         self.first_tokens: FirstTokens | None = None
         """Observed first tokens of both paths; None unless the policy is `observed`."""
         if settings.policy is PolicyName.OBSERVED:
-            self.first_tokens = FirstTokens(home.name)
+            self.first_tokens = FirstTokens(local.name)
         self.observes = not self.has_plan or self.first_tokens is not None
         """True if something is learnt from each prefill that was sent."""
 
@@ -53,7 +53,7 @@ class PrefillTimes:
     def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
         """Corrections of predictions, by path and by the cluster that prefills."""
         remote = {(Path.REMOTE, n): found for n, found in self.remote_calibrations.items() if n}
-        return {(Path.LOCAL, self._home): self.local_calibration, **remote}
+        return {(Path.LOCAL, self._local): self.local_calibration, **remote}
 
     def calibration(self, path: Path, remote: str) -> Calibration:
         """The correction of a path; `remote` is the PrfaaS cluster that was considered."""
@@ -123,10 +123,10 @@ class PrefillTimes:
         self, cluster: str, num_new_tokens: int, prefix_tokens: int, now_ns: int
     ) -> int | None:
         """Expected duration of a prefill in a cluster without queue; None is unknown."""
-        is_home = cluster not in self._remote_costs
+        is_local = cluster not in self._remote_costs
         own_ns = (
             self.local_ns(num_new_tokens, prefix_tokens)
-            if is_home
+            if is_local
             else self.remote_ns(cluster, num_new_tokens, prefix_tokens)
         )
         return self.queue_ns(cluster, own_ns, own_ns, now_ns)
@@ -136,4 +136,4 @@ class PrefillTimes:
     ) -> int | None:
         """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
         own_ns = self.local_ns(num_new_tokens, prefix_tokens)
-        return self.queue_ns(self._home, own_ns, wait_ns + own_ns, now_ns)
+        return self.queue_ns(self._local, own_ns, wait_ns + own_ns, now_ns)

@@ -59,46 +59,50 @@ class RouteFinder:
     """Instances, links and expected times, and the routes through them.
 
     Args:
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
     def __init__(
-        self, home: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+        self, local: LocalCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
         self._spares_shared_cores = settings.policy is PolicyName.OBSERVED
         self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
-        everyone = (*home.prefill, *(home.decode or ()))
+        everyone = (*local.prefill, *(local.decode or ()))
         self.links = Links(
             settings,
             {instance.pool: remote for remote in remotes for instance in remote.instances},
             [member.pool for member in everyone],
         )
         self.rooms = DestinationMemory()
-        weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
-        self.home = PrefillInstances(home.prefill, settings.stale_after_ns, weights)
-        self.away = {
+        weights = MIXED_WEIGHTS if local.decode is None else PREFILL_WEIGHTS
+        self.local = PrefillInstances(local.prefill, settings.stale_after_ns, weights)
+        self.remote_stages = {
             remote.name: PrefillInstances(remote.instances, settings.stale_after_ns)
             for remote in self.remotes.values()
         }
         self.stage_of = {
-            name: stage for stage in (self.home, *self.away.values()) for name in stage.instances
+            name: stage
+            for stage in (self.local, *self.remote_stages.values())
+            for name in stage.instances
         }
-        self.times = PrefillTimes(home, self.remotes.values(), settings)
+        self.times = PrefillTimes(local, self.remotes.values(), settings)
         self.carried = CarriedBytes()
         """Correction of the plan's bytes."""
-        self._planned, self._home_planned = dict(self.remotes), home.costs
+        self._planned, self._local_planned = dict(self.remotes), local.costs
         self._layout_id: bytes | None = None
         self._first_pool = everyone[0].pool if everyone else ""
-        self.decode_book = None if home.decode is None else DecodeBook(home.decode)
+        self.decode_book = None if local.decode is None else DecodeBook(local.decode)
         """Instances that only decode; None where those that prefill decode as well."""
         pools = [member.pool for member in everyone]
         alone_ns = self.times.alone_ns
-        self.hosts = Hosts(pools, self.links, self.rooms, partial(alone_ns, home.name), home.costs)
-        self.away_hosts = {
+        self.hosts = Hosts(
+            pools, self.links, self.rooms, partial(alone_ns, local.name), local.costs
+        )
+        self.remote_hosts = {
             name: Hosts(
                 [member.pool for member in remote.instances],
                 self.links,
@@ -112,22 +116,22 @@ class RouteFinder:
     def add(self, cluster: str, member: ClusterMember) -> None:
         """Add an instance to the PD cluster, or to the PrfaaS cluster of this name."""
         remote = self.remotes.get(cluster)
-        stage = self.home if remote is None else self.away[cluster]
+        stage = self.local if remote is None else self.remote_stages[cluster]
         stage.add(member)
         self.stage_of[member.name] = stage
         self.links.know(member.pool, remote)
-        (self.hosts if remote is None else self.away_hosts[cluster]).add(member.pool)
+        (self.hosts if remote is None else self.remote_hosts[cluster]).add(member.pool)
 
     def remove_pool(self, pool: str) -> None:
         """Forget a pool and its links; no open request uses it."""
         self.links.forget(pool)
         self.rooms.forget(pool)
-        for hosts in (self.hosts, *self.away_hosts.values()):
+        for hosts in (self.hosts, *self.remote_hosts.values()):
             hosts.remove(pool)
 
     def hosts_of(self, routed: Routed) -> Hosts:
         """Hosts of the cluster that prefills."""
-        return self.away_hosts.get(routed.cluster, self.hosts)
+        return self.remote_hosts.get(routed.cluster, self.hosts)
 
     def remove(self, name: str, now_ns: int) -> None:
         """Forget an instance that no open request uses."""
@@ -167,10 +171,10 @@ class RouteFinder:
             if planned.costs is not None:
                 costs = planned.costs if factor == 1.0 else ScaledBytes(planned.costs, factor)
                 self.remotes[name] = replace(planned, costs=costs)
-                self.away_hosts[name].costs = costs
-        if self._home_planned is not None:
+                self.remote_hosts[name].costs = costs
+        if self._local_planned is not None:
             self.hosts.costs = (
-                self._home_planned if factor == 1.0 else ScaledBytes(self._home_planned, factor)
+                self._local_planned if factor == 1.0 else ScaledBytes(self._local_planned, factor)
             )
         if not 1 / CHANGE_MIN <= factor / before <= CHANGE_MIN:
             # They were compared with predictions for other bytes.
@@ -180,7 +184,7 @@ class RouteFinder:
     @property
     def _default_pool(self) -> str:
         """Destination while no instance of the PD cluster is ready."""
-        return self.home.first_pool or self._first_pool
+        return self.local.first_pool or self._first_pool
 
     def consider(
         self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait
@@ -193,14 +197,16 @@ class RouteFinder:
             decode_wait: What decode adds.
         """
         fetch = self.hosts.fetch(arrival, now_ns)
-        at_home = self.home.pick(arrival, now_ns, None, fetch)
-        home = at_home.candidate
-        destination = self._destination(arrival, home, now_ns)
+        at_local = self.local.pick(arrival, now_ns, None, fetch)
+        local = at_local.candidate
+        destination = self._destination(arrival, local, now_ns)
         options = [
-            self._through(remote, arrival, home, destination, now_ns, decode_wait)
+            self._through(remote, arrival, local, destination, now_ns, decode_wait)
             for remote in self.remotes.values()
         ]
-        return Considered(arrival.num_tokens_to_fit, options, at_home.looked_at, self.home.weights)
+        return Considered(
+            arrival.num_tokens_to_fit, options, at_local.looked_at, self.local.weights
+        )
 
     def note(self, option: RouteOption) -> None:
         """Use an admitted request as evidence for the threshold of its link."""
@@ -215,9 +221,12 @@ class RouteFinder:
         """Adjust the threshold of every link to recently admitted requests."""
         if self._settings.policy is not PolicyName.ADAPTIVE:
             return []
-        num_local, least = self.home.book.num_ready / len(self.away), self.links.least_threshold
+        num_local, least = (
+            self.local.book.num_ready / len(self.remote_stages),
+            self.links.least_threshold,
+        )
         moves = []
-        for stage in self.away.values():
+        for stage in self.remote_stages.values():
             for link in self.links:
                 if link.source in stage.pools and not link.is_in_site:
                     moves.append(link.learn(num_local, stage.book.num_ready, now_ns, least))
@@ -237,42 +246,44 @@ class RouteFinder:
         if calibration.is_refuted or not option.misses(target_ns, path):
             return option
         wait_ns_max = SACRIFICED_MAX * target_ns
-        if path is Path.LOCAL and option.home is not None:
-            home = self.home.last_like(option.home, arrival, now_ns, wait_ns_max)
+        if path is Path.LOCAL and option.local is not None:
+            local = self.local.last_like(option.local, arrival, now_ns, wait_ns_max)
             held = option.facts.present_tokens
             facts = option.facts._replace(
-                pd_hit_tokens=home.hit_tokens, device_only_tokens=home.hit_tokens - held
+                pd_hit_tokens=local.hit_tokens, device_only_tokens=local.hit_tokens - held
             )
-            return option._replace(home=home, facts=facts)
-        if path is Path.REMOTE and option.away is not None:
-            stage = self.away[option.cluster.name]
-            return option._replace(away=stage.last_like(option.away, arrival, now_ns, wait_ns_max))
+            return option._replace(local=local, facts=facts)
+        if path is Path.REMOTE and option.remote is not None:
+            stage = self.remote_stages[option.cluster.name]
+            return option._replace(
+                remote=stage.last_like(option.remote, arrival, now_ns, wait_ns_max)
+            )
         return option
 
-    def _destination(self, arrival: Arrival, home: Candidate | None, now_ns: int) -> str:
+    def _destination(self, arrival: Arrival, local: Candidate | None, now_ns: int) -> str:
         """Pool that a request is decoded from, whichever path it takes."""
-        prefill_pool = self.home.instances[home.name].pool if home else ""
+        prefill_pool = self.local.instances[local.name].pool if local else ""
         if self.decode_book is None or len(self.hosts.pools.names) < 2:
             return prefill_pool or self._default_pool
         num_open = self.decode_book.least(arrival.avoid)
         found = self.hosts.decode_pool(arrival, prefill_pool, num_open, now_ns)
         return found or self._default_pool
 
-    def _reach(self, at_home: Instance | None, destination: str) -> Reach:
+    def _reach(self, at_local: Instance | None, destination: str) -> Reach:
         """Return what keeps blocks of an instance from a pool and from the local instance."""
         between, spares = self.links.between, self._spares_shared_cores
 
         def reach(instance: Instance) -> tuple[bool, Reason | None, bool]:
             """A layout that is not known does not disagree: its engine is not connected."""
             unreachable = between(instance.pool, destination).why_down
-            if at_home is None:
+            if at_local is None:
                 return True, unreachable, True
-            wanted, layout = at_home.layout_id, instance.layout_id
+            wanted, layout = at_local.layout_id, instance.layout_id
             if wanted is None or layout is None:
                 if unreachable is None or unreachable is Reason.LINK_DOWN:
                     unreachable = Reason.ENGINE_NOT_CONNECTED
                 return True, unreachable, True
-            adds_cores = not (spares and at_home.name in instance.within)
+            adds_cores = not (spares and at_local.name in instance.within)
             return layout == wanted, unreachable, adds_cores
 
         return reach
@@ -281,42 +292,47 @@ class RouteFinder:
         self,
         remote: RemoteCluster,
         arrival: Arrival,
-        home: Candidate | None,
+        local: Candidate | None,
         destination: str,
         now_ns: int,
         decode_wait: DecodeWait,
     ) -> RouteOption:
-        stage = self.away[remote.name]
+        stage = self.remote_stages[remote.name]
         residency = self._settings.residency
         is_outside = bool(residency.tenants) and residency.bars(arrival.tenant, remote.name)
         if is_outside:
             arrival = _unseen(arrival, stage)
-        at_home = self.home.instances[home.name] if home else None
-        prefill_pool = at_home.pool if at_home else destination
-        hosts = self.away_hosts[remote.name]
+        at_local = self.local.instances[local.name] if local else None
+        prefill_pool = at_local.pool if at_local else destination
+        hosts = self.remote_hosts[remote.name]
         fetch = hosts.fetch(arrival, now_ns)
         picked = stage.pick(
             arrival,
             now_ns,
-            self._reach(at_home, destination),
+            self._reach(at_local, destination),
             fetch,
             lambda: not self.links.is_any_up(stage.pools, destination),
         )
-        away = picked.candidate
-        source = stage.instances[away.name].pool if away else stage.first_pool
+        remote_candidate = picked.candidate
+        source = (
+            stage.instances[remote_candidate.name].pool if remote_candidate else stage.first_pool
+        )
         link = self.links.between(source, destination)
         hits, shippable = arrival.hits, arrival.shippable_tokens
         present = hits.get(destination, 0)
-        held = home.hit_tokens if home else present
+        held = local.hit_tokens if local else present
         held_there = hits.get(source, 0)
         pullable, pull_link = held_there, link
         if fetch is not None or prefill_pool != destination:
             pullable, holder = hosts.longest(arrival, prefill_pool)
             pull_link = self.links.between(holder or source, prefill_pool)
-        there = away.hit_tokens if away else held_there
+        there = remote_candidate.hit_tokens if remote_candidate else held_there
         splits = arrival.offloadable and (shippable is None or shippable > held)
-        home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
-        signals = link.signals(home_ns, away_ns, now_ns)
+        local_ns, remote_ns = (
+            local.wait_ns if local else None,
+            remote_candidate.wait_ns if remote_candidate else None,
+        )
+        signals = link.signals(local_ns, remote_ns, now_ns)
         obstacle = picked.obstacle if arrival.may_ship else Reason.LINK_LIMIT
         if not splits:
             is_split = arrival.offloadable
@@ -335,7 +351,7 @@ class RouteFinder:
             prfaas_hit_tokens=there,
             obstacle=obstacle,
             device_only_tokens=held - present,
-            away_device_only_tokens=there - pullable,
+            remote_device_only_tokens=there - pullable,
         )
         in_pool = present if prefill_pool == destination else hits.get(prefill_pool, 0)
         found = self._predict(
@@ -346,8 +362,8 @@ class RouteFinder:
             found = found._replace(local_ns=found.local_ns + tail_ns)
         return RouteOption(
             remote,
-            home,
-            away,
+            local,
+            remote_candidate,
             link,
             facts,
             found,
@@ -396,8 +412,8 @@ class RouteFinder:
             if pull[0] is not link:
                 signals = signals._replace(link=pull[0].book.latest(now_ns))
             found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait, pull[1])
-        away_factor = times.remote_calibrations[remote.name].factor
-        return corrected(found, signals, times.local_calibration.factor, away_factor)
+        remote_factor = times.remote_calibrations[remote.name].factor
+        return corrected(found, signals, times.local_calibration.factor, remote_factor)
 
 
 def _unseen(arrival: Arrival, stage: PrefillInstances) -> Arrival:

@@ -17,9 +17,9 @@ class RouteOption(Record, frozen=True):
 
     Attributes:
         cluster: The PrfaaS cluster.
-        home: Instance of the PD cluster that would prefill, or that would decode as well; None
+        local: Instance of the PD cluster that would prefill, or that would decode as well; None
             when none can.
-        away: Instance of the PrfaaS cluster that would prefill; None when none can.
+        remote: Instance of the PrfaaS cluster that would prefill; None when none can.
         link: From its pool to the PD cluster's.
         facts: Inputs of a policy.
         prediction: Of both paths.
@@ -31,8 +31,8 @@ class RouteOption(Record, frozen=True):
     """
 
     cluster: RemoteCluster
-    home: Candidate | None
-    away: Candidate | None
+    local: Candidate | None
+    remote: Candidate | None
     link: Link
     facts: RoutingFacts
     prediction: Prediction
@@ -42,17 +42,17 @@ class RouteOption(Record, frozen=True):
     held_tokens: tuple[int, int]
     pull_link: Link
 
-    def routed(self, decision: Decision, home: str, *, is_mixed: bool) -> Routed:
+    def routed(self, decision: Decision, local: str, *, is_mixed: bool) -> Routed:
         """The route of a request that takes this option.
 
         Args:
             decision: The path; it can be taken.
-            home: Name of the PD cluster.
+            local: Name of the PD cluster.
             is_mixed: Its instances prefill and decode.
         """
         facts, link, costs, work = self.facts, self.link, self.cluster.costs, self.prediction.work
         is_remote = decision.path is Path.REMOTE
-        prefill = self.away if is_remote else self.home
+        prefill = self.remote if is_remote else self.local
         assert prefill is not None  # noqa: S101 (refused or barred before)
         pull = decision.pull_tokens if costs and not is_remote else 0
         hit, shipped_bytes = prefill.hit_tokens + pull, 0
@@ -64,9 +64,9 @@ class RouteOption(Record, frozen=True):
         return Routed(
             decision,
             facts,
-            self.cluster.name if is_remote else home,
+            self.cluster.name if is_remote else local,
             prefill.name,
-            self.home.name if self.home and is_mixed else None,
+            self.local.name if self.local and is_mixed else None,
             link.source if is_remote else pulled_from,
             link.destination,
             hit,
@@ -108,8 +108,8 @@ class Considered(Record, frozen=True):
 
     num_tokens: int
     options: Sequence[RouteOption]
-    at_home: Sequence[Candidate]
-    home_weights: Weights
+    at_local: Sequence[Candidate]
+    local_weights: Weights
 
     def missed(self, routed: Routed) -> Iterator[RouteOption]:
         """Options whose PrfaaS pool would have spared the local prefill of a request.

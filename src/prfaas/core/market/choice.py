@@ -48,7 +48,7 @@ class ClusterOffer(NamedTuple):
     work_ns: int
     num_bytes: int
     ttft_ns: int | None
-    away_ns: int = 0
+    remote_ns: int = 0
     excluded: str = ""
 
 
@@ -186,9 +186,9 @@ def _excluded(offer: ClusterOffer, there: Quote, terms: RequestTerms) -> str:
     if leaves_in_ns is not None:
         if leaves_in_ns <= 0:
             return Exclusion.REVOKED
-        if offer.away_ns >= leaves_in_ns:
+        if offer.remote_ns >= leaves_in_ns:
             return Exclusion.LEAVES_FIRST
-    if there.notice_ns is not None and offer.away_ns > there.notice_ns:
+    if there.notice_ns is not None and offer.remote_ns > there.notice_ns:
         return Exclusion.NOTICE_TOO_SHORT
     if terms.ttft_max_ns is not None and ttft_ns > terms.ttft_max_ns:
         return Exclusion.LATE

@@ -16,11 +16,11 @@ class PoolLinks:
 
     Args:
         engines: Name, pool and cluster of each engine.
-        home: Names of the PD clusters.
+        local: Names of the PD clusters.
     """
 
-    def __init__(self, engines: Iterable[tuple[str, str, str]], home: Collection[str]) -> None:
-        self._home_names = home
+    def __init__(self, engines: Iterable[tuple[str, str, str]], local: Collection[str]) -> None:
+        self._local_names = local
         self._engines: dict[str, dict[str, None]] = {}
         self._cluster: dict[str, str] = {}
         """Cluster of each pool with engines."""
@@ -61,22 +61,22 @@ class PoolLinks:
     def all(self) -> list[LinkEnds]:
         """All links; as many as pools squared."""
         within = [ends for pools in self._pools.values() for ends in permutations(pools, 2)]
-        return [*product(self._side(home=False), self._side(home=True)), *within]
+        return [*product(self._side(local=False), self._side(local=True)), *within]
 
     def of(self, pool: str) -> list[LinkEnds]:
         """Links of a pool."""
         if (cluster := self._cluster.get(pool)) is None:
             return []
-        is_home = cluster in self._home_names
-        across = self._side(home=not is_home)
+        is_local = cluster in self._local_names
+        across = self._side(local=not is_local)
         hosts = [other for other in self._pools[cluster] if other != pool]
         return [
-            *((other, pool) if is_home else (pool, other) for other in across),
+            *((other, pool) if is_local else (pool, other) for other in across),
             *((pool, other) for other in hosts),
             *((other, pool) for other in hosts),
         ]
 
-    def _side(self, *, home: bool) -> list[str]:
+    def _side(self, *, local: bool) -> list[str]:
         """Pools of the PD clusters, or of the PrfaaS clusters."""
         found = self._pools.items()
-        return [pool for name, its in found if (name in self._home_names) is home for pool in its]
+        return [pool for name, its in found if (name in self._local_names) is local for pool in its]

@@ -133,7 +133,7 @@ class RoutingFacts(Record, frozen=True):
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
     device_only_tokens: int = 0
-    away_device_only_tokens: int = 0
+    remote_device_only_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
@@ -148,7 +148,7 @@ class RoutingFacts(Record, frozen=True):
     @property
     def pullable_tokens(self) -> int:
         """Cached prefix in the PrfaaS cluster's pool: what lies there can be fetched."""
-        return self.prfaas_hit_tokens - self.away_device_only_tokens
+        return self.prfaas_hit_tokens - self.remote_device_only_tokens
 
 
 class Decision(Record, frozen=True):

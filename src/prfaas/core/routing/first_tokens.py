@@ -60,11 +60,11 @@ class FirstTokens:
     """Observes first tokens; compares both paths of a request.
 
     Args:
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
     """
 
-    def __init__(self, home: str) -> None:
-        self._home, self._paces = home, ObservedRates()
+    def __init__(self, local: str) -> None:
+        self._local, self._paces = local, ObservedRates()
         self._num_since_trial = 0
 
     def sent(
@@ -77,7 +77,7 @@ class FirstTokens:
         is_trial: bool = False,
     ) -> None:
         """A prefill is sent to a cluster."""
-        self._num_since_trial = 0 if is_trial else self._num_since_trial + (cluster != self._home)
+        self._num_since_trial = 0 if is_trial else self._num_since_trial + (cluster != self._local)
         self._paces.sent(request_id, cluster, *work, now_ns)
 
     def came(self, request_id: int, at_ns: int) -> None:
@@ -88,7 +88,7 @@ class FirstTokens:
         """Its TTFT does not measure its original path."""
         self._paces.drop(request_id)
 
-    def sooner_at_home(
+    def sooner_at_local(
         self, cluster: str, local: NominalWork, remote: NominalWork, num_decoding: int, now_ns: int
     ) -> ComparedPaths | None:
         """Compare both paths of a request that would be offloaded.
@@ -104,28 +104,28 @@ class FirstTokens:
             Both times if the prompt is to be prefilled locally, delays of others left out; None if
             not.
         """
-        away = self._paces.proven(cluster, *remote, now_ns)
-        if away is None:
+        seen_remote = self._paces.proven(cluster, *remote, now_ns)
+        if seen_remote is None:
             return None
         own_ns, queued_ns = local
         is_idle = own_ns == queued_ns and not num_decoding
-        seen = self._paces.estimate(self._home, *local, now_ns)
+        seen = self._paces.estimate(self._local, *local, now_ns)
         known = seen if seen is not None and self._is_known(seen) else None
-        here_ns = round(away.ns * UNSEEN_RATIO * queued_ns / max(remote.queued_ns, 1))
+        here_ns = round(seen_remote.ns * UNSEEN_RATIO * queued_ns / max(remote.queued_ns, 1))
         if known is not None:
             # Nobody queues for what no prompt of this length has shown.
             here_ns = known.ns if is_idle or known.num_near else known.high_ns
         delay_ns = num_decoding * here_ns * own_ns / max(queued_ns, 1)
-        margin_ns = max(MARGIN_NS, MARGIN_RATIO * away.ns)
-        if here_ns + delay_ns + margin_ns < away.ns:
-            return ComparedPaths(here_ns, away.ns)
-        if is_idle and self._is_worth_a_trial(seen, here_ns, away.ns - margin_ns):
-            return ComparedPaths(here_ns, away.ns, is_trial=True)
+        margin_ns = max(MARGIN_NS, MARGIN_RATIO * seen_remote.ns)
+        if here_ns + delay_ns + margin_ns < seen_remote.ns:
+            return ComparedPaths(here_ns, seen_remote.ns)
+        if is_idle and self._is_worth_a_trial(seen, here_ns, seen_remote.ns - margin_ns):
+            return ComparedPaths(here_ns, seen_remote.ns, is_trial=True)
         return None
 
     def _is_known(self, seen: Estimate) -> bool:
         """Return True if enough was seen of the PD cluster, without contradictions."""
-        is_enough = seen.num_near >= TRIALS or self._paces.has_enough(self._home)
+        is_enough = seen.num_near >= TRIALS or self._paces.has_enough(self._local)
         return is_enough and seen.is_current and seen.error_ratio <= PACE.error_max
 
     def _is_worth_a_trial(self, seen: Estimate | None, here_ns: int, limit_ns: float) -> bool:

@@ -160,7 +160,7 @@ def predict(
     # As the properties of the facts have them: this is done for each option of each request.
     new, present = prompt - here, here - facts.device_only_tokens
     work_ns = costs.local_prefill_ns(new, here)
-    away_ns = costs.remote_prefill_ns(prompt - there, there)
+    remote_work_ns = costs.remote_prefill_ns(prompt - there, there)
     shipped = costs.shipped_bytes(prompt, present)
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:
@@ -168,7 +168,7 @@ def predict(
         local_decode_ns = decode_wait(local_ns)
         local_ns += local_decode_ns
     if signals.remote_wait_ns is not None:
-        computed_ns = signals.remote_wait_ns + away_ns
+        computed_ns = signals.remote_wait_ns + remote_work_ns
     remote_ns = _remote(prompt, present, signals, costs, computed_ns, shipped)
     if remote_ns is not None:
         remote_decode_ns = decode_wait(remote_ns)
@@ -185,7 +185,7 @@ def predict(
         round(shipped * delay_ns_per_byte),
         local_decode_ns,
         remote_decode_ns,
-        PathWork(new, work_ns, away_ns, shipped),
+        PathWork(new, work_ns, remote_work_ns, shipped),
     )
 
 

@@ -64,9 +64,9 @@ class Loops:
 
 
 def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:
-    if len(split.names) != profiles.num_home:
+    if len(split.names) != profiles.num_local:
         raise ConfigError(
             f"routing.reroling: there are {len(split.names)} PD engines, and the plan has "
-            f"{profiles.num_home} PD instances; set `instances` of [pd] in "
+            f"{profiles.num_local} PD instances; set `instances` of [pd] in "
             f"{deployment.routing.plan} to what there is"
         )

@@ -124,8 +124,8 @@ class GatewayMembers:
         table = cluster.engines[member.name] = engine_table(member)
         instance = Instance(member.name, member.pool)
         links = self.driver.add_engine(member.cluster, instance, table.role, time.monotonic_ns())
-        is_home = cluster.role is ClusterRole.PD
-        self.guards.add(member.name, HOME_GROUP if is_home else None)
+        is_local = cluster.role is ClusterRole.PD
+        self.guards.add(member.name, HOME_GROUP if is_local else None)
         for ends in links:
             if ends not in self.guards.breakers:
                 self.guards.add(ends)

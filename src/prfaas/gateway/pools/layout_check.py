@@ -28,7 +28,7 @@ class _Announced(NamedTuple):
     name: str
     pool: str
     layout_id: bytes
-    is_home: bool
+    is_local: bool
     facts: Facts
     model: str
 
@@ -91,7 +91,7 @@ class LayoutCheck:
         self._differing: dict[tuple[bytes, bytes], Sequence[Difference]] = {}
         self._known: dict[str, dict[str, _Announced]] = {}
         """Announced layouts by pool and engine."""
-        self._home: Counter[bytes] = Counter()
+        self._local: Counter[bytes] = Counter()
         """Engines of the PD cluster by layout."""
         self._reference: _Announced | None = None
         self._found: dict[str, Mismatch] = {}
@@ -111,8 +111,8 @@ class LayoutCheck:
     def words(self) -> str:
         """Return what keeps requests from being offloaded; "" if all layouts agree."""
         found = self.mismatches()
-        away = self._deployment.with_role(ClusterRole.PRFAAS)
-        remote = [each for each in found if any(each.engine in table.engines for table in away)]
+        remotes = self._deployment.with_role(ClusterRole.PRFAAS)
+        remote = [each for each in found if any(each.engine in table.engines for table in remotes)]
         return (remote or found)[0].words if found else ""
 
     def note_changes(self, pool: str) -> None:
@@ -124,7 +124,7 @@ class LayoutCheck:
         if not now:
             del self._known[pool]
         for found, sign in ((before, -1), (now, 1)):
-            self._home.update({each.layout_id: sign for each in found.values() if each.is_home})
+            self._local.update({each.layout_id: sign for each in found.values() if each.is_local})
         if self._keeps_reference():
             changed = {name: now.get(name) for name in before.keys() | now.keys()}
         else:
@@ -156,16 +156,16 @@ class LayoutCheck:
             for table in self._deployment.clusters.values():
                 engine = table.engines.get(name)
                 if engine is not None and engine.pool == pool:
-                    is_home = table.role is ClusterRole.PD
-                    found[name] = _Announced(name, pool, layout.layout_id, is_home, facts, model)
+                    is_local = table.role is ClusterRole.PD
+                    found[name] = _Announced(name, pool, layout.layout_id, is_local, facts, model)
         return found
 
     def _keeps_reference(self) -> bool:
         """Return False if another engine is the reference now."""
-        old, most = self._reference, max(self._home.values(), default=0)
+        old, most = self._reference, max(self._local.values(), default=0)
         if old is not None:
             now = self._known.get(old.pool, {}).get(old.name)
-            if now == old and self._home[old.layout_id] == most:
+            if now == old and self._local[old.layout_id] == most:
                 return True
         self._reference = next(
             (
@@ -173,7 +173,7 @@ class LayoutCheck:
                 for table in self._deployment.with_role(ClusterRole.PD)
                 for name, engine in table.engines.items()
                 if (each := self._known.get(engine.pool, {}).get(name)) is not None
-                and self._home[each.layout_id] == most
+                and self._local[each.layout_id] == most
             ),
             None,
         )

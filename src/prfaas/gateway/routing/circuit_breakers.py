@@ -19,9 +19,9 @@ _WHY = {
 
 def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Guards:
     """Breakers of all engines and links; every change is recorded in the journal."""
-    home = deployment.with_role(ClusterRole.PD)
-    away = deployment.with_role(ClusterRole.PRFAAS)
-    engines = [name for cluster in (*home, *away) for name in cluster.engines]
+    local = deployment.with_role(ClusterRole.PD)
+    remote = deployment.with_role(ClusterRole.PRFAAS)
+    engines = [name for cluster in (*local, *remote) for name in cluster.engines]
 
     def changed(target: Target, before: BreakerState, after: BreakerState) -> None:
         journal.note(
@@ -33,5 +33,5 @@ def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Gua
             why=_WHY[after],
         )
 
-    at_home = frozenset(name for cluster in home for name in cluster.engines)
-    return Guards([*engines, *deployment.links], driver, changed, [at_home])
+    at_local = frozenset(name for cluster in local for name in cluster.engines)
+    return Guards([*engines, *deployment.links], driver, changed, [at_local])

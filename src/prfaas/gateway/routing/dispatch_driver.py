@@ -55,7 +55,7 @@ class Driver(DispatcherBooks):
         calibration: CalibrationSettings | None = None,
     ) -> None:
         self._index = index
-        home = deployment.clusters_of(ClusterRole.PD)
+        local = deployment.clusters_of(ClusterRole.PD)
         engines = [
             (name, engine.pool, cluster)
             for cluster, table in deployment.clusters.items()
@@ -77,14 +77,14 @@ class Driver(DispatcherBooks):
         self._asked: dict[int, Arrival] = {}
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
-        self._home_names = frozenset(home)
-        self._pool_links = PoolLinks(engines, self._home_names)
-        self.home = next(iter(home))
+        self._local_names = frozenset(local)
+        self._pool_links = PoolLinks(engines, self._local_names)
+        self.local = next(iter(local))
         """Name of the PD cluster."""
         self._prices = profiles.price_per_tb
         self.price_per_tb = {ends: self._price(*ends) for ends in self.links()}
         """Price of 10**12 bytes by link."""
-        recompute = profiles.home.local_prefill_ns if profiles.home else None
+        recompute = profiles.local.local_prefill_ns if profiles.local else None
         links, tokens = profiles.link_bits_per_s.values(), deployment.routing.state_checkpoints
         self.checkpoints = CheckpointRule.planned(tokens, recompute, links)
         self.split = make_split(deployment, profiles)
@@ -104,11 +104,11 @@ class Driver(DispatcherBooks):
     ) -> list[LinkName]:
         """An engine joins a cluster; it is not ready. Return the links that this makes."""
         self._pool_of[member.name], self._cluster_of[member.name] = member.pool, cluster
-        split, is_home = self.split, cluster in self._home_names
-        if split is not None and is_home:
+        split, is_local = self.split, cluster in self._local_names
+        if split is not None and is_local:
             split.add(member.name, Role(role.value), now_ns)
-        decode = decode_name(member.name) if is_home else ""
-        self.dispatcher.add(self.home if is_home else cluster, member, decode)
+        decode = decode_name(member.name) if is_local else ""
+        self.dispatcher.add(self.local if is_local else cluster, member, decode)
         links = self._pool_links.add(member.name, member.pool, cluster)
         for source, destination in links:
             self._apply_link(source, destination)
@@ -269,8 +269,8 @@ class Driver(DispatcherBooks):
 
     def spared(self, avoid: str) -> str | None:
         """A PD engine that is well and kept from requests by its breaker alone."""
-        home = (name for name, cluster in self._cluster_of.items() if cluster in self._home_names)
-        found = (name for name in home if name in self._healthy and name in self._broken)
+        local = (name for name, cluster in self._cluster_of.items() if cluster in self._local_names)
+        found = (name for name in local if name in self._healthy and name in self._broken)
         return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Routed | RefusedRequest:
@@ -364,7 +364,7 @@ class Driver(DispatcherBooks):
             found = (
                 f"{name} is not connected to {self._pool_of[name]}"
                 for name, at in self._cluster_of.items()
-                if (at == cluster or at in self._home_names)
+                if (at == cluster or at in self._local_names)
                 and name in self._healthy
                 and name not in self._views.get(self._pool_of[name], PoolView()).layouts
             )

@@ -31,14 +31,14 @@ def make_dispatcher(
         has_roles: PD engines prefill or decode, and none does both.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """
-    home = deployment.clusters_of(ClusterRole.PD)
-    away = deployment.clusters_of(ClusterRole.PRFAAS)
-    members, decoders, routing = _members(home), None, deployment.routing
+    local = deployment.clusters_of(ClusterRole.PD)
+    remotes = deployment.clusters_of(ClusterRole.PRFAAS)
+    members, decoders, routing = _members(local), None, deployment.routing
     shared = within(deployment)
     if has_roles:
         decoders = tuple(ClusterMember(decode_name(each.name), each.pool) for each in members)
     return Dispatcher(
-        LocalCluster(next(iter(home)), members, decoders, profiles.home),
+        LocalCluster(next(iter(local)), members, decoders, profiles.local),
         [
             RemoteCluster(
                 name,
@@ -47,7 +47,7 @@ def make_dispatcher(
                 profiles.price_per_tb.get(name, 0.0),
                 profiles.link_bits_per_s.get(name, 0.0),
             )
-            for name, cluster in away.items()
+            for name, cluster in remotes.items()
         ],
         DispatchSettings(
             policy=routing.effective_policy,

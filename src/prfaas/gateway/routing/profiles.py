@@ -26,7 +26,7 @@ class Profiles:
     """Costs by cluster; empty without a plan.
 
     Attributes:
-        home: Profile of the PD cluster.
+        local: Profile of the PD cluster.
         remote: Of PrfaaS clusters by name.
         link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
             was not measured yet.
@@ -39,12 +39,12 @@ class Profiles:
             much as all else; 0 is unknown.
     """
 
-    home: CostModel | None = None
+    local: CostModel | None = None
     remote: Mapping[str, CostModel] = field(default_factory=dict)
     link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
     price_per_tb: Mapping[str, float] = field(default_factory=dict)
     decode_slots: int = 0
-    num_home: int = 0
+    num_local: int = 0
     plans: Plans | None = None
     sites: Mapping[str, PlannedSite] = field(default_factory=dict)
     attention_tokens: int = 0
@@ -64,20 +64,20 @@ def load_profiles(deployment: Deployment) -> Profiles:
     from prfaas.planner.solve.split_plans import split_plans
 
     question = load_question(plan)
-    away = deployment.clusters_of(ClusterRole.PRFAAS)
-    found = {name: question.prfaas_cluster(name, plan) for name in away}
-    pd, home = next(iter(deployment.clusters_of(ClusterRole.PD).items()))
+    remotes = deployment.clusters_of(ClusterRole.PRFAAS)
+    found = {name: question.prfaas_cluster(name, plan) for name in remotes}
+    pd, local = next(iter(deployment.clusters_of(ClusterRole.PD).items()))
     remote = {
-        name: _as_run(_costs(question, cluster), home, away[name])
+        name: _as_run(_costs(question, cluster), local, remotes[name])
         for name, cluster in found.items()
     }
     return Profiles(
-        home=next(iter(remote.values()), None) or _as_run(_costs(question, None), home, home),
+        local=next(iter(remote.values()), None) or _as_run(_costs(question, None), local, local),
         remote=remote,
         link_bits_per_s={name: cluster.goodput_bits_per_s for name, cluster in found.items()},
         price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
         decode_slots=question.problem.decode_slots,
-        num_home=question.problem.pd.num_instances,
+        num_local=question.problem.pd.num_instances,
         plans=split_plans(question.problem),
         sites={
             pd: planned_site(question.problem.pd),
@@ -97,9 +97,9 @@ def _attention_tokens(model: Path) -> int:
         return 0
 
 
-def _as_run(costs: Costs, home: ClusterTable, away: ClusterTable) -> Costs:
+def _as_run(costs: Costs, local: ClusterTable, remotes: ClusterTable) -> Costs:
     """Costs of timing engines that run faster than the plan, or with smaller blocks."""
-    (here, sizes), (there, _) = _scales(home), _scales(away)
+    (here, sizes), (there, _) = _scales(local), _scales(remotes)
     return replace(
         costs,
         local_ns=_scaled(costs.local_ns, here),
@@ -123,11 +123,11 @@ def _scaled(table: Sequence[int], factor: float) -> list[int]:
     return list(table) if factor == 1.0 else [round(value * factor) for value in table]
 
 
-def _costs(question: Question, away: PrfaasCluster | None) -> Costs:
+def _costs(question: Question, remotes: PrfaasCluster | None) -> Costs:
     from prfaas.planner.hardware.cost_tables import make_costs
 
     problem = question.problem
-    profiles = [problem.pd.prefill, away.prefill if away else problem.pd.prefill]
+    profiles = [problem.pd.prefill, remotes.prefill if remotes else problem.pd.prefill]
     longest = max(profile.lengths[-1] for profile in profiles)
     return make_costs(
         problem.geometry,

@@ -116,12 +116,12 @@ class ControlMetrics:
         self._pulled = make.counter(
             "pulled_tokens", "Prompt tokens that engines loaded after a pull", *ends
         )
-        self._home = ""
+        self._local = ""
         self._prices: dict[tuple[str, str], float] = {}
 
     def watch(self, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
-        self._home, self._prices = driver.home, driver.price_per_tb
+        self._local, self._prices = driver.local, driver.price_per_tb
         for link in driver.dispatcher.links:
             for name, (_, value) in LINK_GAUGES.items():
                 if name == THRESHOLD and link.is_in_site:
@@ -153,7 +153,7 @@ class ControlMetrics:
         if record.considered is None:
             return
         self._looked_up.inc(record.num_prompt_tokens)
-        self._hits.labels(self._home).inc(record.pd_hit_tokens)
+        self._hits.labels(self._local).inc(record.pd_hit_tokens)
         for option in record.considered.options:
             if option.cluster.name:
                 self._hits.labels(option.cluster.name).inc(option.facts.prfaas_hit_tokens)

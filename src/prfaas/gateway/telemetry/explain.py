@@ -71,7 +71,7 @@ def _candidates(record: RequestRecord) -> list[JsonObject]:
     found = record.considered
     if found is None:
         return []
-    rated = _rated(found.at_home, found.num_tokens, found.home_weights, "home")
+    rated = _rated(found.at_local, found.num_tokens, found.local_weights, "home")
     for option in found.options:
         rated += _rated(option.candidates, found.num_tokens, PREFILL_WEIGHTS, option.cluster.name)
     return rated

@@ -60,9 +60,9 @@ class SiteShare:
         """Divide what the node may send now by what waits for each link."""
         if not self._is_limited:
             return
-        away = {peer: link for peer, link in self._links.items() if peer not in self._site}
+        remote = {peer: link for peer, link in self._links.items() if peer not in self._site}
         wanted = {}
-        for peer, link in away.items():
+        for peer, link in remote.items():
             seen = link.telemetry
             wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
         held = self._leases.bits_per_s(self._clock_ns())
@@ -71,4 +71,4 @@ class SiteShare:
         # The same for each idle link: what it would have if it asked for all.
         asking = allocate(most, wanted | {idle: float(most)})[idle] if idle else 0
         for peer, rate in allocate(held, wanted).items():
-            away[peer].limit(max(1, rate), max(1, asking))
+            remote[peer].limit(max(1, rate), max(1, asking))

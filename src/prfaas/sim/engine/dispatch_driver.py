@@ -57,7 +57,7 @@ class SimulatedDriver(DispatcherBooks):
         # Names of one instance in its two roles are of one host; others follow each other.
         first = 0 if setup.roles else setup.num_prefill
         decode = _members(self.decode_names, setup.pools, first)
-        away = {
+        remotes = {
             each.name: _members(self.prfaas_names[each.name], each.pools) for each in setup.prfaas
         }
         self.dispatcher = Dispatcher(
@@ -70,7 +70,7 @@ class SimulatedDriver(DispatcherBooks):
             [
                 RemoteCluster(
                     cluster.name,
-                    away[cluster.name],
+                    remotes[cluster.name],
                     _planned(setup, cluster),
                     cluster.link.price_per_tb,
                     cluster.link.bits_per_s
@@ -81,12 +81,12 @@ class SimulatedDriver(DispatcherBooks):
             ],
             self.settings,
         )
-        clusters = {setup.name: (*prefill, *decode), **away}
+        clusters = {setup.name: (*prefill, *decode), **remotes}
         members = [(each.name, each.pool, name) for name, its in clusters.items() for each in its]
         self.pool_of = {name: pool for name, pool, _ in members}
         """Pool of each instance."""
         # A cluster without instances has a link as well.
-        members += [("", setup.pools_of[name][0], name) for name, its in away.items() if not its]
+        members += [("", setup.pools_of[name][0], name) for name, its in remotes.items() if not its]
         self.links = PoolLinks(members, (setup.name,)).all()
         """Links to the PD cluster, and between the hosts of a cluster."""
         self._decodes = frozenset(self.decode_names)

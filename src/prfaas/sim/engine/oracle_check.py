@@ -1,7 +1,7 @@
 """Check that a decision uses only reports that a gateway could have received by then.
 
-`LeastDelays` records how late the dispatcher is informed; every run is checked. That the dispatcher holds
-no reference into the simulation is tested (`tests/sim/test_checks.py`).
+`LeastDelays` records how late the dispatcher is informed; every run is checked. That the
+dispatcher holds no reference into the simulation is tested (`tests/sim/test_checks.py`).
 """
 
 from __future__ import annotations

@@ -323,5 +323,5 @@ def _guards(
 ) -> Guards:
     """Breakers of all instances and links."""
     remotes = [name for names in front.prfaas_names.values() for name in names]
-    at_home = front.prefill_names, front.decode_names
-    return Guards([*at_home[0], *at_home[1], *remotes, *front.links], front, changed, at_home)
+    at_local = front.prefill_names, front.decode_names
+    return Guards([*at_local[0], *at_local[1], *remotes, *front.links], front, changed, at_local)

@@ -67,9 +67,9 @@ class _RecordedRun(SimulatedRequestRun):
     def _recompute(self) -> None:
         self.close(lost=True)
         super()._recompute()
-        home, decision = self.routed.destination, self.routed.decision
+        destination, decision = self.routed.destination, self.routed.decision
         local, here = decision._replace(path=Path.LOCAL), self.decoder
-        route = self.routed._replace(decision=local, cluster=home, prefill=here, source="")
+        route = self.routed._replace(decision=local, cluster=destination, prefill=here, source="")
         self._current = self._begin(route)
 
     def prefill_failed(self, *, may_have_died: bool) -> None:

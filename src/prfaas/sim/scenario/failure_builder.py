@@ -14,7 +14,7 @@ from prfaas.units import ns
 def make_failures(
     tables: Sequence[FailureTable],
     clusters: Sequence[ClusterSetup],
-    home: str,
+    local: str,
     num_prefill: int,
     num_pd_instances: int,
     num_pd_hosts: int,
@@ -29,16 +29,16 @@ def make_failures(
         ConfigError: A cluster or an instance does not exist.
     """
     counts = {cluster.name: cluster.num_instances for cluster in clusters}
-    hosts = {home: num_pd_hosts, **{cluster.name: cluster.num_hosts for cluster in clusters}}
+    hosts = {local: num_pd_hosts, **{cluster.name: cluster.num_hosts for cluster in clusters}}
     for table in tables:
-        cluster = _check_cluster(table, list(counts), home)
+        cluster = _check_cluster(table, list(counts), local)
         of = {
             FailureKind.PRFAAS: counts.get(cluster, 0),
             FailureKind.PREFILL: num_prefill,
             FailureKind.DECODE: num_pd_instances - num_prefill,
             FailureKind.FREEZE: num_pd_instances - num_prefill,
             FailureKind.POOL: hosts.get(cluster, 0),
-            FailureKind.STALL: num_prefill if cluster == home else counts.get(cluster, 0),
+            FailureKind.STALL: num_prefill if cluster == local else counts.get(cluster, 0),
         }
         count = of.get(table.kind, table.index + 1)
         unit = "host" if table.kind is FailureKind.POOL else "instance"
@@ -63,13 +63,13 @@ def revoked(
     )
 
 
-def _check_cluster(table: FailureTable, names: list[str], home: str) -> str:
+def _check_cluster(table: FailureTable, names: list[str], local: str) -> str:
     """The cluster a failure is about."""
-    known = [*names, home] if table.kind in (FailureKind.POOL, FailureKind.STALL) else names
+    known = [*names, local] if table.kind in (FailureKind.POOL, FailureKind.STALL) else names
     cluster = table.cluster or (names[0] if names else "")
     if table.kind in (FailureKind.PREFILL, FailureKind.DECODE, FailureKind.FREEZE):
-        known = [home]
-        cluster = table.cluster or home
+        known = [local]
+        cluster = table.cluster or local
     if cluster not in known:
         there = ", ".join(map(repr, known)) or "none"
         raise ConfigError(f"failure of {table.kind} in cluster {cluster!r}: there are {there}")

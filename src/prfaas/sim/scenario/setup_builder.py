@@ -63,7 +63,7 @@ def make_setup(
     num_prefill = _num_prefill(file, found, pd.num_instances)
     capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
     clusters = _clusters(file, question, num_prompt_tokens_max)
-    home = pd.prefill
+    local = pd.prefill
     setup = Setup(
         name=pd.name,
         prfaas=clusters,
@@ -71,7 +71,7 @@ def make_setup(
         num_decode=pd.num_instances - num_prefill,
         costs=clusters[0].costs
         if clusters
-        else _costs(file, question, home, num_prompt_tokens_max),
+        else _costs(file, question, local, num_prompt_tokens_max),
         step_ns=step_time(pd.decode),
         decode=DecodeLimits(problem.decode_slots, capacity),
         routing=_routing(file, found, [pd.name, *(cluster.name for cluster in clusters)]),

@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     from prfaas.core.dispatch.route_options import RouteOption
 
 
-def offers_of(options: Sequence[RouteOption], home: str, times: PrefillTimes) -> list[ClusterOffer]:
+def offers_of(
+    options: Sequence[RouteOption], local: str, times: PrefillTimes
+) -> list[ClusterOffer]:
     """Offers of all clusters, the PD cluster's first.
 
     Args:
         options: Through each PrfaaS cluster.
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         times: Expected times of prefills.
     """
     first = options[0]
-    at_home = ClusterOffer(
-        home,
+    at_local = ClusterOffer(
+        local,
         times.local_ns(first.facts.num_new_tokens, first.facts.pd_hit_tokens),
         0,
         first.prediction.local_ns,
-        excluded="" if first.home is not None else Reason.NO_PREFILL_INSTANCE,
+        excluded="" if first.local is not None else Reason.NO_PREFILL_INSTANCE,
     )
-    return [at_home, *(_away(option, times) for option in options if option.cluster.name)]
+    return [at_local, *(_remote(option, times) for option in options if option.cluster.name)]
 
 
-def _away(option: RouteOption, times: PrefillTimes) -> ClusterOffer:
+def _remote(option: RouteOption, times: PrefillTimes) -> ClusterOffer:
     facts, found, name = option.facts, option.prediction, option.cluster.name
     ttft_ns, obstacle, there = found.remote_ns, facts.obstacle, facts.prfaas_hit_tokens
     return ClusterOffer(
@@ -49,7 +51,7 @@ def decided(
     choice: OfferChoice,
     options: Sequence[RouteOption],
     usual: RouteOption,
-    home: str,
+    local: str,
     threshold: int,
 ) -> tuple[RouteOption, Decision]:
     """The route of a choice, and its decision.
@@ -58,12 +60,12 @@ def decided(
         choice: Between the offers of `options`.
         options: Through each PrfaaS cluster.
         usual: The route that names what bars a remote path where nothing is feasible.
-        home: Name of the PD cluster.
+        local: Name of the PD cluster.
         threshold: Tokens, for the decision's record: it decided nothing.
     """
     best = choice.best
     option, path = usual, Path.LOCAL
-    if best is not None and best.offer.cluster != home:
+    if best is not None and best.offer.cluster != local:
         option = next(each for each in options if each.cluster.name == best.offer.cluster)
         path = Path.REMOTE
         reason = Reason.LEAST_LATE if best.excluded else Reason.CHEAPEST_REMOTE
@@ -88,13 +90,17 @@ def decided(
 
 
 def _local_reason(choice: OfferChoice, usual: RouteOption) -> Reason:
-    away = choice.costed[1:]
-    if any(not each.excluded for each in away):
+    remote = choice.costed[1:]
+    if any(not each.excluded for each in remote):
         return Reason.CHEAPEST_LOCAL
     best = choice.best
-    if best is not None and best.excluded and any(each.excluded == best.excluded for each in away):
+    if (
+        best is not None
+        and best.excluded
+        and any(each.excluded == best.excluded for each in remote)
+    ):
         return Reason.LEAST_LATE
-    if any(each.excluded in _OF_MARKET for each in away) or usual.facts.obstacle is None:
+    if any(each.excluded in _OF_MARKET for each in remote) or usual.facts.obstacle is None:
         return Reason.NONE_FEASIBLE
     return usual.facts.obstacle
 
