@@ -87,7 +87,7 @@ def main() -> None:
     naming = Naming("salt", Layout(bytes(32), options.block, "0", groups))
     spent: dict[str, list[float]] = defaultdict(list)
     sizes: list[int] = []
-    quick: FastTokenizer | None = None
+    fast: FastTokenizer | None = None
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         began = time.thread_time()
@@ -112,8 +112,8 @@ def main() -> None:
             warm.submit(encode, "all known", longer).result()
             core = tokenizer.backend_tokenizer
             timed("tokens, `tokenizers`", lambda: core.encode_batch_fast([text]))  # noqa: B023
-            quick = FastTokenizer(core) if quick is None else quick
-            timed("tokens, `fastokens`", partial(quick, text))
+            fast = FastTokenizer(core) if fast is None else fast
+            timed("tokens, `fastokens`", partial(fast, text))
             timed("hashes", lambda: naming.hashes(ids))  # noqa: B023
             sizes.append(len(ids))
     print(f"{statistics.median(sizes):.0f} tokens, {num_chars} characters, {options.rounds} rounds")

@@ -193,11 +193,11 @@ async def measure(
 @click.option("--seconds", default=2.0, help="Length of a turn.")
 @click.option("--limit", default=420.0, help="Seconds after which no arm begins.")
 @click.option("--only", default="", help="Arms with this in their name.")
-def main(*, quick: bool, rounds: int, seconds: float, limit: float, only: str) -> None:
+def main(*, fast: bool, rounds: int, seconds: float, limit: float, only: str) -> None:
     """Measure, and print the tables."""
-    if quick:
+    if fast:
         rounds, seconds = 2, 1.0
-    arms = [arm for arm in ARMS if only in arm.name and (not quick or arm.name in QUICK)]
+    arms = [arm for arm in ARMS if only in arm.name and (not fast or arm.name in QUICK)]
     with Progress(console=Console(stderr=True)) as progress:
         asyncio.run(measure(arms, rounds, seconds, limit, progress))
 

@@ -69,16 +69,16 @@ async def main() -> None:
             head("what", "goal", "measured")
             await first_blocks(identities, 100)
             return
-        rates = await our_table(rows, identities, quick=arguments.quick)
+        rates = await our_table(rows, identities, fast=arguments.fast)
         if arguments.peers is not None:
             await peers_table(rows, rates, arguments.peers)
         if not wanted:
             await rest(identities)
 
 
-async def our_table(rows: list[Row], identities: Path, *, quick: bool) -> list[float]:
+async def our_table(rows: list[Row], identities: Path, *, fast: bool) -> list[float]:
     """Our part; the better rate of every row, with and without a budget."""
-    repeats, rates = 1 if quick else REPEATS, []
+    repeats, rates = 1 if fast else REPEATS, []
     head(
         "link (queue 20 ms)",
         "goal",
@@ -107,7 +107,7 @@ async def our_table(rows: list[Row], identities: Path, *, quick: bool) -> list[f
             f"{paced.first_ms:.0f}",
             f"{paced.queue_loss:.2%} / {free.queue_loss:.2%}",
             f"{paced.cpu_s_per_gb:.2f} / {free.cpu_s_per_gb:.2f}",
-            "-" if quick else await limit(row),
+            "-" if fast else await limit(row),
         )
     return rates
 

@@ -23,64 +23,64 @@ def true_s(num_tokens: int) -> float:
     return FIXED_S + num_tokens * TOKEN_S
 
 
-def serve_one(paces: ObservedRates, num_tokens: int, took_s: float, at_ns: int = 0) -> None:
+def serve_one(rates: ObservedRates, num_tokens: int, took_s: float, at_ns: int = 0) -> None:
     work = num_tokens * NOMINAL_NS_PER_TOKEN
-    paces.sent(0, "pd", work, work, at_ns)
-    paces.answered(0, at_ns + round(took_s * NS_PER_S))
+    rates.sent(0, "pd", work, work, at_ns)
+    rates.answered(0, at_ns + round(took_s * NS_PER_S))
 
 
-def expected_s(paces: ObservedRates, num_tokens: int, now_ns: int = 0) -> float:
+def expected_s(rates: ObservedRates, num_tokens: int, now_ns: int = 0) -> float:
     work = num_tokens * NOMINAL_NS_PER_TOKEN
-    found = paces.estimate("pd", work, work, now_ns)
+    found = rates.estimate("pd", work, work, now_ns)
     assert found is not None
     return found.ns / NS_PER_S
 
 
 def test_a_long_prompt_after_short_ones_is_predicted_by_its_length() -> None:
-    paces, random = ObservedRates(), Random(1)
+    rates, random = ObservedRates(), Random(1)
     for _ in range(60):
         num_tokens = random.randint(50, 500)
-        serve_one(paces, num_tokens, true_s(num_tokens))
-    assert expected_s(paces, 6000) == pytest.approx(true_s(6000), rel=0.2)
+        serve_one(rates, num_tokens, true_s(num_tokens))
+    assert expected_s(rates, 6000) == pytest.approx(true_s(6000), rel=0.2)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_of_a_tenth_leaves_it_within_a_fifth(seed: int) -> None:
     """Lengths up to a quarter of the one that is predicted."""
-    paces, random = ObservedRates(), Random(seed)
+    rates, random = ObservedRates(), Random(seed)
     for _ in range(100):
         num_tokens = random.randint(50, 1500)
-        serve_one(paces, num_tokens, true_s(num_tokens) * random.uniform(0.9, 1.1))
-    assert expected_s(paces, 6000) == pytest.approx(true_s(6000), rel=0.2)
+        serve_one(rates, num_tokens, true_s(num_tokens) * random.uniform(0.9, 1.1))
+    assert expected_s(rates, 6000) == pytest.approx(true_s(6000), rel=0.2)
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_outliers_move_nothing(factor: float) -> None:
     """Every fourth observation is a hundred times too long, or too short."""
-    paces = ObservedRates()
+    rates = ObservedRates()
     for number in range(80):
         num_tokens = 100 * 2 ** (number // 4 % 5)
-        serve_one(paces, num_tokens, true_s(num_tokens) * (1 if number % 4 else factor))
+        serve_one(rates, num_tokens, true_s(num_tokens) * (1 if number % 4 else factor))
     for num_tokens in (100, 400, 1600, 3200):
-        assert expected_s(paces, num_tokens) == pytest.approx(true_s(num_tokens), rel=0.2)
+        assert expected_s(rates, num_tokens) == pytest.approx(true_s(num_tokens), rel=0.2)
 
 
 def test_a_tenant_who_sends_one_length_hides_no_other() -> None:
-    paces = ObservedRates()
+    rates = ObservedRates()
     for num_tokens in (200, 6000):
         for _ in range(KEPT_MAX):
-            serve_one(paces, num_tokens, true_s(num_tokens))
+            serve_one(rates, num_tokens, true_s(num_tokens))
     for _ in range(10_000):
-        serve_one(paces, 50, true_s(50))
-    assert expected_s(paces, 6000) == pytest.approx(true_s(6000), rel=0.05)
+        serve_one(rates, 50, true_s(50))
+    assert expected_s(rates, 6000) == pytest.approx(true_s(6000), rel=0.05)
 
 
 def test_one_length_leaves_a_gap() -> None:
     """It may be all fixed cost or none."""
-    paces, work = ObservedRates(), 6000 * NOMINAL_NS_PER_TOKEN
+    rates, work = ObservedRates(), 6000 * NOMINAL_NS_PER_TOKEN
     for _ in range(KEPT_MAX):
-        serve_one(paces, 300, true_s(300))
-    found = paces.estimate("pd", work, work, 0)
+        serve_one(rates, 300, true_s(300))
+    found = rates.estimate("pd", work, work, 0)
     assert found is not None
     assert found.num_near == 0
     assert found.low_ns == pytest.approx(true_s(300) * NS_PER_S)
@@ -90,24 +90,24 @@ def test_one_length_leaves_a_gap() -> None:
 
 def test_no_token_is_free() -> None:
     """Short prompts that take equally long do not show that long ones do."""
-    paces = ObservedRates()
+    rates = ObservedRates()
     for number in range(40):
-        serve_one(paces, 50 + 10 * number, 0.1)
-    assert expected_s(paces, 44_000) >= 100 * 0.1 * SLOPE_SHARE_MIN
+        serve_one(rates, 50 + 10 * number, 0.1)
+    assert expected_s(rates, 44_000) >= 100 * 0.1 * SLOPE_SHARE_MIN
 
 
 def test_what_is_old_yields_to_what_is_new() -> None:
     """The engine has become three times as slow; long prompts have not come since."""
-    paces, now_ns = ObservedRates(), 0
+    rates, now_ns = ObservedRates(), 0
     for num_tokens in (100, 800, 6000):
         for _ in range(KEPT_MAX):
-            serve_one(paces, num_tokens, true_s(num_tokens))
+            serve_one(rates, num_tokens, true_s(num_tokens))
     now_ns = LIFETIME_NS + 10 * NS_PER_S
     for num_tokens in (100, 800):
         for _ in range(KEPT_MAX):
-            serve_one(paces, num_tokens, 3 * true_s(num_tokens), now_ns)
-    assert expected_s(paces, 6000, now_ns) == pytest.approx(3 * true_s(6000), rel=0.2)
-    assert expected_s(paces, 6000, now_ns + 2 * LIFETIME_NS) > 0
+            serve_one(rates, num_tokens, 3 * true_s(num_tokens), now_ns)
+    assert expected_s(rates, 6000, now_ns) == pytest.approx(3 * true_s(6000), rel=0.2)
+    assert expected_s(rates, 6000, now_ns + 2 * LIFETIME_NS) > 0
 
 
 # The dispatcher

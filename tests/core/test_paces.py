@@ -21,28 +21,28 @@ from prfaas.units import NS_PER_S
 
 
 def test_a_rate_is_learnt_from_enough_answers() -> None:
-    paces = ObservedRates()
+    rates = ObservedRates()
     for number in range(PACE.num_min):
-        paces.sent(number, "far", 1000, 1000, 0)
-        assert paces.expected_ns(number) is None
-        paces.answered(number, 7000)
-    paces.sent(99, "far", 3000, 3000, 0)
-    assert paces.expected_ns(99) == pytest.approx(21_000, rel=0.01)
-    found = paces.estimate("far", 100, 100, 7000)
+        rates.sent(number, "far", 1000, 1000, 0)
+        assert rates.expected_ns(number) is None
+        rates.answered(number, 7000)
+    rates.sent(99, "far", 3000, 3000, 0)
+    assert rates.expected_ns(99) == pytest.approx(21_000, rel=0.01)
+    found = rates.estimate("far", 100, 100, 7000)
     assert found is not None
     assert found.ns == pytest.approx(700, rel=0.01)
-    assert paces.estimate("near", 100, 100, 7000) is None
-    paces.drop(99)
-    assert paces.expected_ns(99) is None
+    assert rates.estimate("near", 100, 100, 7000) is None
+    rates.drop(99)
+    assert rates.expected_ns(99) is None
 
 
 def test_what_was_dropped_teaches_nothing() -> None:
-    paces = ObservedRates()
+    rates = ObservedRates()
     for number in range(20):
-        paces.sent(number, "far", 1000, 1000, 0)
-        paces.drop(number)
-        paces.answered(number, 7000)
-    assert paces.estimate("far", 100, 100, 7000) is None
+        rates.sent(number, "far", 1000, 1000, 0)
+        rates.drop(number)
+        rates.answered(number, 7000)
+    assert rates.estimate("far", 100, 100, 7000) is None
 
 
 def test_patience_is_some_times_what_is_expected_and_two_seconds_at_least() -> None:

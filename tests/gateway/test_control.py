@@ -76,7 +76,7 @@ async def test_what_was_set_stays_until_it_is_unset(
         gateway: Gateway = world.gateway
         for _ in range(3):
             await sent(world, SHORT)
-        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         [entry] = gateway.journal.latest(10)
         assert (entry.loop, entry.old) == (Loop.THRESHOLD, THRESHOLD)
         assert entry.numbers["requests"] == 3
@@ -85,7 +85,7 @@ async def test_what_was_set_stays_until_it_is_unset(
         await control(world, "threshold", tokens=30_000)
         for _ in range(3):
             await sent(world, SHORT)
-            gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+            gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         [link] = (await view(world, "status"))["links"]
         assert (link["offload_threshold"], link["is_threshold_set"]) == (30_000, True)
         assert "threshold 30,000 tokens, set by the operator" in (await run_ctl(world)).output
@@ -183,7 +183,7 @@ async def test_orders_have_to_be_json(world: World) -> None:
     headers = {"Content-Type": "application/json"}
     async with world.http.post(url, data=b'{"frozen": tr', headers=headers) as response:
         assert response.status == 400
-    assert not world.gateway.pulse.frozen
+    assert not world.gateway.control_ticker.frozen
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ async def test_a_frozen_loop_moves_nothing(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(Dispatcher, "tick", lambda _self, _now: [moved])
     gateway: Gateway = world.gateway
     assert (await control(world, "loops", frozen=True))[0] == 200
-    gateway.pulse.beat(0, is_turn=True)
+    gateway.control_ticker.beat(0, is_turn=True)
     assert len(gateway.journal.latest(10)) == 1
     assert (await view(world, "status"))["loops"]["frozen"]
     await control(world, "loops", frozen=False)
-    gateway.pulse.beat(0, is_turn=True)
+    gateway.control_ticker.beat(0, is_turn=True)
     [entry, *_] = gateway.journal.latest(10)
     assert (entry.loop, entry.action, entry.old, entry.new) == (Loop.THRESHOLD, "raised", 100, 105)
     assert entry.numbers == {"local_wait_s": 0, "remote_wait_s": 9, "link_utilisation": 0.5}
@@ -252,10 +252,10 @@ async def test_a_frozen_loop_moves_nothing(world: World, monkeypatch: pytest.Mon
 
 async def test_refusals_are_told_once_until_they_end(world: World) -> None:
     driver, journal = world.gateway.driver, Journal()
-    pulse = ControlTicker(driver, world.gateway.guards, journal)
+    control_ticker = ControlTicker(driver, world.gateway.guards, journal)
     for num_refused in (0, 3, 2, *(0,) * QUIET_BEATS, 0, 1):
         driver.num_late += num_refused
-        pulse.beat(0, is_turn=False)
+        control_ticker.beat(0, is_turn=False)
     told = [(entry.action, entry.numbers["refused"]) for entry in journal.latest(10)[::-1]]
     assert told == [("began", 3), ("ended", 5), ("began", 1)]
 

@@ -63,10 +63,10 @@ async def test_what_home_misses_again_and_again_is_copied_once(
     async with copying(checkpoint, identities, tmp_path) as (world, copier):
         gateway = world.gateway
         await ask(world, 1)
-        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0
         await ask(world, 3)
-        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         await until(lambda: bool(world.pd_pool.pulls))
         [pull] = world.pd_pool.pulls
         assert pull.source == "prfaas-pool"
@@ -84,7 +84,7 @@ async def test_what_home_misses_again_and_again_is_copied_once(
         assert gateway.driver.dispatcher.promised_bytes == 0
         await ask(world, 3)
         assert (await world.record())["pd_hit_tokens"] == HELD
-        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0
 
 
@@ -110,7 +110,7 @@ async def test_the_ticket_of_a_copy_allows_exactly_it(
 ) -> None:
     async with copying(checkpoint, identities, tmp_path) as (world, _):
         await ask(world, 3)
-        world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        world.gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         await until(lambda: bool(world.pd_pool.pulls))
         [pull] = world.pd_pool.pulls
         opener = TicketOpener(identities / "ca.pem", frozenset({"gateway"}))
@@ -128,7 +128,7 @@ async def test_a_copy_that_fails_is_given_up_and_frees_its_bytes(
     async with copying(checkpoint, identities, tmp_path) as (world, copier):
         await ask(world, 3)
         now_ns = time.monotonic_ns()
-        world.gateway.pulse.beat(now_ns, is_turn=True)
+        world.gateway.control_ticker.beat(now_ns, is_turn=True)
         await until(lambda: bool(world.pd_pool.pulls))
         assert copier.num_open == 1
         if how == "refused":
@@ -137,7 +137,7 @@ async def test_a_copy_that_fails_is_given_up_and_frees_its_bytes(
         elif how == "lost":
             world.pd_pool.disconnect()
         else:
-            world.gateway.pulse.beat(now_ns + 3600 * NS_PER_S, is_turn=False)
+            world.gateway.control_ticker.beat(now_ns + 3600 * NS_PER_S, is_turn=False)
         await until(lambda: copier.num_open == 0)
         assert world.gateway.driver.dispatcher.promised_bytes == 0
         await ask(world, 1)
@@ -150,7 +150,7 @@ async def test_nothing_is_copied_beyond_the_budget(
         settings = replace(copier._settings, budget_bytes=HELD // 16 * 1024)
         copier._hot = Replication(settings)
         await ask(world, 3)
-        world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        world.gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0
 
 
@@ -159,11 +159,11 @@ async def test_nothing_is_copied_while_the_loops_are_frozen(
 ) -> None:
     async with copying(checkpoint, identities, tmp_path) as (world, copier):
         await ask(world, 3)
-        world.gateway.pulse.frozen = True
-        world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        world.gateway.control_ticker.frozen = True
+        world.gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0
-        world.gateway.pulse.frozen = False
-        world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        world.gateway.control_ticker.frozen = False
+        world.gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 1
 
 
@@ -175,7 +175,7 @@ async def test_nothing_is_copied_over_a_link_that_is_down(
         world.prfaas_pool.links["pd-pool"] = False
         world.prfaas_pool.tell_state()
         await until(lambda: not world.gateway.pools.link_up("prfaas-pool", "pd-pool"))
-        world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        world.gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0
 
 

@@ -87,7 +87,7 @@ async def test_a_hot_prefix_comes_home(checkpoint: Path, identities: Path, tmp_p
         assert await stores.store(keys)
         await until(lambda: gateway.index.num_blocks("prfaas-pool") == len(keys))
         await ask(url, 3)
-        gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
+        gateway.control_ticker.beat(time.monotonic_ns(), is_turn=True)
         await until(lambda: pd.held() == set(keys))
         await until(lambda: copier.num_open == 0)
         assert gateway.driver.dispatcher.promised_bytes == 0

@@ -96,14 +96,14 @@ def test_an_encoder_keeps_nothing_of_a_text() -> None:
     """A tenant could measure what another one has sent."""
     encoder = Encoder(tokenizer("qwen"))
     given_to_tokenizer: list[str] = []
-    quick = encoder._quick
-    assert quick is not None
+    fast = encoder._fast
+    assert fast is not None
 
     def counting(text: str, special: bool) -> array[int]:
         given_to_tokenizer.append(text)
-        return quick(text, special)
+        return fast(text, special)
 
-    encoder._quick = cast(FastTokenizer, counting)
+    encoder._fast = cast(FastTokenizer, counting)
     for salt in ("one", "other"):
         for text in (turns(20), turns(22)):
             encoder.encode(text, False, Naming(salt, LAYOUT))

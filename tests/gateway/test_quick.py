@@ -47,9 +47,9 @@ def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
     """It is found among what is compared, the tokens are right from then on, no text is logged."""
     encoder = Encoder(tokenizer("qwen"))
-    made = encoder._quick
+    made = encoder._fast
     assert made is not None
-    made._quick = Tokenizer.from_json_str(core("llama3").to_str())
+    made._fast = Tokenizer.from_json_str(core("llama3").to_str())
     for _ in range(COMPARED_EACH):
         last, _ = encoder.encode(TEXT, False, Naming("salt"))
     assert not made.is_on
@@ -60,7 +60,7 @@ def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_difference_within_a_long_prompt() -> None:
     """A part of it shows the difference, and all of it is made again."""
     made = FastTokenizer(core("qwen"))
-    made._quick = Tokenizer.from_json_str(core("llama3").to_str())
+    made._fast = Tokenizer.from_json_str(core("llama3").to_str())
     # Both write words alike, and numbers not.
     text = f"{TEXT} " * 200
     made._numbers = itertools.count(COMPARED_EACH)

@@ -135,19 +135,19 @@ async def test_a_pin_is_repeated_until_its_end_at_every_pool(
         status, report = await order(world, for_s=600)
         assert (status, report["num_blocks"], report["num_bytes"]) == (200, 6, 6144)
         assert [pool["problem"] for pool in report["pools"]] == ["", ""]
-        pools, pulse = (world.prfaas_pool, world.pd_pool), world.gateway.pulse
+        pools, control_ticker = (world.prfaas_pool, world.pd_pool), world.gateway.control_ticker
         first = [pool.pins[0] for pool in pools]
         tag = world.gateway.tenants.tag_of(DEFAULT_NAME)
         assert {message.for_ns for message in first} == {PIN_NS}
         assert {message.tenant for message in first} == {tag}
         now_ns = time.monotonic_ns()
-        pulse.beat(now_ns + REPEAT_NS, is_turn=False)
+        control_ticker.beat(now_ns + REPEAT_NS, is_turn=False)
         await until(lambda: all(len(pool.pins) == 2 for pool in pools))
-        pulse.beat(now_ns + REPEAT_NS, is_turn=False)
-        pulse.beat(now_ns + 600 * 10**9 - NS_LEFT, is_turn=False)
+        control_ticker.beat(now_ns + REPEAT_NS, is_turn=False)
+        control_ticker.beat(now_ns + 600 * 10**9 - NS_LEFT, is_turn=False)
         await until(lambda: all(len(pool.pins) == 3 for pool in pools))
         assert {pool.pins[-1].for_ns <= NS_LEFT for pool in pools} == {True}
-        pulse.beat(now_ns + 601 * 10**9, is_turn=False)
+        control_ticker.beat(now_ns + 601 * 10**9, is_turn=False)
         assert len(world.gateway._control.steering.pins) == 0
 
 

@@ -226,15 +226,18 @@ class Gateway:
             deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
         )
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
-        self._door, fetcher = RequestAdmission(places), Fetcher(tickets, self.pools.send)
+        self._request_admission, fetcher = (
+            RequestAdmission(places),
+            Fetcher(tickets, self.pools.send),
+        )
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         steering = make_steering(live, fetcher, self.transfers, self.tenants)
         self._meter = self._metered(deployment)
-        self.pulse = ControlTicker(
+        self.control_ticker = ControlTicker(
             self.driver, self.guards, self.journal, (*self.loops.all, self._meter, steering.pins)
         )
-        self.metrics.control.watch_loops(lambda: self.pulse.frozen)
-        control = Control(live, self.pulse)
+        self.metrics.control.watch_loops(lambda: self.control_ticker.frozen)
+        control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
         self._control = ControlApi(
             live,
@@ -283,7 +286,7 @@ class Gateway:
                 live,
                 self.parts,
                 self._prompts,
-                self._door,
+                self._request_admission,
                 self._tracing,
                 self.charging,
                 self._request_ended,
@@ -291,8 +294,8 @@ class Gateway:
                 deployment.response_role,
                 deployment.forces_usage,
             ),
-            TokenApi(live, self._prompts, self._door),
-            Views(live, self._door),
+            TokenApi(live, self._prompts, self._request_admission),
+            Views(live, self._request_admission),
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
@@ -384,7 +387,7 @@ class Gateway:
         self.pools.start()
         self.engine_events.start()
         self.members.start()
-        self._tasks.append(asyncio.create_task(self.pulse.run()))
+        self._tasks.append(asyncio.create_task(self.control_ticker.run()))
         self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
         self._console.start()
         self._tasks.append(asyncio.create_task(self._control.purging.repeat()))
@@ -429,8 +432,8 @@ class Gateway:
         Args:
             lame_duck_ns: Time in which new requests are still served.
         """
-        await self._door.leave(lame_duck_ns / NS_PER_S)
-        await self._door.close(self._table.drain_timeout / NS_PER_S)
+        await self._request_admission.leave(lame_duck_ns / NS_PER_S)
+        await self._request_admission.close(self._table.drain_timeout / NS_PER_S)
 
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
@@ -479,7 +482,7 @@ class Gateway:
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
         app.on_response_prepare.append(name_server)
         app.on_response_prepare.append(add_limit_headers)
-        app.on_response_prepare.append(self._door.add_headers)
+        app.on_response_prepare.append(self._request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)
         for page in self._pages:

@@ -22,9 +22,9 @@ class Counting:
     def __init__(self, name: str) -> None:
         self.encoder = Encoder(tokenizer(name))
         self.num_chars = 0
-        assert self.encoder._quick is not None
-        self._encode = self.encoder._quick
-        self.encoder._quick = cast(FastTokenizer, self)
+        assert self.encoder._fast is not None
+        self._encode = self.encoder._fast
+        self.encoder._fast = cast(FastTokenizer, self)
 
     def __call__(self, text: str, special: bool) -> array[int]:
         self.num_chars += len(text)

@@ -344,9 +344,9 @@ def _warn(deployment: Deployment) -> None:
     """Warn about access without a key, readable keys, and certificates that end soon."""
     gateway = deployment.gateway
     doors = [
-        door
+        request_admission
         for listen in (gateway.listen, *gateway.replicas.values())
-        for door in open_doors(
+        for request_admission in open_doors(
             listen,
             tenants=bool(deployment.tenants),
             operator_keys=bool(deployment.operator_keys),

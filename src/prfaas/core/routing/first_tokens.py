@@ -64,7 +64,7 @@ class FirstTokens:
     """
 
     def __init__(self, local: str) -> None:
-        self._local, self._paces = local, ObservedRates()
+        self._local, self._rates = local, ObservedRates()
         self._num_since_trial = 0
 
     def sent(
@@ -78,15 +78,15 @@ class FirstTokens:
     ) -> None:
         """A prefill is sent to a cluster."""
         self._num_since_trial = 0 if is_trial else self._num_since_trial + (cluster != self._local)
-        self._paces.sent(request_id, cluster, *work, now_ns)
+        self._rates.sent(request_id, cluster, *work, now_ns)
 
     def came(self, request_id: int, at_ns: int) -> None:
         """The first token of a request came."""
-        self._paces.answered(request_id, at_ns)
+        self._rates.answered(request_id, at_ns)
 
     def drop(self, request_id: int) -> None:
         """Its TTFT does not measure its original path."""
-        self._paces.drop(request_id)
+        self._rates.drop(request_id)
 
     def sooner_at_local(
         self, cluster: str, local: NominalWork, remote: NominalWork, num_decoding: int, now_ns: int
@@ -104,12 +104,12 @@ class FirstTokens:
             Both times if the prompt is to be prefilled locally, delays of others left out; None if
             not.
         """
-        seen_remote = self._paces.proven(cluster, *remote, now_ns)
+        seen_remote = self._rates.proven(cluster, *remote, now_ns)
         if seen_remote is None:
             return None
         own_ns, queued_ns = local
         is_idle = own_ns == queued_ns and not num_decoding
-        seen = self._paces.estimate(self._local, *local, now_ns)
+        seen = self._rates.estimate(self._local, *local, now_ns)
         known = seen if seen is not None and self._is_known(seen) else None
         here_ns = round(seen_remote.ns * UNSEEN_RATIO * queued_ns / max(remote.queued_ns, 1))
         if known is not None:
@@ -125,7 +125,7 @@ class FirstTokens:
 
     def _is_known(self, seen: Estimate) -> bool:
         """Return True if enough was seen of the PD cluster, without contradictions."""
-        is_enough = seen.num_near >= TRIALS or self._paces.has_enough(self._local)
+        is_enough = seen.num_near >= TRIALS or self._rates.has_enough(self._local)
         return is_enough and seen.is_current and seen.error_ratio <= PACE.error_max
 
     def _is_worth_a_trial(self, seen: Estimate | None, here_ns: int, limit_ns: float) -> bool:

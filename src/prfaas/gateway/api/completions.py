@@ -50,7 +50,7 @@ class CompletionService:
     live: LiveParts
     parts: RequestServices
     prompts: PromptMaker
-    door: RequestAdmission
+    request_admission: RequestAdmission
     tracing: Tracing
     charging: Charging
     on_end: Callable[[RequestRecord], None]
@@ -107,7 +107,7 @@ class CompletionService:
         record.limit(round(limit.seconds * NS_PER_S))
         try:
             async with asyncio.timeout(limit.seconds):
-                with self.door.enter(request[TENANT]) as entry:
+                with self.request_admission.enter(request[TENANT]) as entry:
                     return await self._answer(request, api, record, stream, trace, entry)
         except TimeoutError:
             message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"

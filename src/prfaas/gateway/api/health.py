@@ -31,7 +31,7 @@ class Views:
     """Read-only pages."""
 
     live: LiveParts
-    door: RequestAdmission
+    request_admission: RequestAdmission
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes; each answers HEAD as well."""
@@ -85,7 +85,7 @@ class Views:
 
         With `?full=parts`: the same, whatever their KV layouts are. Parts are named to operators.
         """
-        if self.door.is_leaving:
+        if self.request_admission.is_leaving:
             return error_response(UnavailableError("this gateway is about to stop"), {})
         full = request.query.get("full")
         missing = [] if full is None else self._missing()

@@ -25,7 +25,7 @@ class TokenApi:
 
     live: LiveParts
     prompts: PromptMaker
-    door: RequestAdmission
+    request_admission: RequestAdmission
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -33,7 +33,7 @@ class TokenApi:
         router.add_post("/detokenize", self._detokenize)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        with self.door.enter(request[TENANT]):
+        with self.request_admission.enter(request[TENANT]):
             body = await read(request, parse_object)
             tenant = request[TENANT]
             ids, max_model_len = await self._ids(body, tenant)
@@ -62,7 +62,7 @@ class TokenApi:
         return list(prompt.token_ids), max_model_len
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        with self.door.enter(request[TENANT]):
+        with self.request_admission.enter(request[TENANT]):
             body = await read(request, parse_object)
             check_model(body, self.live.deployment.model.name, self.live.engines.adapters())
             ids = token_ids(body.get("tokens"), self.prompts.vocab_size, "tokens")

@@ -33,17 +33,17 @@ class Console:
         self._history = History()
         self._what_if = WhatIf(parts.live.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
-        self._pulse: asyncio.Task[None] | None = None
+        self._control_ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to take samples."""
-        self._pulse = asyncio.create_task(self._beat())
+        self._control_ticker = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
         """Stop."""
         self._what_if.close()
-        if self._pulse is not None:
-            await cancel_all([self._pulse])
+        if self._control_ticker is not None:
+            await cancel_all([self._control_ticker])
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""

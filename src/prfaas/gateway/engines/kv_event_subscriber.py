@@ -151,8 +151,8 @@ class EngineClient:
                 self.feed.lost()
 
     async def _handshake(self, monitor: Socket) -> None:
-        with SocketPoller((monitor,)) as ears:
-            while await ears.hear(self.timing.connect_s):
+        with SocketPoller((monitor,)) as poller:
+            while await poller.hear(self.timing.connect_s):
                 for frames in waiting(monitor, 1):
                     if is_over(frames):
                         raise _GoneError("no connection")
@@ -169,9 +169,9 @@ class EngineClient:
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
         silence_s = self.timing.settle_s
-        with SocketPoller((socket, monitor)) as ears:
+        with SocketPoller((socket, monitor)) as poller:
             while True:
-                if not await ears.hear(silence_s):
+                if not await poller.hear(silence_s):
                     # Silence can be the loss of the last batch; the engine knows.
                     if self._replay_endpoint is not None and not await self._replay():
                         raise _GoneError("the engine does not answer")
@@ -203,11 +203,11 @@ class EngineClient:
             return False
         with (
             self._socket(zmq.DEALER, self._replay_endpoint) as socket,
-            SocketPoller((socket,)) as ears,
+            SocketPoller((socket,)) as poller,
         ):
             socket.connect(self._replay_endpoint)
             self._ask(socket)
-            while await ears.hear(self.timing.replay_s):
+            while await poller.hear(self.timing.replay_s):
                 for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
                     if seq >= 0:

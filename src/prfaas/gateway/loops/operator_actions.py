@@ -28,14 +28,14 @@ _NOBODY_LEFT = (
 class Control:
     """The operator's hand on the loops, engines and clusters."""
 
-    def __init__(self, live: LiveParts, pulse: ControlTicker) -> None:
-        self._live, self._pulse = live, pulse
+    def __init__(self, live: LiveParts, control_ticker: ControlTicker) -> None:
+        self._live, self._control_ticker = live, control_ticker
 
     # Changes
 
     def freeze(self, *, frozen: bool) -> ChangeEntry:
         """Stop the loops where they are, or let them go on."""
-        old, self._pulse.frozen = self._pulse.frozen, frozen
+        old, self._control_ticker.frozen = self._control_ticker.frozen, frozen
         words = {True: "frozen", False: "running"}
         return self._note("freeze" if frozen else "unfreeze", "loops", words[old], words[frozen])
 
@@ -125,7 +125,7 @@ class Control:
         return {
             "policy": routing.effective_policy.value,
             "loops": {
-                "frozen": self._pulse.frozen,
+                "frozen": self._control_ticker.frozen,
                 "threshold": routing.effective_policy is PolicyName.ADAPTIVE,
                 "roles": routing.reroling,
                 "replication": routing.replication is not None,

@@ -45,40 +45,40 @@ class FastTokenizer:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._numbers = itertools.count(1)
-        self._quick = quick = _load(core)
+        self._fast = fast = _load(core)
         markers = [token.content for token in core.get_added_tokens_decoder().values()]
         probes = _probes(markers[:_MARKERS_TRIED])
-        if quick is not None and any(self._differs(quick, text) for text in probes):
-            self._quick = None
+        if fast is not None and any(self._differs(fast, text) for text in probes):
+            self._fast = None
             _log.warning("fastokens differs from tokenizers on this model's texts: it is not used")
 
     @property
     def is_on(self) -> bool:
         """True while `fastokens` is used."""
-        return self._quick is not None
+        return self._fast is not None
 
     def __call__(self, text: str, special: bool = False) -> array[int]:
         """Tokens of a text; with `special`, those that the model wants around it as well."""
-        quick = self._quick
-        if quick is None:
+        fast = self._fast
+        if fast is None:
             return self._exactly(text, special)
         if next(self._numbers) % COMPARED_EACH == 0:
             start = random.randrange(max(len(text) - COMPARED_CHARS, 0) + 1)  # noqa: S311
-            if self._differs(quick, text[start : start + COMPARED_CHARS]):
-                self._quick = None
+            if self._differs(fast, text[start : start + COMPARED_CHARS]):
+                self._fast = None
                 _log.error("fastokens differs from tokenizers on a text: it is not used any more")
                 return self._exactly(text, special)
-        return self._quickly(quick, text, special)
+        return self._quickly(fast, text, special)
 
-    def _differs(self, quick: Any, text: str) -> bool:
+    def _differs(self, fast: Any, text: str) -> bool:
         return any(
-            self._quickly(quick, text, special) != self._exactly(text, special)
+            self._quickly(fast, text, special) != self._exactly(text, special)
             for special in (False, True)
         )
 
-    def _quickly(self, quick: Any, text: str, special: bool) -> array[int]:
+    def _quickly(self, fast: Any, text: str, special: bool) -> array[int]:
         try:
-            ids, _ = quick.encode_batch_flat([text], add_special_tokens=special)
+            ids, _ = fast.encode_batch_flat([text], add_special_tokens=special)
         except ValueError:  # A rule for words that takes too many steps on this text.
             return self._exactly(text, special)
         return array("I", ids)

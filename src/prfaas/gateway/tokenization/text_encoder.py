@@ -43,13 +43,13 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._one_at_a_time = threading.Lock()
-        self._quick: FastTokenizer | None = None
+        self._fast: FastTokenizer | None = None
         if (core := getattr(tokenizer, "backend_tokenizer", None)) is not None:
             drop_word_cache(core)
             core.no_truncation()
             core.no_padding()
             core.encode_special_tokens = bool(tokenizer.split_special_tokens)
-            self._quick = FastTokenizer(core)
+            self._fast = FastTokenizer(core)
 
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
@@ -64,7 +64,7 @@ class Encoder:
         Raises:
             TooLongError: It has more than `tokens_max`.
         """
-        ids = partial(self._quick or self._slowly, special=special)
+        ids = partial(self._fast or self._slowly, special=special)
         if tokens_max is not None:
             check_length(text, ids, tokens_max)
         token_ids = ids(text)
