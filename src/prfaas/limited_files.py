@@ -27,7 +27,6 @@ def read_limited(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """Bytes of a regular file.
 
     Args:
-        path: The file.
         bytes_max: Limit of its size.
 
     Raises:

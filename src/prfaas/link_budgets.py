@@ -35,8 +35,6 @@ class LeaseGiver:
 
     Args:
         sites: Budget of each, bits a second, and the names of its pool nodes.
-        pools: Connections to them.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

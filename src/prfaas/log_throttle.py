@@ -14,7 +14,6 @@ class LogThrottle:
     """Logs each message at most once in an interval.
 
     Args:
-        clock_ns: Monotonic clock, nanoseconds.
         every_ns: How long a thing is not said again, nanoseconds.
     """
 

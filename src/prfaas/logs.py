@@ -51,7 +51,6 @@ def log_event(log: logging.Logger, level: int, event: str, **fields: object) -> 
     """Log an event: its name, and fields by name; those that are None are left out.
 
     Args:
-        log: Where.
         level: Of `logging`.
         event: A fixed word or two, joined by underscores.
         fields: Numbers and names; never prompts, salts or keys.

@@ -24,7 +24,6 @@ class Backoff:
 
     Args:
         least_s: The first pause, seconds.
-        most_s: The longest one.
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:

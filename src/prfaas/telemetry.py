@@ -34,7 +34,6 @@ def make_provider(
     Args:
         endpoint: Takes OTLP over HTTP.
         service: What kind of process this is.
-        instance: Which one of them.
         sample_ratio: Share of traces that are recorded when they begin here.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -62,7 +62,6 @@ def refuse_unused(table: BaseModel, key: str, uses: Mapping[str, Collection[str]
     """Refuse keys of a table that have no effect with its value of another key.
 
     Args:
-        key: The other key.
         uses: Values of the other key that a key is for; a key that is left out is for all.
 
     Raises:
@@ -88,8 +87,6 @@ def validated(
     """The file as a typed table.
 
     Args:
-        model: Its type.
-        tables: What is in it.
         path: Where it lies, for messages.
         words: By pattern, what a text has to be that does not match it.
         secrets: Keys whose values are not repeated in a message, whatever they are.

@@ -31,11 +31,6 @@ Record = tuple[int, Fields]
 class ChainFile:
     """Appends to a log.
 
-    Args:
-        settings: Files and intervals.
-        process: Name of the process.
-        unix_ns: Unix time.
-
     Raises:
         ConfigError: The folder, the key or the end of the log cannot be used.
     """

@@ -31,7 +31,6 @@ class GatewayAudit:
 
     Args:
         settings: None without an audit log; then nothing is recorded.
-        gateway: Its name.
         metrics: Show the state of the log.
 
     Raises:
@@ -73,7 +72,6 @@ class GatewayAudit:
 
         Args:
             request: Only its method, route and address are recorded.
-            status: Of the answer.
             operator: Name of the operator's key; empty without a right.
         """
         if self._log is None:
@@ -93,8 +91,6 @@ class GatewayAudit:
         """Answer a request that has its right; changes are recorded before they are answered.
 
         Args:
-            request: The request.
-            handler: Answers it.
             operator: Name of the operator's key; empty for clients.
 
         Raises:

@@ -9,7 +9,6 @@ class AuditMetrics:
     """Counters and gauges; all 0 without a log.
 
     Args:
-        registry: Of the process.
         prefix: Of the names, by the kind of process.
     """
 

@@ -22,7 +22,6 @@ class TransferBytes:
     """Bytes of one transfer.
 
     Attributes:
-        direction: "sent" or "received".
         peer: Pool at the other end.
         transfer_id: Empty for several together.
         link_bytes: As `prfaas_link_bytes` counts.

@@ -28,10 +28,8 @@ class PoolAudit:
 
     Args:
         settings: None without an audit log; then nothing is recorded.
-        pool: Our name.
         metrics: Show the state of the log.
         moved: Bytes on links.
-        clock_ns: Monotonic clock, nanoseconds.
 
     Raises:
         ConfigError: The log cannot be written.

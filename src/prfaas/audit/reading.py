@@ -58,12 +58,9 @@ def verify(
 
     Args:
         folder: Has its `.head` and, without `public_key`, its `.pub`.
-        log: Its name.
-        files: Its files by number.
         public_key: 64 hex digits, from another place than the log.
         expected_lines: Number of lines that is known from elsewhere; 0 if unknown.
         known_head: A copy of its head file that was kept elsewhere.
-        on_bytes: Progress.
 
     Raises:
         ConfigError: A file cannot be read, or there is no public key.

@@ -36,11 +36,6 @@ REPEAT_S = 60.0
 class AuditLog:
     """Writes records of one process.
 
-    Args:
-        settings: Files and intervals.
-        process: Name of the process.
-        metrics: Show its state.
-
     Raises:
         ConfigError: The folder, the key or the end of the log cannot be used.
     """

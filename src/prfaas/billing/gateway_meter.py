@@ -35,10 +35,7 @@ class Decode(Protocol):
     """The record of a request that has ended.
 
     Attributes:
-        tenant: Name of its tenant.
-        service: Its class of service.
         decode_at_ns: Instant at which an engine was asked to decode; None if none was.
-        num_output_tokens: Output tokens.
     """
 
     tenant: str
@@ -60,7 +57,6 @@ class GatewayMeter:
         tags: Tag of each tenant by name.
         write: Writes a record to the audit log.
         metrics: Counters of what is recorded.
-        clock_ns: Monotonic time, ns.
     """
 
     turns_each_beat = False
@@ -89,8 +85,6 @@ class GatewayMeter:
         """A prefill was booked.
 
         Args:
-            arrival: The request.
-            routed: Its route.
             work_ns: Work of an instance; 0 without a profile.
             saved_ns: Work that the cached prefix saves it; 0 without a profile.
         """

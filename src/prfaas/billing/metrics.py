@@ -11,11 +11,7 @@ _LABELS = ("tenant", "phase", "cluster", "class")
 
 
 class UsageMetrics:
-    """Counters of a gateway; those of usage grow when it is recorded.
-
-    Args:
-        registry: Of the process.
-    """
+    """Counters of a gateway; those of usage grow when it is recorded."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:

@@ -75,8 +75,6 @@ def make_bill(logs: Logs, period: Period, on_bytes: OnBytes = lambda _: None) ->
 
     Args:
         logs: Files by the name of the log and by number.
-        period: Of the bill.
-        on_bytes: Progress.
 
     Raises:
         ConfigError: A file cannot be read.

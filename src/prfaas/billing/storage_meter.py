@@ -40,10 +40,7 @@ class StorageMeter:
     """Storage used in the tiers of a pool node.
 
     Args:
-        tiers: By name.
         write: Writes a record to the audit log.
-        counter: By tier.
-        now_ns: Monotonic time, ns.
     """
 
     def __init__(

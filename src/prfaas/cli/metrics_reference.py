@@ -55,8 +55,6 @@ class Described:
     Attributes:
         name: Without the suffixes of its samples.
         kind: "counter", "gauge" or "histogram".
-        labels: Their names.
-        what: In words.
         buckets: Upper bounds of a histogram, +Inf left out.
     """
 

@@ -26,7 +26,6 @@ def values_of(args: list[str], names: tuple[str, ...]) -> Iterator[str]:
     Args:
         args: As the engine is given them; `--name value`, `--name=value`, and underscores for
             dashes, as vLLM's own parser reads them.
-        names: Of the option.
     """
     words = iter(args)
     for word in words:
@@ -48,7 +47,6 @@ def check_parallelism(args: list[str], *, kv_events: bool) -> None:
     """See that an engine's ranks are such as prfaas can serve.
 
     Args:
-        args: The engine's.
         kv_events: True if its KV events are subscribed to.
 
     Raises:
@@ -64,12 +62,7 @@ def check_parallelism(args: list[str], *, kv_events: bool) -> None:
 
 
 def _settings_of_hosts(args: list[str], ranks: int) -> Iterator[str]:
-    """Settings by which an engine has ranks on several hosts, or may have them.
-
-    Args:
-        args: The engine's.
-        ranks: Of data parallelism.
-    """
+    """Settings by which an engine has ranks on several hosts, or may have them."""
     if (nodes := size_of(args, NODES)) > 1:
         yield f"{NODES[0]} {nodes}"
     if (node := size_of(args, NODE, 0)) > 0:
@@ -86,11 +79,7 @@ def _settings_of_hosts(args: list[str], ranks: int) -> Iterator[str]:
 
 
 def hosts_refused(setting: str) -> str:
-    """Return the reason to refuse an engine whose ranks are not known to be on one host.
-
-    Args:
-        setting: The setting with its value.
-    """
+    """Return the reason to refuse an engine whose ranks are not known to be on one host."""
     return (
         f"{setting}: the ranks of an engine have to be on one host. Its KV blocks go through that "
         "host's shared memory, which the pool node maps; the part of a block that another host "

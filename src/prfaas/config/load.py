@@ -16,7 +16,6 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
     """Read and check a deployment file. Relative paths in it start at the working directory.
 
     Args:
-        path: The file.
         overlay: A file of the same form whose keys take precedence, such as the settings that
             `prfaas plan --emit` writes.
 

@@ -77,7 +77,6 @@ def section(
     """The keys of one table, Markdown.
 
     Args:
-        title: Of the section.
         table: Its type, a pydantic model.
         only: Keys that are shown; all if empty.
         default: How the default of a key is written.

@@ -49,7 +49,6 @@ class JobDone:
     """A finished copy job.
 
     Attributes:
-        job: Its number.
         ok: True if all of it was done.
         loaded: Which keys of a load are good.
         sources: Pools that the blocks of a load came from.
@@ -66,8 +65,6 @@ class Lookups:
     """Blocks that a request looked up, by their last answer.
 
     Attributes:
-        num_found: There.
-        num_missing: Not there.
         num_late: Still in transit when the request waited no longer.
         num_unanswered: Asked for without an answer.
     """
@@ -104,7 +101,6 @@ class BlockRequests:
 
     Args:
         send: Queues a message for the pool node; False if it is not there.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(self, send: Callable[[Message], bool], clock_ns: Callable[[], int]) -> None:
@@ -178,9 +174,6 @@ class BlockRequests:
         """Wait for a message of the pool node; return immediately if none is expected.
 
         Messages since the last call count.
-
-        Args:
-            limit_s: Longest wait, seconds.
         """
         with self._lock:
             is_awaited = bool(self._lookups or self._jobs) or any(

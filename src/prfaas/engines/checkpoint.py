@@ -59,8 +59,6 @@ def make_checkpoint(directory: Path, seed: int = 0, *, weights: bool = True) -> 
     """Write the checkpoint to `directory`, unless one is there.
 
     Args:
-        directory: Where to.
-        seed: Of the weights.
         weights: Without them it serves timing engines, in a tenth of the time.
 
     Raises:

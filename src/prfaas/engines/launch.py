@@ -53,8 +53,6 @@ def engine_command(
 
     Args:
         name: Its name in the deployment file.
-        engine: Its table.
-        model: The served model.
         address: Host and port it listens on.
         pool: Unix socket of its pool node.
         run: Identifier of this start of the deployment.
@@ -99,7 +97,6 @@ def timing_command(
     Args:
         names: Their names in the deployment file, at least one.
         cluster: Their cluster's name and table.
-        model: The served model.
         addresses: Host and port each listens on.
         pool: Unix socket of their pool node.
     """

@@ -202,7 +202,6 @@ def missing_names(root: Path, minor: str) -> list[str]:
 
     Args:
         root: The package's directory; nothing of it is imported.
-        minor: Its minor version.
     """
     found = []
     for file in dict.fromkeys(name.file for name in NAMES):

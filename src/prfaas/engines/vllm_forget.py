@@ -19,11 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ForgetRoute:
-    """ASGI middleware that answers `POST /reset_prefix_cache` and passes on all else.
-
-    Args:
-        app: The application behind.
-    """
+    """ASGI middleware that answers `POST /reset_prefix_cache` and passes on all else."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -59,7 +59,6 @@ class RowLayout:
     """A layout, and the place of each group's bytes in a row of host memory.
 
     Attributes:
-        layout: The layout.
         extents: Offset and length, bytes, of the parts that carry data, by group, in the order of
             the block; empty if `runs` has them.
         runs: Copies between a row and a canonical block, by group, if ranks or several pages hold
@@ -68,7 +67,6 @@ class RowLayout:
             where its blocks are combined.
         facts: Facts of the layout id.
         model: The model for people: a name, and its commit if it has one.
-        num_ranks: Ranks of the engine.
     """
 
     layout: Layout
@@ -93,8 +91,6 @@ def describe(
     """Describe an engine's blocks.
 
     Args:
-        vllm_config: vLLM's configuration.
-        kv_cache_config: Its cache groups.
         kernels: Kernel blocks of pages, by layer, as the ranks report them (`vllm_ranks.py`).
 
     Raises:
@@ -191,7 +187,6 @@ def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:
     Args:
         scheduled: Block size that the scheduler cuts prefill by, tokens, while it runs; before
             that it may still change.
-        groups: Cache groups.
 
     Raises:
         ConfigError: No multiple of it ends a block of state.

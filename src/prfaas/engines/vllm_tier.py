@@ -154,7 +154,6 @@ class PrfaasTier(SecondaryTierManager):
 
         Args:
             request: vLLM's id of it.
-            cache_salt: Names its tenant.
         """
         self._coming = request, tenant_tag(cache_salt)
 
@@ -164,7 +163,6 @@ class PrfaasTier(SecondaryTierManager):
         Args:
             request: vLLM's id of it.
             token_ids: Prompt and answer, as vLLM extends them.
-            cache_salt: Of the request.
         """
         if self._names is not None:
             self._names[request] = BlockNames(self._layout, token_ids, cache_salt)
@@ -270,11 +268,7 @@ class PrfaasTier(SecondaryTierManager):
         return self._requests.must_wait(request)
 
     def wait_for_news(self, limit_s: float) -> None:
-        """Wait for a message of the pool node, if any is expected.
-
-        Args:
-            limit_s: Longest wait, seconds.
-        """
+        """Wait for a message of the pool node, if any is expected."""
         self._requests.wait_for_news(limit_s)
 
     # --- jobs ---

@@ -64,8 +64,6 @@ class Barring:
     """Bars sources until an operator resumes their engines.
 
     Args:
-        engines: All engines.
-        driver: Routes.
         purging: Drops blocks in all pools and engines.
         note: Records a change: loop, action, what, `why`.
         pause_s: Wait between two attempts, seconds.
@@ -92,7 +90,6 @@ class Barring:
 
         Args:
             source: Pool that sent the blocks.
-            why: In words.
         """
         engines = [each for each in self._engines.by_name.values() if each.pool == source]
         if any(each.role == "pd" for each in engines):

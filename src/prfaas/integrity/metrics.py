@@ -13,11 +13,7 @@ OUTCOMES = ("equal", "altered", "unattributed", "empty", "unknown", "skipped")
 
 
 class VerificationMetrics:
-    """Outcomes, and the largest difference that was seen.
-
-    Args:
-        registry: Of the process.
-    """
+    """Outcomes, and the largest difference that was seen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._outcomes = Counter(

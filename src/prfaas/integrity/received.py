@@ -62,7 +62,6 @@ class Received:
     """Blocks that a request has used, or that came for it.
 
     Attributes:
-        pool: Has them.
         sources: Pools that sent some of them.
         transfers: Reports of the transfers of the request; copies have none.
         engine: PD engine of the pool.

@@ -107,11 +107,8 @@ class Verifier:
     Args:
         one_in: N; None verifies nothing.
         limits: Largest differences by type that take precedence over `LIMITS`.
-        compute: Computes a prompt.
         compare: Compares blocks.
         stop: Ends a transfer at both pools, for a reason in words.
-        bars: Bars sources.
-        metrics: Count outcomes.
         copies: Copies whose first use is offered for verification.
         draw: As in `Sampler`.
         pause_s: Wait between two attempts, seconds.

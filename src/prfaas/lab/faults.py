@@ -108,7 +108,6 @@ class FaultProxy:
         """Break one connection, by its age, or all of them.
 
         Args:
-            fault: How.
             index: Of the connection, the oldest is 0; None is all.
         """
         struck = self._connections if index is None else self._connections[index : index + 1]

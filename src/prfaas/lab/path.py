@@ -30,14 +30,12 @@ class PathSettings:
     """Effects of a direction on packets; can be changed at any time.
 
     Attributes:
-        delay_ns: One way, nanoseconds.
         rate_bits_per_s: Bits a second on the wire, Ethernet included; 0 is unlimited.
         loss: Share of segments lost at random.
         queue_ns: Length of the queue before the bottleneck, as time at the present rate.
         jitter_ns: Largest addition to the delay, which drifts below it; packets keep their order.
         reorder: Share of segments that come later by `reorder_ns`, after those behind them.
         reorder_ns: See `reorder`.
-        is_down: Nothing passes.
         idle_ns: A connection that carries nothing for so long is forgotten, as by an address
             translator: what comes of it later is dropped without notice. 0 forgets none.
     """
@@ -64,7 +62,6 @@ class TrackedConnections:
 
         Args:
             packet: Of TCP, of either direction, with its virtio header.
-            now_ns: Time.
             idle_ns: Time after which a connection is forgotten.
         """
         header = packet[VNET_BYTES:]
@@ -103,9 +100,7 @@ class LabPath:
     """One direction.
 
     Attributes:
-        settings: Effects on packets.
         counters: Counters of packets and bytes.
-        chance: Source of randomness.
     """
 
     settings: PathSettings

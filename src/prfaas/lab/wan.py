@@ -68,7 +68,6 @@ class Wan:
         reorder: Share of segments from a to b that come 3 ms later, after those behind them.
         idle_s: TCP connections that are silent for so long are forgotten, as by an address
             translator, and the rest of them dropped without notice; 0 forgets none.
-        seed: Of the losses.
     """
 
     def __init__(
@@ -138,8 +137,6 @@ class Wan:
         """Start a process in a side's namespace.
 
         Args:
-            side: Where.
-            args: Command and arguments.
             options: As of `asyncio.create_subprocess_exec`.
         """
         process = await asyncio.create_subprocess_exec(

@@ -24,7 +24,6 @@ class PlannedSite(NamedTuple):
     """A cluster as a plan has it.
 
     Attributes:
-        gpus: GPUs of an instance.
         gpu_hour: Price of one GPU for one hour.
         per_tb: Price of 10**12 bytes on its link.
         rtt_ns: Round trip of its link; 0 for the PD cluster.
@@ -76,7 +75,6 @@ class MarketPlan:
         sites: All clusters of the plan.
         tables: Prices that take precedence over the plan's.
         hysteresis: As in `core.market.choice.choose`.
-        revocations: By cluster.
     """
 
     sites: Mapping[str, PlannedSite]

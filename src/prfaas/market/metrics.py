@@ -12,11 +12,7 @@ from prfaas.units import NS_PER_S
 
 
 class MarketMetrics:
-    """Prices of each cluster, and what was spent there.
-
-    Args:
-        registry: Of the process.
-    """
+    """Prices of each cluster, and what was spent there."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._cost = Counter(

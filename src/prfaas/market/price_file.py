@@ -24,7 +24,6 @@ def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTa
     """Read a price file.
 
     Args:
-        path: The file.
         clusters: Clusters that exist, by name.
 
     Raises:
@@ -62,11 +61,9 @@ class MarketClock:
     A file that cannot be read leaves the prices as they are.
 
     Args:
-        market: The market.
         sites: Clusters of the plan.
         tables: Prices of the deployment file.
         path: The price file; None without.
-        note: Remembers changes.
     """
 
     turns_each_beat = False

@@ -28,7 +28,6 @@ class Agreements:
     """Contracts in force at a process, from a file that is read anew when it changes.
 
     Args:
-        path: The contracts file.
         folder: Keeps the owners of tags over a restart; None without.
         check: Called with contracts before they are in force; raises `ConfigError` to refuse them.
 

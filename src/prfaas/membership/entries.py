@@ -32,7 +32,6 @@ def entries_of(
     """Members of a deployment file.
 
     Args:
-        deployment: The file.
         engines: URL of engines that have none in the file.
         pools: Address of pool nodes that have none in the file.
 

@@ -64,7 +64,6 @@ class MemberFile(Table):
         """The member of this file.
 
         Args:
-            name: Of the member.
             with_links: Read the settings of links to a pool node; they matter to pool nodes only.
         """
         if self.kind == "pool":
@@ -93,7 +92,6 @@ class Folder:
     """The members in a directory. A file that cannot be read keeps its last member.
 
     Args:
-        path: The directory.
         with_links: Read the settings of links to pool nodes.
         poll_s: Time between two looks, seconds.
     """

@@ -32,9 +32,7 @@ class MembershipFollower:
     """Runs the membership of a site.
 
     Args:
-        machine: Its state.
         connections: Join and leave as it decides.
-        sources: List members.
         matters: Returns False for members that are left out; None leaves nobody out.
         failed_pause_s: Wait before a source that failed is followed again, seconds.
     """

@@ -34,7 +34,6 @@ class WatchTiming:
     Attributes:
         backoff_s: Wait before the first new request; doubles from there.
         backoff_max_s: Longest such wait; a watch that lasts longer lets it begin anew.
-        connect_s: Limit for connecting.
         list_s: Limit for a page of a list.
         watch_s: Duration that is requested for a watch.
         silence_s: Longest silence of a watch; bookmarks come about once a minute.
@@ -58,7 +57,6 @@ class Kubernetes:
     While the API server does not answer, the last list stays.
 
     Args:
-        table: Which, and where.
         timing: Times of the requests.
 
     Raises:

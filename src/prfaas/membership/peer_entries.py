@@ -59,9 +59,6 @@ def peer_entries(
     """Peers of a pool node.
 
     Args:
-        deployment: The file.
-        name: The pool node.
-        clusters: Clusters of its peers.
         addresses: Addresses of peers that are given elsewhere.
 
     Raises:
@@ -92,8 +89,6 @@ def peer_view(
     """The view of a pool node.
 
     Args:
-        name: The pool node.
-        clusters: Clusters of its peers.
         addresses: Addresses of peers that are given elsewhere.
     """
     return FileView(

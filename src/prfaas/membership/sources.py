@@ -12,7 +12,6 @@ def sources_of(table: MembershipTable, *, with_links: bool = False) -> list[Sour
     """Sources in addition to the deployment file.
 
     Args:
-        table: Names them.
         with_links: Member files describe the links to pool nodes, too.
 
     Raises:

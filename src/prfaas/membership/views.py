@@ -50,12 +50,7 @@ def sources_json(follower: MembershipFollower) -> list[dict[str, object]]:
 
 
 class MemberMetrics:
-    """Metrics of membership.
-
-    Args:
-        registry: Gets the metrics.
-        prefix: Of their names.
-    """
+    """Metrics of membership."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str = "prfaas") -> None:
         self._members = Gauge(

@@ -38,7 +38,6 @@ class Workload:
         """Mean prefill time by incremental length, after the cached prefixes of such requests, s.
 
         Args:
-            profile: Of the instance.
             num_new_tokens: Incremental lengths, any shape.
         """
         return profile.after(self.lengths.prefix(num_new_tokens), num_new_tokens)
@@ -98,9 +97,7 @@ class PrfaasCluster:
     """A prefill-only cluster behind a link.
 
     Args:
-        name: For people.
         num_instances: Prefill instances, 0 or more.
-        gpus_per_instance: GPUs of one instance.
         prefill: T_prefill of one instance.
         link: Path to the PD cluster.
         price_per_gpu_h: Price of one GPU for one hour, in any unit that all clusters share.
@@ -160,9 +157,7 @@ class PdCluster:
     """The local cluster, whose instances prefill or decode.
 
     Args:
-        name: For people.
         num_instances: Instances to be split, at least 1.
-        gpus_per_instance: GPUs of one instance.
         prefill: T_prefill of one instance.
         decode: Decode step time of one instance.
         tpot_max_s: Target for the time per output token, s; None takes the largest batch.
@@ -190,11 +185,8 @@ class Problem:
     """One question to the planner.
 
     Args:
-        title: For people.
         geometry: KV cache of the model.
-        workload: The traffic.
         prfaas: PrfaaS clusters, each with its link.
-        pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
         threshold: The only threshold to try, tokens; None searches.
         ttft_p90_s: Target for the P90 of the time to first token with queueing, s; None is no

@@ -83,7 +83,6 @@ class CopyOffers:
     """Finds where a prompt can be copied from, and the cost.
 
     Args:
-        index: Contents of pools.
         pools: Their layouts and links.
         cost_of: Returns the cost of bytes from one pool to another.
     """
@@ -100,7 +99,6 @@ class CopyOffers:
         """Return the copy that brings the most of a prompt to a pool.
 
         Args:
-            recent: The prompt.
             destination: Name of the pool.
             source: Pool to copy from; empty for the one with the most.
 

@@ -74,11 +74,8 @@ class Pins:
         """Pin the blocks of a prompt, or count them; a pin in force gets a new end.
 
         Args:
-            target: The prompt.
             pool: Name of a pool; empty for all.
             for_ns: How long, ns; 0 ends a pin.
-            now_ns: Time.
-            is_dry: Only count them.
 
         Returns:
             Answer of each pool.

@@ -22,7 +22,6 @@ def pins_json(
     """Return the report of a pin.
 
     Args:
-        target: The prompt.
         for_s: How long, seconds; 0 is the end of a pin.
         found: Answer of each pool.
         is_dry: The blocks were only counted.

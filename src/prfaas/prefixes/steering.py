@@ -20,11 +20,9 @@ class Steering:
     Args:
         names: Names of recent prompts.
         tag_of: Returns the tag of a tenant.
-        pins: The pins of this gateway.
         offers: Finds copies and their cost.
         move: Makes a copy; returns why it was not made, or nothing.
         note: Records an order, by action, target and figures.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class Steering:
             request: Id of a recent request.
             pool: Name of a pool; empty for all.
             for_s: How long, seconds; 0 ends a pin.
-            is_dry: Only count them.
 
         Raises:
             RequestError: There is no such request or pool, or there are too many pins.
@@ -66,7 +63,6 @@ class Steering:
 
         Args:
             request: Id of a recent request.
-            pool: Name of the pool.
             source: Pool to copy from; empty for the one that has the most of it.
             is_dry: Only show the cost.
 

@@ -42,12 +42,7 @@ SITES_SHARE = 0.75
 
 
 class ConnectionCounts:
-    """Counts the connections of each site, over the ports of all engines.
-
-    Args:
-        agreements: Contracts in force.
-        metrics: Count.
-    """
+    """Counts the connections of each site, over the ports of all engines."""
 
     def __init__(self, agreements: Agreements, metrics: ProxyMetrics) -> None:
         self._agreements, self._metrics = agreements, metrics

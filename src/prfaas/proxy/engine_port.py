@@ -48,14 +48,9 @@ class ProxyEnginePort:
     """Answers the gateways of all sites for one engine.
 
     Args:
-        engine: Its name.
-        url: Where it is.
-        agreements: Contracts in force.
         turns: Decides whose prompt is next.
         intake: Decides whose prompt is read.
         connections: Know the site at the other end.
-        metrics: Count.
-        http: To the engine.
         on_used: Called with a site, its tokens and the time at the engine, ns.
     """
 

@@ -24,7 +24,6 @@ class Intake:
 
     Args:
         queue: Requests whose bodies are here.
-        clock_s: Monotonic clock, seconds.
     """
 
     def __init__(self, queue: EngineQueue, clock_s: Callable[[], float] = time.monotonic) -> None:

@@ -46,8 +46,6 @@ class ProxySettings:
     """Settings of a proxy.
 
     Attributes:
-        name: In its certificate.
-        contracts: The contracts file.
         identity: Certificate, key, authority of this site.
         admin: Host and port of `/health` and `/metrics`, plain HTTP.
         audit: Log of usage, for the bill; None without.
@@ -64,9 +62,6 @@ class ProxySettings:
 
 class Proxy:
     """Serves the engines of a contracts file.
-
-    Args:
-        settings: Its settings.
 
     Raises:
         ConfigError: The contracts file or the identity cannot be used.

@@ -40,7 +40,6 @@ class Turns:
 
     Args:
         slots: Requests that each engine gets at a time.
-        clock_ns: Monotonic clock.
     """
 
     def __init__(
@@ -69,9 +68,6 @@ class Turns:
         """Wait for a turn, and keep it until the end of the block.
 
         Args:
-            site: Whose request it is.
-            engine: For which engine.
-            tokens: Of the prompt.
             can_wait: See `EngineQueue.ask`.
 
         Raises:

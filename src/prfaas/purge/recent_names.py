@@ -25,8 +25,6 @@ class Recent(NamedTuple):
     """Names of the blocks of a recent prompt.
 
     Attributes:
-        request: Id of its request.
-        tenant: Name of its tenant.
         hashes: Of its blocks, one behind the other.
         quality: Class of its blocks.
     """
@@ -46,7 +44,6 @@ class RecentNames:
 
     Args:
         bytes_max: Limit of all; 0 keeps none.
-        requests_max: Limit of requests.
     """
 
     def __init__(self, bytes_max: int, requests_max: int = REQUESTS_MAX) -> None:
@@ -71,7 +68,6 @@ class RecentNames:
 
         Args:
             request_id: An id that its tenant repeats stands for its last request.
-            tenant: Name of its tenant.
             hashes: Of its blocks; with none, as of several prompts in one request, nothing is kept.
             quality: Class of the blocks.
         """

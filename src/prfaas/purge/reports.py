@@ -25,7 +25,6 @@ def report_of(
     """Return the report of a purge, as the API shows it.
 
     Args:
-        target: What is purged.
         found: Result at each pool node.
         forgot: Why each engine did not forget; empty if it did.
         decision: The entry of the purge; None for a dry run.

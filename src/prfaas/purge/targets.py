@@ -20,7 +20,6 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         source: Name of a pool.
         tenant: Name of a tenant, also of that of a request.
         tag: Tag of the tenant, also of a request; None for a pool.
-        request: Id of a request.
         hashes: Hashes of the blocks of its prompt, one behind the other.
     """
 

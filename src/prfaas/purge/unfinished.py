@@ -17,7 +17,6 @@ class Unfinished:
         """Record an attempt; return True if nothing is left to do.
 
         Args:
-            target: What is purged.
             asked: Names of the parts that were asked; None if all were.
             failed: Those that are not done, and may be later.
         """
@@ -42,9 +41,7 @@ class Unfinished:
         attempt of this process all parts are due, once all pools are connected.
 
         Args:
-            target: What is purged.
             reachable: Parts that can be asked.
-            pools: All pool nodes.
             clusters: Pool nodes and engines of each cluster.
         """
         left = self._left.get(target)

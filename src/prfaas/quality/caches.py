@@ -22,8 +22,6 @@ class LayerCache:
 
     Attributes:
         keys: bfloat16 as bits: heads, tokens, size of a key; None for a layer without attention.
-        values: The same for values.
-        states: Recurrent states.
     """
 
     keys: Bits | None = None
@@ -53,7 +51,6 @@ def rounded(quality: Quality, block_tokens: int) -> Change:
     """Return what a link does to blocks of a class.
 
     Args:
-        quality: The class.
         block_tokens: Tokens of a block, as engines cut them.
     """
 

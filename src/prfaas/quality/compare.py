@@ -57,7 +57,6 @@ class TextFindings:
     """Results of a model on one kind of text.
 
     Attributes:
-        name: Of the texts.
         scores: By arm; `raw` and `zeroed` are among them.
         num_tokens: Tokens that were asked for.
     """
@@ -98,8 +97,6 @@ def compare(
     """Compare codecs on texts of one kind.
 
     Args:
-        name: Of the texts.
-        model: The model.
         samples: The texts, at least one.
         arms: Codecs by name; `raw` and `zeroed` are added.
     """

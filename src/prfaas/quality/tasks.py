@@ -14,7 +14,6 @@ class TaskSample:
     """A prefix, which is cached, and what follows it.
 
     Attributes:
-        prefix: Token ids.
         rest: Token ids that follow; the first is given, the others are predicted.
         asked: Indices in `rest` that the prefix determines, at least 1 each.
     """
@@ -30,8 +29,6 @@ def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> T
     Args:
         vocab: Token ids to draw from; the first half are keys.
         num_pairs: Pairs in the prefix; keys are different.
-        num_asked: Keys that are asked for.
-        seed: Of the draw.
 
     Raises:
         ConfigError: The vocabulary has fewer keys.

@@ -39,7 +39,6 @@ def new_tokens(
 
     Args:
         prompts: Tokens and block ids of each, in order of arrival.
-        block_tokens: Tokens of a block.
         num_blocks_max: Size of the cache in blocks; None for no limit.
     """
     cache = BlockCache(num_blocks_max)

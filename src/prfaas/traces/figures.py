@@ -39,7 +39,6 @@ class LoadFigures:
 
     Attributes:
         span_s: From the first to the last request.
-        rate_per_s: Mean rate.
         peak_ratio: Rate of the fullest minute to the mean rate; None for a shorter span.
         gap_cv: Variation of the gaps between arrivals: 1 is Poisson, more is burstier.
         tick_s: Several requests share an instant, and instants are so far apart; None if not.
@@ -69,9 +68,6 @@ class TraceFigures:
     """A recorded workload.
 
     Attributes:
-        num_requests: Requests.
-        prompt_tokens: Prompts.
-        output_tokens: Outputs.
         new_tokens: Prompts without the prefix that an unlimited cache has of them.
         prefix_hit_ratio: Share of prompt tokens that such a cache has.
         num_with_ids: Requests with ids of blocks; of the others no common prefix is known.
@@ -96,7 +92,6 @@ def figures_of(
 
     Args:
         rows: In order of arrival; at least one.
-        block_tokens: Tokens of a block.
         sessions: Those that the rows were made of; empty if they come by themselves.
     """
     prompts = np.array([row.num_prompt_tokens for row in rows], dtype=np.float64)

@@ -10,9 +10,6 @@ class TraceLimits:
     """Limits on the size of a trace and of what it holds.
 
     Attributes:
-        file_bytes_max: Unpacked trace, bytes.
-        line_bytes_max: Line, bytes.
-        num_requests_max: Requests of a trace.
         num_prompt_tokens_max: Tokens of a prompt of chat transcripts.
         num_block_ids_max: Ids of blocks, over all requests of a trace.
         num_chat_blocks_max: Different blocks of chat transcripts.

@@ -34,7 +34,6 @@ class Reading:
 
     Attributes:
         rows: In order of arrival; the first one at 0.
-        form: Name of the format.
         drops: Lines that gave no request.
         num_unordered: Requests that the file has after a later one.
     """
@@ -129,12 +128,9 @@ class _Reader:
     """Requests of one pass over a file.
 
     Args:
-        path: The file.
         damaged_max: Largest share of damaged lines.
-        part: The part to keep.
         has_instants: The format has instants; without, the order of the lines counts.
         first_ns: Instant from which the part counts; None takes the first request.
-        limits: On the requests.
     """
 
     path: Path

@@ -22,7 +22,6 @@ class AllowList(Set[str]):
     """An allow-list that changes while connections are accepted; any thread may read it.
 
     Args:
-        entries: Names and patterns.
         prove: Called with a name and the certificate (DER) of each peer that is admitted; raises
             `PeerError` if the certificate cannot prove the name.
     """
@@ -59,7 +58,6 @@ def site_uri(site: str, name: str) -> str:
 
     Args:
         site: Site and kind of the part, as in "pd/pool".
-        name: Its name.
 
     Raises:
         ConfigError: It is not SITE/KIND.
@@ -93,7 +91,6 @@ def admitted(names: Sequence[str], uris: Sequence[str], allowed: Collection[str]
     Args:
         names: DNS names of the certificate.
         uris: URIs of the certificate. The last part of one counts only if it is also a DNS name.
-        allowed: Names and patterns.
     """
     for name in names:
         if name in allowed:

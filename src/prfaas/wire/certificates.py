@@ -22,7 +22,6 @@ def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[st
     missing.
 
     Args:
-        identity: Its files.
         name: Name in the deployment file, which has to be in the certificate.
         now: With its time zone.
     """
@@ -59,7 +58,6 @@ def ends_soon(identity: Identity, now: datetime.datetime) -> Iterator[str]:
     """A line if the identity, or its authority, ends within `SOON`.
 
     Args:
-        identity: Its files.
         now: With its time zone.
     """
     end = ends_at(identity)

@@ -163,7 +163,6 @@ class Channel(asyncio.Protocol):
         all would turn our close into a reset.
 
         Args:
-            reason: Why.
             limit_s: The connection is closed after so long, whatever the peer has read.
         """
         if self.is_open:
@@ -177,7 +176,6 @@ class Channel(asyncio.Protocol):
         no names.
 
         Args:
-            reason: Why.
             version: Of the protocol that the peer understands.
         """
         self.broke_protocol = True

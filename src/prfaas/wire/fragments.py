@@ -73,7 +73,6 @@ class ReceivedBlock:
     Attributes:
         transfer_id: The transfer it belongs to, 16 bytes.
         layout_id: The layout its name is valid in, 32 bytes.
-        key: Its name.
         digest: As the sender computed it, 32 bytes; `is_intact` compares.
         data: Its bytes.
     """
@@ -147,7 +146,6 @@ def encode_coded_prefix(fragment: Fragment, codec: int, coded_bytes: int, age: i
     """Return what goes before a coded fragment.
 
     Args:
-        fragment: What was coded.
         codec: Number of the codec, above 0.
         coded_bytes: Size of the coded stream, fewer than the fragment has.
         age: Code of the age of its block.

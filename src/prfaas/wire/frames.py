@@ -30,11 +30,7 @@ _HEADER = struct.Struct(">4sBBHI")
 
 
 class VersionError(PeerError):
-    """The peer speaks another version of the protocol.
-
-    Attributes:
-        version: The peer's.
-    """
+    """The peer speaks another version of the protocol."""
 
     def __init__(self, version: int) -> None:
         if version < VERSION:
@@ -56,7 +52,6 @@ def encode_control(payload: bytes, version: int = VERSION) -> bytes:
     """A control frame, ready to send.
 
     Args:
-        payload: The message.
         version: Of the protocol; another one than ours for the last word to a peer that speaks it.
 
     Raises:

@@ -120,7 +120,6 @@ class KvEventBatch:
         hashes: Of all blocks that came or left, in order: whole, or the last 64 bits as numbers.
         runs: How many of them in a row came (True) or left, and their cache group.
         cleared: The prefix cache was cleared before these changes; what came earlier is left out.
-        num_events: Events in it.
         num_elsewhere: Events about other media, which pool nodes report.
         num_unknown: Events of kinds that are not known.
     """

@@ -64,8 +64,6 @@ def wrong_regions(certificate: Path, name: str, wanted: Regions) -> str:
     """Reason for which a certificate does not fit the regions of its part; "" if it does.
 
     Args:
-        certificate: PEM file.
-        name: Name of the part.
         wanted: Its regions by the deployment file; without any, the certificate may name some.
     """
     found = regions_of(certificate)

@@ -41,7 +41,6 @@ class Renewal:
     """Watches over the identity of a process.
 
     Args:
-        identity: Its files.
         name: Name in the deployment file.
         renew: Loads the files; raises ConfigError if they cannot be used.
         gauge: Shows when it ends.

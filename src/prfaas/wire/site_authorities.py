@@ -48,7 +48,6 @@ class SiteAuthorities:
         """Put contracts in force.
 
         Args:
-            contracts: All of them.
             files: PEM file of the authority of each site.
 
         Raises:
@@ -71,7 +70,6 @@ class SiteAuthorities:
 
         Args:
             name: In its certificate, which a trusted authority has signed.
-            der: The certificate.
 
         Raises:
             PeerError: The authority that signed it cannot prove this name.
@@ -124,7 +122,6 @@ class NameAuthorities:
 
     Args:
         own: Certificates of `ca.pem`.
-        others: Certificates by entry.
     """
 
     def __init__(

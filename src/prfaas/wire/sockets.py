@@ -54,9 +54,6 @@ async def happy_eyeballs_s(host: str, port: int) -> float | None:
 def prepare(connection: socket.socket) -> str:
     """Set the options of a data connection, before it is connected.
 
-    Args:
-        connection: A TCP socket.
-
     Returns:
         The congestion control that is live: BBR, unless the host forbids it.
     """
@@ -86,7 +83,6 @@ def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None
     """Limit what the kernel sends of a connection. Works at any time.
 
     Args:
-        connection: A TCP socket.
         bytes_per_s: Ceiling; 0 is none.
         backlog_bytes: What the socket holds beyond its congestion window.
     """

@@ -175,7 +175,6 @@ class TicketOpener:
         """The ticket in `data`; what it allows is for the caller to check.
 
         Args:
-            data: As it came.
             now_ns: Unix time, for the validity of certificates.
 
         Raises:

@@ -19,7 +19,6 @@ class DemoRequest:
     """One turn.
 
     Attributes:
-        title: Title in the table.
         text: Message of the user.
         follows: Index of the request whose conversation it continues; None for a new one.
     """

@@ -23,9 +23,7 @@ class DemoRow:
     """One request of the demo, and what became of it.
 
     Attributes:
-        request: The request.
         messages: The conversation that was sent.
-        answer: Of the deployment.
         record: The gateway's record of it; empty while it runs.
         alone: Answer of one engine alone that computes the whole prompt; None before it was asked.
         again: The same engine's answer when it finds the prompt's prefix in its own cache.

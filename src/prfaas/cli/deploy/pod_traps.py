@@ -23,7 +23,6 @@ def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> It
 
     Args:
         deployment: Its parts without `url` or `address` are started here.
-        env: Environment variables.
     """
     if not is_in_a_pod(env):
         return
@@ -47,7 +46,6 @@ def pool_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> I
 
     Args:
         deployment: Its parts without `url` or `address` are started here.
-        env: Environment variables.
     """
     if not is_in_a_pod(env):
         return

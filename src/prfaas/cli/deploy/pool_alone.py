@@ -43,10 +43,6 @@ def alone(deployment: Deployment, name: str) -> Deployment:
 def check_pool(deployment: Deployment, name: str) -> tuple[list[str], list[str]]:
     """Return what keeps a pool node from starting here or from being used, and warnings.
 
-    Args:
-        deployment: The whole deployment.
-        name: The pool node.
-
     Raises:
         ConfigError: It is not in the file, or its limits or its socket's path cannot work here.
     """

@@ -48,8 +48,6 @@ class Topology:
     """A deployment with an address for every part.
 
     Attributes:
-        deployment: The deployment.
-        file: Its file.
         overlay: Settings that take precedence over the file's; None for none.
         run: Identifier of this start.
         pools: Where each pool node is reached.

@@ -47,7 +47,6 @@ class ProcessPart:
     Attributes:
         name: Name in the deployment file.
         kind: "pool node", "engine" or "gateway".
-        command: What to run.
         health_url: Answers 200 once the part is ready.
         whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
         log: Where its output goes.

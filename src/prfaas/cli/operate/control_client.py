@@ -29,7 +29,6 @@ class ControlClient:
     """Speaks to one gateway.
 
     Attributes:
-        url: Its base URL.
         key: The operator's key; "" sends none.
         root: Base URL of its pages.
     """
@@ -43,7 +42,6 @@ class ControlClient:
 
         Args:
             parts: Of its path, unquoted.
-            query: Numbers.
 
         Raises:
             ConfigError: The gateway is not there, or refuses.
@@ -58,8 +56,6 @@ class ControlClient:
 
         Args:
             parts: Of its path, unquoted.
-            body: What to change.
-            limit_s: Longest wait, seconds.
 
         Raises:
             ConfigError: The gateway is not there, or refuses.

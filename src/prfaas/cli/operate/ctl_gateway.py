@@ -37,7 +37,6 @@ class PrintedGateway:
 
         Args:
             target: What is purged, as fields of the body.
-            is_dry: Only count them.
             counts_first: Print on the standard error what will be dropped.
         """
         ask = functools.partial(self.client.post, "purge", limit_s=PURGE_S)

@@ -23,7 +23,6 @@ class Following:
 
     Attributes:
         clusters: Clusters of the pool nodes that are its peers.
-        sources: List members.
         start: Members in the deployment file.
     """
 
@@ -50,10 +49,8 @@ def follow_file(
     """Follow a deployment file and the sources that it names.
 
     Args:
-        file: Its path.
         overlay: Settings that take precedence over it.
         deployment: As it was read.
-        name: The pool node.
         addresses: Addresses of peers that options give.
         admits: Members may push as the file has it; no option names sources.
     """

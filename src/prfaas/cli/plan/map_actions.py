@@ -33,7 +33,6 @@ class MapView:
     """A request for maps: the questions, the axes, the form of the answer.
 
     Args:
-        files: Plan files.
         settings: Changes to each of them.
         axes: The points of the map.
         control: Congestion control; None is the plan's, of its first PrfaaS cluster.

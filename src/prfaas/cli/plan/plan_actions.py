@@ -77,7 +77,6 @@ class PlanView:
         report: Path of an HTML report, or None.
         emit: Only the settings for a deployment file.
         num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
-        place: Where they run.
         with_classes: Every class of the links, too.
     """
 

@@ -46,7 +46,6 @@ class Confirmation:
         sentence: The result and the next step.
         next_one: A larger fleet that holds, where the answer does not; or None.
         place: Where the runs are made; None is one process per core.
-        num_requests: Requests of each run.
     """
 
     demand_per_s: float
@@ -97,7 +96,6 @@ def confirm(
         plan: With a demand, its cheapest fleet is the answer; without, the fleet of its file at
             the rate that it sustains.
         num_seeds: Runs of each fleet, with other arrivals and lengths.
-        num_requests: Requests of each run.
         no_demand_ratio: Simulated share of the rate that a plan without demand sustains.
     """
     runs = _Runs(num_seeds, num_requests, place or SweepPlace())

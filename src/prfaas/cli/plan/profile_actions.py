@@ -43,7 +43,6 @@ class Sweep:
         contexts: Prompt lengths for decode, tokens.
         output_tokens: Output of each decode request, tokens.
         token_id_max: Highest token id in prompts.
-        seed: Seed of the prompts.
         api_key: Bearer token, or None.
     """
 
@@ -86,7 +85,6 @@ class _Times:
     """Measurements of one engine.
 
     Args:
-        version: Of the engine.
         prefill: A sample for each length.
         resumed: A row for each prefix, a sample for each new length.
         decode: A row for each batch; empty if decode was not measured.

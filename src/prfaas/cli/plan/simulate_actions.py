@@ -33,7 +33,6 @@ class Output:
     """Outputs of the runs.
 
     Attributes:
-        as_json: Print JSON.
         report: Where the HTML report goes, if one is wanted.
         series: Where the time series go, if they are wanted.
         chrome_trace: Where the Chrome trace goes, if one is wanted.

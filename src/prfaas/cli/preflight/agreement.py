@@ -59,7 +59,6 @@ class Disagreement(NamedTuple):
     """A setting that differs between engines.
 
     Attributes:
-        setting: Its name.
         values: By engine; "" is not given.
         is_converted: Pool nodes convert blocks between engines with these values.
     """

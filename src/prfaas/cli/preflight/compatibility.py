@@ -43,7 +43,6 @@ class AlikeEngines:
     Attributes:
         names: Of the engines, in the order of the file.
         layout: As they announced it.
-        shape: The same.
         facts: Behind the layout id; empty if their pool node has sent none.
     """
 
@@ -232,7 +231,6 @@ def surveyed(
 
     Args:
         deployment: Has the gateway's identity.
-        pools: Addresses by name.
 
     Returns:
         The answers by pool; empty if the identity is not on this machine, or no pool node answers.

@@ -26,7 +26,6 @@ async def survey(
     """Ask pool nodes for their engines, all at once.
 
     Args:
-        pools: Address by name.
         tls: Context of a gateway that these pool nodes accept, for dialling.
         answer_s: Limit for each, seconds.
 

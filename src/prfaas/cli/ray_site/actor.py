@@ -41,7 +41,6 @@ class PartActor:
     """A part on this host. Its process ends with the actor.
 
     Args:
-        spec: The part.
         directory: Working directory, where relative paths of the deployment file start.
         folder: Directory of the member files.
         members: Text of the member files by name.

@@ -47,7 +47,6 @@ class PartSpec:
 
     Attributes:
         file: The deployment file, at the same path on every host.
-        name: Name of the part in it.
         run: Identifier of this start of the site.
     """
 

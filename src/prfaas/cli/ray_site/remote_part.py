@@ -23,7 +23,6 @@ class RemotePart(ProcessPart):
 
     Args:
         part: The part as its host has it.
-        host: Where it runs.
         spec: Called before each start: the part may have moved.
         members: Folder and text of the member files.
     """

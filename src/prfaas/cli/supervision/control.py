@@ -37,7 +37,6 @@ async def control_channel(
     """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
 
     Args:
-        supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
         settings: Audit log of restarts; None without.
         scale: Changes the number of engines of a cluster; None where that is fixed.

@@ -48,9 +48,7 @@ class Keeper:
     """Starts a part, watches it, and restarts it by its policy.
 
     Args:
-        part: The part.
         policy: Limits of its restarts.
-        http: For questions to it.
         on_change: Called at every change of its phase.
         times: Times of checks and probes.
     """

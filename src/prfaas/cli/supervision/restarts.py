@@ -95,7 +95,6 @@ class Restarts:
     Every time is an instant of one monotonic clock, nanoseconds.
 
     Args:
-        policy: Limits.
         chance: Uniform in [0, 1).
         now_ns: The part is started from here on.
     """
@@ -164,7 +163,6 @@ class Restarts:
         """The process has ended, or could not be started.
 
         Args:
-            now_ns: Now.
             reason: What happened, as a predicate of the part. One that was told to stop keeps the
                 reason why.
         """

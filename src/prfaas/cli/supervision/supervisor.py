@@ -25,11 +25,8 @@ class PartChange:
     """A part in a new phase.
 
     Attributes:
-        part: The part.
-        phase: Its phase.
         reason: What ended it last; "" before anything has.
         due_in_s: Until it is started, where it waits for that.
-        failures: Failures in a row.
     """
 
     part: ProcessPart
@@ -45,7 +42,6 @@ class Supervisor:
     Args:
         stages: Parts that are started together; a stage starts when the one before has settled.
         on_change: Called at every change of a part's phase.
-        table: Limits of restarts.
         restart: True if failed parts are restarted.
         times: Times of checks and probes.
     """

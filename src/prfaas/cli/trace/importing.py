@@ -30,10 +30,8 @@ class Imported:
     """Results of an import.
 
     Attributes:
-        form: Format of the source.
         num_requests: Requests that were written.
         num_sessions: Sessions; None for requests without.
-        drops: Dropped lines.
         notes: Numbers of other omissions, assumptions and changes.
         measure: Unit of lengths of chats; empty for others.
     """

@@ -13,7 +13,6 @@ class ConcurrencySlots:
 
     Args:
         num_places: Sequences that may be in flight.
-        settings: How tenants share.
     """
 
     def __init__(self, num_places: int, settings: FairSettings) -> None:

@@ -41,7 +41,6 @@ def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
 
     Args:
         predicted_ttft_ns: Predicted time to first token on the chosen path.
-        ttft_max_ns: Target.
     """
     if predicted_ttft_ns is None or ttft_max_ns is None or predicted_ttft_ns <= ttft_max_ns:
         return _ADMITTED
@@ -103,10 +102,8 @@ class AdmissionControl:
 
         Args:
             tenant: Whose it is; one that has had much is admitted only up to a shorter wait.
-            path: Its path.
             predicted_ns: Predicted time to first token; None is unknown or unproven, and admitted.
             work_ns: Its prefill as a local instance takes it, ns; counted for the tenant.
-            now_ns: Time.
             service: Its class of service; None is that of the deployment.
         """
         target_ns, margin = self._target_ns, self._margins[path]

@@ -64,9 +64,7 @@ class FairShare:
         Costs one pass over the tenants that were seen within the window.
 
         Args:
-            tenant: Who asks.
             target: What anybody may have in front of it: a predicted time to first token, places.
-            now_ns: Time.
 
         Returns:
             `target`, or the part of it that is left to the tenant.

@@ -131,7 +131,6 @@ class FairSlots:
 
         Args:
             request: Unique among those that run or wait.
-            tenant: Its tenant.
             width: Its sequences, at least 1.
             priority: Of its class of service.
             work: Its prefill as far as is known, tokens.

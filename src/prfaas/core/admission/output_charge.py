@@ -26,7 +26,6 @@ class OutputRate:
         """Count an answer that has ended.
 
         Args:
-            num_tokens: In all its sequences.
             num_sequences: At least 1.
             duration_ns: From the first token, or from when an engine was asked for it.
         """

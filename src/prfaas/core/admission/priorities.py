@@ -24,9 +24,7 @@ class Priorities:
         """Part of the target up to which a request is admitted, ns.
 
         Args:
-            priority: Of its class.
             target_ns: Predicted time to first token that is the limit without higher classes.
-            now_ns: Time.
         """
         for other, at_ns in self._refused_at_ns.items():
             if other > priority and now_ns - at_ns <= WINDOW_NS:

@@ -40,9 +40,7 @@ class TenantLimits:
     """Limits of a tenant; None is no limit.
 
     Attributes:
-        requests_per_minute: Admitted requests.
         tokens_per_minute: Prompt and output tokens together.
-        requests_in_flight: Requests at once.
         link_bytes_per_s: Bytes of KV cache on all links together.
     """
 
@@ -57,8 +55,6 @@ class Over:
     """A request that would be over a limit.
 
     Attributes:
-        limit: Which.
-        allowed: What it allows.
         retry_after_ns: When something is left again.
     """
 
@@ -72,7 +68,6 @@ class TokenBucket:
 
     Args:
         units: Units a period, at least 1.
-        period_ns: The period.
     """
 
     def __init__(self, units: int, period_ns: int) -> None:
@@ -109,11 +104,7 @@ class TokenBucket:
 
 
 class Quota:
-    """Use of one tenant's limits.
-
-    Args:
-        limits: Its limits.
-    """
+    """Use of one tenant's limits."""
 
     def __init__(self, limits: TenantLimits) -> None:
         self.limits = limits

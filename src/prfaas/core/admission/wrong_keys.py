@@ -19,10 +19,6 @@ class WrongKeys:
     def wrong(self, address: str, now_ns: int) -> int:
         """Count a wrong key.
 
-        Args:
-            address: Of the client.
-            now_ns: Monotonic.
-
         Returns:
             Seconds after which another try is answered; 0 if this one is.
         """

@@ -81,7 +81,6 @@ def make_line(
     """Write one line.
 
     Args:
-        number: Its number in the log.
         at: Time of the record, ISO 8601 in UTC with microseconds.
         fields: Its record: `kind`, then what belongs to the kind.
         previous: Digest of the line before.

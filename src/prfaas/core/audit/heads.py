@@ -9,7 +9,6 @@ class Head:
     """A copy of a checkpoint that has to be in the log.
 
     Args:
-        name: Of its file.
         data: Content of the file; None if there is none.
     """
 

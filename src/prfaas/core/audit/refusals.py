@@ -17,7 +17,6 @@ class RefusalCounts:
 
     Args:
         each_max: Refusals with the same key in a window that get a record each.
-        window_ns: Length of the window.
     """
 
     def __init__(self, each_max: int = EACH_MAX, window_ns: int = WINDOW_NS) -> None:
@@ -38,7 +37,6 @@ class RefusalCounts:
         """Return refusals without a record, with their number, at the end of a window.
 
         Args:
-            now_ns: Monotonic.
             is_end: True to end the window now.
         """
         if not self._counts or not (is_end or now_ns - self._since_ns >= self._window_ns):

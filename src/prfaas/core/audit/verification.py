@@ -48,10 +48,8 @@ class VerificationReport:
 
     Attributes:
         findings: Damage, in words; the first FINDINGS_MAX.
-        num_findings: All damage.
         notes: Events that the log records itself.
         num_lines: Number of the last valid line.
-        num_checkpoints: Valid checkpoints.
         signed_lines: Number of the line of the last valid checkpoint.
         signed_at: Its time, ISO 8601.
         lost_records: Records that could not be written, as signed lines state.
@@ -123,7 +121,6 @@ class LogVerifier:
 
     Args:
         log: Name of the process.
-        check: Verifies signatures.
         heads: Its head file, a copy of its last checkpoint, and older copies from elsewhere.
     """
 
@@ -153,7 +150,6 @@ class LogVerifier:
 
         Args:
             number: In its name, from 1.
-            name: For findings.
         """
         self._settle_torn()
         if not self._file:
@@ -166,8 +162,6 @@ class LogVerifier:
         """Take the next line.
 
         Args:
-            data: Without its newline.
-            place: For findings.
             is_whole: True if it ended with a newline.
         """
         parsed = parse_line(data) if is_whole else None

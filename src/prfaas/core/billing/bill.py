@@ -26,9 +26,7 @@ class BillLine(NamedTuple):
 
     Attributes:
         log: Name of the process.
-        number: Of the line.
         at: Time, as in the line.
-        fields: The record.
     """
 
     log: str
@@ -52,7 +50,6 @@ class BillRow:
     """Usage of one key.
 
     Attributes:
-        amounts: Sums.
         cost: Exact sum of the priced part, in the currency of the prices.
         joules: Exact sum of the part of known power.
         num_unpriced: Records with a part that has no price.
@@ -76,10 +73,7 @@ class BillSources:
     """Facts that records are joined with, from all logs.
 
     Attributes:
-        logs: Names of the logs.
-        book: Terms.
         services: Tenant's name and class of service by the id of the transfer.
-        tenants: Name by tag.
     """
 
     logs: frozenset[str]
@@ -105,11 +99,7 @@ class BillSources:
 
 
 class Bill:
-    """Rows by tenant, phase, cluster and class of service.
-
-    Args:
-        sources: Of all logs.
-    """
+    """Rows by tenant, phase, cluster and class of service."""
 
     def __init__(self, sources: BillSources) -> None:
         self._sources = sources

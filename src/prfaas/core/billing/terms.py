@@ -30,10 +30,7 @@ class ClusterTerms:
     """Terms of a cluster at one time.
 
     Attributes:
-        cluster: Its name.
-        role: "pd" or "prfaas".
         pools: Pool nodes of its engines.
-        gpus: GPUs of an instance.
         slots: Sequences that an instance decodes at a time.
         gpu_hour: Price of one GPU for one hour; None is not priced.
         per_tb: Price of 10**12 bytes on its link; None is not priced.
@@ -162,7 +159,6 @@ class TermsBook:
 
         Args:
             gateway: Signed the ticket; empty for usage that no gateway asked for.
-            cluster: Cluster.
             at: Time, as in the lines.
         """
         dated = self._dated.get((gateway or self._gateway_of.get(cluster, ""), cluster), ())

@@ -36,7 +36,6 @@ class UsageKey(NamedTuple):
         phase: One of `UsagePhase`.
         cluster: Cluster that served: of the engine, of the pool node, or at the remote end of the
             link.
-        service: Class of service.
     """
 
     tenant: str
@@ -57,7 +56,6 @@ class Amounts:
         sent_bytes: Bytes of blocks at the sending end of links; repeated fragments count again.
         sent_wire_bytes: The same as transmitted: coded fragments with their coded size.
         received_bytes: Bytes of blocks at the receiving end.
-        received_wire_bytes: The same as transmitted.
         byte_ns: Bytes of blocks held, times ns.
     """
 

@@ -55,7 +55,6 @@ class MaxAges:
         Args:
             tag: Tag of its tenant; empty if unknown.
             born_s: Unix time at which it was computed, seconds, or UNKNOWN_S.
-            now_s: Unix time, seconds.
         """
         limit_s = self.limit_s(tag)
         return limit_s is not None and now_s - born_s >= limit_s

@@ -16,7 +16,6 @@ class OwnedShares(TenantShares[K]):
 
     Args:
         rest: Order of the blocks outside reserves.
-        capacity_bytes: Of the tier.
         owner_of: Name of the owner of a tag; None while it has none. The first answer counts.
     """
 

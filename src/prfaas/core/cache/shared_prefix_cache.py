@@ -15,9 +15,7 @@ class SharedPrefixCache(PrefixCache):
     A block is of the tenant that `tenant` named when it was stored.
 
     Args:
-        capacity_blocks: Capacity, blocks.
         checkpoint_blocks: Size of one checkpoint, blocks; 0 for a model without linear state.
-        shares: By tenant.
         on_evict: Called with the key and the tenant of everything that is evicted.
     """
 

@@ -42,9 +42,7 @@ class Held(NamedTuple, Generic[K]):
     """A block in a tier.
 
     Attributes:
-        key: Its name.
         tenant: Tag of the tenant that it belongs to; empty if unknown.
-        num_bytes: Its size.
     """
 
     key: K
@@ -74,7 +72,6 @@ class TenantShares(Generic[K]):
 
     Args:
         rest: Order of the blocks outside reserves.
-        capacity_bytes: Of the tier.
     """
 
     def __init__(self, rest: EvictionPolicy[K], capacity_bytes: int) -> None:

@@ -59,8 +59,6 @@ def class_gain(
     """Return the effect of rounding.
 
     Args:
-        quality: The class.
-        block_tokens: Tokens of a block.
         has_pages: Keys and values can be told apart, which `kivi4` needs; latents have none.
         attention_share: Share of keys and values in the bytes of a hand-off.
         rounding_bytes_per_s: Blocks that a core rounds in a second; None is what was measured.

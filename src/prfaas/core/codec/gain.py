@@ -50,12 +50,7 @@ class EndLoad:
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Expected rates of a link, bytes of blocks a second.
-
-    Attributes:
-        raw: Without coding.
-        coded: With coding.
-    """
+    """Expected rates of a link, bytes of blocks a second."""
 
     raw: float
     coded: float
@@ -78,7 +73,6 @@ def link_rates(
     Args:
         wire_bytes_per_s: What it carries, as the network sees it.
         ratio: Bytes of blocks for a byte on the link if coded, at least 1.
-        speed: Of the codec.
         sender: Load of the sending end at `wire_bytes_per_s`.
         receiver: The same of the receiving end.
     """

@@ -54,7 +54,6 @@ class CodedSegment:
     """Neighbouring bytes of a block that are coded alike.
 
     Attributes:
-        mode: How.
         sizes: Four numbers by mode; unused ones are 0.
         repeats: Number of layers that are the same, one after the other.
         is_token_major: Order of heads and tokens, of `kivi4` only.
@@ -205,7 +204,6 @@ class UncodedGroup:
     """A cache group that a class leaves as it is.
 
     Attributes:
-        reason: For people.
         is_meant: The class leaves groups of this kind alone; False if the operator asked for more
             than the group can take.
     """

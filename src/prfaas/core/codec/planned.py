@@ -75,7 +75,6 @@ class PlannedCoding:
         lanes: I/O lanes at each end, of all pool nodes of the link together.
         lane_bytes_per_s: Bytes that one lane sends or receives, encryption included; infinite if
             the lanes are never the limit.
-        block_tokens: Tokens of a block.
         has_pages: Keys and values can be told apart in a block.
         attention_share: Share of keys and values in the bytes of a mean hand-off.
         rounding_bytes_per_s: Blocks that one core rounds in a second; None is what was measured.
@@ -133,7 +132,6 @@ class PlannedCoding:
         Args:
             capacity: Of the network, bytes a second.
             wire: What network and lanes carry of raw blocks.
-            lanes: What the lanes carry.
         """
         if self.ratio < RATIO_MIN:
             return PlannedCodedLink(wire)
@@ -219,7 +217,6 @@ class BlockCoder:
         Args:
             num_bytes: Bytes of the blocks.
             is_last: They end the transfer.
-            tenant: Whose they are.
         """
         link, coding = self._link_of(tenant), self._coding
         state = min(num_bytes, self._state_bytes) if is_last else 0

@@ -20,7 +20,6 @@ class CodingSwitch:
     costs little where it turns out not to pay.
 
     Args:
-        mode: The operator's choice.
         speed: Of the codec at this host, taken for both ends.
     """
 

@@ -17,7 +17,6 @@ class Spared:
 
         Args:
             total_ns: Work that was spared so far, in time of one instance; never falls.
-            now_ns: Time.
         """
         spared_ns, elapsed_ns = total_ns - self._total_ns, now_ns - self._at_ns
         self._total_ns, self._at_ns = total_ns, now_ns

@@ -45,9 +45,7 @@ class Copy(Generic[BlockId]):
     """Blocks to copy.
 
     Attributes:
-        block_ids: The prefix.
         num_present: Leading blocks of it that are there already.
-        num_bytes: On the link.
     """
 
     block_ids: Sequence[BlockId]
@@ -80,11 +78,7 @@ class _Demand(Generic[BlockId]):
 
 
 class HotPrefixes(Generic[BlockId]):
-    """Prefixes that one pool misses and another has: counts, and what is worth copying.
-
-    Args:
-        settings: Budget and decay.
-    """
+    """Prefixes that one pool misses and another has: counts, and what is worth copying."""
 
     def __init__(self, settings: CopySettings) -> None:
         self._settings = settings
@@ -111,7 +105,6 @@ class HotPrefixes(Generic[BlockId]):
             num_present: Leading blocks of it that are there already.
             num_bytes: To move the others.
             saved_ns: Prefill time that they would have saved.
-            now_ns: Time.
         """
         key = block_ids[length - 1]
         demand = self._demands.get(key)
@@ -134,7 +127,6 @@ class HotPrefixes(Generic[BlockId]):
 
         Args:
             link: From the pool that has them; None is unknown.
-            now_ns: Time.
             ns_per_byte: Worth of a byte, as time.
         """
         if link is None or not link.bits_per_s or link.backlog_bytes > self._settings.budget_bytes:
@@ -185,8 +177,6 @@ class CopiedPrompt(Generic[BlockId]):
 
     Attributes:
         block_ids: Each names everything before it.
-        num_tokens: Its length.
-        block_tokens: Tokens of a block.
         has_state: The model has linear state, which lies only at the end of what a pool holds.
         bytes_between: KV bytes to one length from another, tokens.
     """
@@ -233,11 +223,8 @@ class Replication(Generic[BlockId]):
 
         Args:
             link: From that pool to the PD pool.
-            prompt: The prompt.
             present_tokens: Prefix that the PD pool has.
             held_tokens: Prefix that the PrfaaS pool has.
-            costs: Prefill times.
-            now_ns: Time.
         """
         span, prefill_ns = prompt.block_tokens, costs.local_prefill_ns
         present = present_tokens // span
@@ -270,7 +257,6 @@ def marks(block_ids: Sequence[BlockId], present: int, held: int) -> Iterator[int
     So a common beginning of different prompts is found in O(log n) counts a request.
 
     Args:
-        block_ids: Of the prompt.
         present: Leading blocks that the pool has.
         held: Leading blocks that the other pool has.
     """

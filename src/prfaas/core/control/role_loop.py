@@ -92,7 +92,6 @@ class SplitPlan:
     """The planner's answer for a split.
 
     Attributes:
-        offload_threshold: Best threshold, tokens.
         rate_per_s: Arrival rate that it sustains.
     """
 
@@ -122,7 +121,6 @@ class RoleLoop:
 
     Args:
         offload_threshold: The present threshold, tokens.
-        settings: Limits.
     """
 
     def __init__(self, offload_threshold: int, settings: RoleSettings = RoleSettings()) -> None:
@@ -150,11 +148,7 @@ class RoleLoop:
         """One interval has passed.
 
         Args:
-            now_ns: When.
-            num_prefill: Instances that prefill.
-            num_decode: Instances that decode.
             prefill: What was seen of them; None is unknown or too old.
-            decode: The same.
             planned: Plans of splits; None without profiles.
 
         Returns:

@@ -26,8 +26,6 @@ class Change:
     """An instance changes its role. Instants in ns, UNSET for what has not happened.
 
     Attributes:
-        index: Which PD instance.
-        to: Its next role.
         began_at_ns: When it stopped taking work.
         drained_at_ns: When its last work had ended; UNSET also of a change that was aborted.
         ended_at_ns: When it could work again.
@@ -44,7 +42,6 @@ class Roles:
     """The role of every PD instance.
 
     Args:
-        roles: Of each at first.
         loop: Decides role changes; None changes nothing.
     """
 
@@ -119,9 +116,7 @@ class Roles:
         """One interval of the long-term loop; a change of a role has then begun in `change`.
 
         Args:
-            now_ns: When.
             prefill: What was seen of the instances that prefill; None is unknown or too old.
-            decode: The same of those that decode.
             planned: Plans of splits; None without profiles.
             work_of: What instances have left to do.
         """

@@ -43,8 +43,6 @@ class Split:
     """The roles of the PD instances.
 
     Args:
-        names: The instances.
-        at_first: Their roles.
         loop: Changes roles; None keeps them.
         decode_slots: Requests that an instance decodes at a time; 0 is unknown.
         plans: The planner's answers for splits; None without.

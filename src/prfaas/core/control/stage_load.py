@@ -24,9 +24,7 @@ class InstanceQueue:
     """Report of an instance, in whatever role it works.
 
     Attributes:
-        observed_at_ns: When.
         num_running: Requests that run; None if it does not report that.
-        num_waiting: Requests that wait.
     """
 
     observed_at_ns: int
@@ -84,10 +82,8 @@ class StageLoads:
         """Return the load of the instances that prefill; None is unknown.
 
         Args:
-            names: The instances.
             jobs_of: What was sent to one.
             spared_ns: Prefill that the PD cluster was spared so far, ns of an instance.
-            now_ns: Time.
         """
         busy, waiting_ns = 0, 0
         for name in names:

@@ -32,7 +32,6 @@ class Evidence(NamedTuple):
         threshold: Plan and requests together, tokens.
         balanced: The requests alone, tokens: all stages carry alike there.
         weight: Weight of the requests beside the plan, in [0, 1).
-        num_requests: Requests of the evidence.
         num_local: Instances that prefill locally.
         num_remote: Instances of the remote cluster that the link has to itself.
         bits_per_s: Rate of the link.

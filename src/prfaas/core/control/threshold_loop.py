@@ -79,7 +79,6 @@ class ThresholdLoop:
 
     Args:
         planned_threshold: t from the planner, tokens, above 0.
-        settings: Limits.
     """
 
     def __init__(self, planned_threshold: int, settings: LoopSettings = LoopSettings()) -> None:
@@ -103,10 +102,6 @@ class ThresholdLoop:
 
     def update(self, now_ns: int, pressures: Pressures) -> int:
         """One interval has passed.
-
-        Args:
-            now_ns: When.
-            pressures: What is known.
 
         Returns:
             The new threshold, tokens; unchanged when a signal is unknown.

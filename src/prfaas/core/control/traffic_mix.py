@@ -17,7 +17,6 @@ class TrafficMix:
 
     Attributes:
         new_tokens: Incremental length of each.
-        mean_prompt_tokens: Mean whole prompt.
         mean_output_tokens: Mean output of those that ended.
     """
 
@@ -31,9 +30,6 @@ class Mixes:
 
     Lengths are known when a request comes: those that end are the short ones where a stage is
     overloaded. Outputs are known at its end alone.
-
-    Args:
-        window_ns: Time.
     """
 
     def __init__(self, window_ns: int) -> None:

@@ -30,9 +30,6 @@ class DecodeBook:
     """Spreads requests over instances by how many each has: counts, and the least of them.
 
     Choosing takes O(log instances) comparisons, and O(pools) if the pool is left open.
-
-    Args:
-        members: The instances.
     """
 
     def __init__(self, members: Sequence[ClusterMember]) -> None:

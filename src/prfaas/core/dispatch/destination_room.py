@@ -34,7 +34,6 @@ class DestinationMemory:
         """Return True if the pool has free memory for the blocks between two lengths of a prompt.
 
         Args:
-            pool: Destination.
             layout: Of the blocks; None is not known, and then they fit.
             have_tokens: Usable prefix that the pool holds.
             final_tokens: Length at which decode resumes.

@@ -56,7 +56,6 @@ class Dispatcher:
 
     Args:
         local: Name of the PD cluster.
-        remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
@@ -95,7 +94,6 @@ class Dispatcher:
 
         Args:
             cluster: Name of its cluster; one that is not a PrfaaS cluster is the PD cluster.
-            member: The instance.
             decode: Its name as one that decodes, where PD instances have roles.
         """
         self._routes.add(cluster, member)
@@ -201,12 +199,7 @@ class Dispatcher:
         return self.decide(arrival, self.consider(arrival, now_ns), now_ns, again=again)
 
     def consider(self, arrival: Arrival, now_ns: int) -> Considered:
-        """Compare the routes of a request. What it has booked, if it is open already, is aborted.
-
-        Args:
-            arrival: The request.
-            now_ns: Time.
-        """
+        """Compare the routes of a request; what it has booked already is aborted."""
         self.requests.end(arrival.request_id, now_ns)
         return self._routes.consider(arrival, now_ns, self.requests.decode_wait(now_ns))
 
@@ -216,9 +209,7 @@ class Dispatcher:
         """Decide between the routes of a request, and book what was decided.
 
         Args:
-            arrival: The request.
             considered: Its routes, as of now.
-            now_ns: Time.
             again: It was admitted before; admission is not asked.
         """
         if self._buys:

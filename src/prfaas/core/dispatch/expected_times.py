@@ -11,7 +11,6 @@ class ExpectedTimes:
     """Answers from what open requests have booked; nothing is changed. All times in ns.
 
     Args:
-        requests: Open requests.
         routes: Instances and the times of their prefills.
     """
 
@@ -107,7 +106,6 @@ class ExpectedTimes:
             request_id: The request; None is returned if it is not open, or without a cost model.
             name: PD instance that would decode.
             held_tokens: Prefix that is there by now.
-            now_ns: Time.
             beside: That instance has the request, and would prefill it beside what it decodes, if
                 it has time for that.
         """

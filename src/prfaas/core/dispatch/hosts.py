@@ -58,8 +58,6 @@ class Hosts:
     """Pools of a cluster, and transfers between them.
 
     Args:
-        pools: One a host.
-        links: State of the links.
         rooms: Free memory of PD pools.
         prefill_ns: Expected time of a prefill in the cluster without queue, by its new tokens, its
             cached prefix and the time; None is unknown.
@@ -112,10 +110,8 @@ class Hosts:
         """The pool that a request is decoded from: few requests, and a short way to it.
 
         Args:
-            arrival: The request.
             prefill_pool: Pool of the instance that would prefill; "" without one.
             num_open: Requests of the least loaded instance of each pool with a ready one.
-            now_ns: Time.
         """
         if len(num_open) < 2:
             return next(iter(num_open), prefill_pool)
@@ -208,10 +204,7 @@ class FetchTo:
     """Prefixes of one prompt that the hosts of a site can fetch.
 
     Args:
-        hosts: They.
-        arrival: The request.
         holders: The longest prefixes and their pools, the longest first; at least one.
-        now_ns: Time.
     """
 
     __slots__ = ("_arrival", "_holders", "_hosts", "_now_ns")
@@ -225,7 +218,6 @@ class FetchTo:
         """The prefix that a pool fetches.
 
         Args:
-            pool: The pool.
             here: Prefix that its instance has, tokens.
             wait_ns: Wait for that instance; None is unknown.
         """

@@ -23,7 +23,6 @@ class WorkAhead(NamedTuple):
     """Work of an instance up to the end of a job, ns.
 
     Attributes:
-        own_ns: The job's own.
         work_ns: Its own, and of those before it.
         first_ns: Of the first of them, which runs.
         spent_ns: Time since that one began.
@@ -66,7 +65,6 @@ class InstanceLoad:
     """Predicted waits of a set of instances.
 
     Args:
-        names: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
     """
 
@@ -132,7 +130,6 @@ class InstanceLoad:
         """Return jobs of this gateway that wait at an instance, in order of dispatch.
 
         Args:
-            name: The instance.
             num_waiting: Requests that a report found waiting, of anybody.
 
         Returns:

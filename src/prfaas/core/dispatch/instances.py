@@ -35,7 +35,6 @@ class Instance:
     """State of an instance without its load.
 
     Attributes:
-        name: Unique.
         pool: Where its blocks are kept.
         num_tokens_max: Longest prompt it takes, tokens.
         layout_id: Layout of its blocks; None while unknown.
@@ -77,7 +76,6 @@ class PrefillInstances:
     """The prefill instances of one cluster, in the order of their load.
 
     Args:
-        members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
         weights: Of the scores of its instances.
         scanned_max: Up to so many instances, `pick` looks at each; beyond, it searches.
@@ -164,8 +162,6 @@ class PrefillInstances:
         """Candidates for a prompt.
 
         Args:
-            arrival: The request.
-            now_ns: Time.
             reach: From an instance to where its blocks are wanted; None when they stay.
             fetch: What an instance's host can fetch from another one; None if nothing.
             is_cut: Returns True if no link is up from any instance to where the blocks are wanted;
@@ -217,9 +213,6 @@ class PrefillInstances:
         """The busiest instance that may stand in for a chosen one: same pool and layout.
 
         Args:
-            chosen: The instance.
-            arrival: The request.
-            now_ns: Time.
             wait_ns_max: Instances with longer queues do not stand in.
         """
         like = self.instances[chosen.name]
@@ -306,9 +299,6 @@ class _Search:
     another one could be follows from its wait and its open requests.
 
     Args:
-        stage: The instances.
-        arrival: The request.
-        now_ns: Time.
         reach: As of `PrefillInstances.pick`.
         fetch: As of `PrefillInstances.pick`.
         is_cut: As of `PrefillInstances.pick`.

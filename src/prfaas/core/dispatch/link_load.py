@@ -33,7 +33,6 @@ class LinkReport(Record, frozen=True):
             held it below the rate that it would have now.
         sent_bytes: Bytes that have arrived of transfers that are open.
         busy_ns: Time in which bytes waited to be sent, since the pool node was started.
-        rtt_ns: Round trip.
         budget_bits_per_s: The most that the operator lets the link carry; 0 is no limit. Of an
             idle link with a part of a site's budget, what it would be with something to send.
     """

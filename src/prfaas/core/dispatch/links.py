@@ -24,8 +24,6 @@ class Link:
     """One direction between two pools.
 
     Args:
-        source: Pool that ships.
-        destination: Pool that receives.
         settings: How requests are routed.
         cluster: The PrfaaS cluster at one end alone; None is unknown, or there is none.
         expected_bits_per_s: Its rate without such a cluster, until one is measured; 0 is unknown.
@@ -109,7 +107,6 @@ class Link:
         Args:
             num_local: Instances that prefill locally.
             num_remote: Instances of the remote cluster that this link has to itself.
-            now_ns: Time.
             least: The lowest threshold, tokens.
         """
         seen = self.book.latest(now_ns)

@@ -138,8 +138,6 @@ class OpenRequests:
         """Return True if a prompt is still before an engine or in it, as far as is known.
 
         Args:
-            request_id: The request.
-            now_ns: Time.
             streams: Its first token will be seen; else its prefill is taken to end as predicted.
         """
         ahead = self.prefill_ahead(request_id, now_ns)
@@ -200,10 +198,8 @@ class OpenRequests:
         """Book what was decided for a request.
 
         Args:
-            arrival: The request.
             decision: Where it is prefilled.
             option: The route that it takes.
-            now_ns: Time.
             again: It was admitted before: nothing is learnt from its prediction.
         """
         routed = option.routed(decision, self._local, is_mixed=self.decode_book is None)
@@ -240,7 +236,6 @@ class OpenRequests:
         """The instance that decodes a request, chosen when first asked for.
 
         Args:
-            request_id: The request.
             avoid: Instance that was tried already.
 
         Returns:
@@ -259,7 +254,6 @@ class OpenRequests:
         Those whose last lookup is the oldest come first, at most `LOOKUPS_MAX`.
 
         Args:
-            name: The instance.
             num_waiting: Requests that its last report found waiting.
         """
         waiting = self._stage_of[name].book.waiting(name, num_waiting)
@@ -276,7 +270,6 @@ class OpenRequests:
         Args:
             request_id: A request whose prefill has not begun, or begins now.
             hits: As in `Arrival`.
-            now_ns: Time.
         """
         entry = self._entries.get(request_id)
         if entry is None or not entry.prefilling:
@@ -372,8 +365,6 @@ class OpenRequests:
         """The blocks of a request have landed, or were aborted.
 
         Args:
-            request_id: The request.
-            now_ns: Time.
             num_bytes: That all of these blocks took; 0 if they did not land, or nobody counted.
             ends: The link that they took; None is all links.
         """

@@ -24,7 +24,6 @@ class PrefillTimes:
 
     Args:
         local: Name of the PD cluster.
-        remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
@@ -78,10 +77,7 @@ class PrefillTimes:
         """Expected time of booked work in a cluster, by what was observed; None is unknown.
 
         Args:
-            cluster: The cluster.
             own_ns: Work of the last request of it.
-            work_ns: All of it.
-            now_ns: Time.
         """
         if self._rates is None:
             return work_ns

@@ -60,7 +60,6 @@ class RouteFinder:
 
     Args:
         local: Name of the PD cluster.
-        remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
 
@@ -189,13 +188,7 @@ class RouteFinder:
     def consider(
         self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait
     ) -> Considered:
-        """Compare the routes of a request.
-
-        Args:
-            arrival: The request.
-            now_ns: Time.
-            decode_wait: What decode adds.
-        """
+        """Compare the routes of a request."""
         fetch = self.hosts.fetch(arrival, now_ns)
         at_local = self.local.pick(arrival, now_ns, None, fetch)
         local = at_local.candidate

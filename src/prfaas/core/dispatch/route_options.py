@@ -16,13 +16,11 @@ class RouteOption(Record, frozen=True):
     """A route through one PrfaaS cluster, or past it in the PD cluster.
 
     Attributes:
-        cluster: The PrfaaS cluster.
         local: Instance of the PD cluster that would prefill, or that would decode as well; None
             when none can.
         remote: Instance of the PrfaaS cluster that would prefill; None when none can.
         link: From its pool to the PD cluster's.
         facts: Inputs of a policy.
-        prediction: Of both paths.
         signals: What the prediction was made from.
         candidates: In the PrfaaS cluster, the first ones that were scored.
         prefill_pools: Pools of `home` and of `away`.
@@ -103,7 +101,6 @@ class Considered(Record, frozen=True):
         num_tokens: Length of the prompt for the scorers, tokens.
         options: Through each PrfaaS cluster; at least one.
         at_home: Candidates in the PD cluster, the first ones that were scored.
-        home_weights: Of their scores.
     """
 
     num_tokens: int

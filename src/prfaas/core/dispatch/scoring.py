@@ -29,7 +29,6 @@ class Candidate(Record, frozen=True):
     """State of an instance. Every decision creates several.
 
     Attributes:
-        name: Unique.
         ready: True if it is healthy.
         wait_ns: Predicted wait; None when unknown.
         hit_tokens: Usable cached prefix of this request, tokens.
@@ -200,7 +199,6 @@ def pick(
             An unknown wait may stand anywhere.
         num_tokens: Length of the prompt, tokens.
         hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
-        weights: Of the scores.
         device_tokens_max: No candidate holds a longer prefix in its own memory, tokens.
 
     Returns:
@@ -246,7 +244,6 @@ class Best:
 
     Args:
         num_tokens: Length of the prompt, tokens.
-        weights: Of the scores.
 
     Attributes:
         score: Of the best one; -1 without any.
@@ -319,7 +316,6 @@ class Bound:
 
     Args:
         num_tokens: Length of the prompt, tokens.
-        weights: Of the scores.
         hit_tokens: None has a longer cached prefix, tokens.
     """
 

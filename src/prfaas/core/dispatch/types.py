@@ -44,8 +44,6 @@ class LocalCluster:
     """The PD cluster.
 
     Attributes:
-        name: Unique.
-        prefill: Instances that prefill.
         decode: Instances that only decode; None when those that prefill decode as well.
         costs: Predicts compute; None without profiles.
     """
@@ -61,8 +59,6 @@ class RemoteCluster:
     """A PrfaaS cluster.
 
     Attributes:
-        name: Unique.
-        instances: They prefill.
         costs: Predicts compute and bytes; None without profiles.
         price_per_tb: Price of 10**12 bytes on its link.
         link_bits_per_s: Rate of its link by the plan, until one is measured; 0 is unknown.
@@ -80,8 +76,6 @@ class DispatchSettings:
     """Settings of routing.
 
     Attributes:
-        policy: Which policy.
-        offload_threshold: t, tokens.
         bandwidth: Regime of the paper's rule.
         moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
             moves.
@@ -132,7 +126,6 @@ class Arrival(Record, frozen=True):
 
     Attributes:
         request_id: Unique among the open requests.
-        num_prompt_tokens: Length of the prompt.
         num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
         hits: Usable cached prefix by pool, tokens, and by instance what it holds in its own memory;
             who is left out holds nothing.
@@ -142,7 +135,6 @@ class Arrival(Record, frozen=True):
         shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
             is the whole prompt.
         avoid: Instance that was tried already.
-        tenant: Whose it is.
         may_ship: True if its tenant may use the links.
         layout: Of its blocks; None while unknown, and then they fit into every pool.
         streams: True if its first token is observed; only such requests measure decode.
@@ -174,8 +166,6 @@ class Routed(Record, frozen=True):
     Attributes:
         decision: The path and why.
         facts: What the decision was made from: lengths, and the cached prefix of each path.
-        cluster: The cluster that prefills.
-        prefill: The instance that prefills.
         decode: The instance that decodes; None while it is not chosen.
         source: Pool that ships the blocks of the remote path, or a prefix that is pulled for the
             local one; "" without either.
@@ -184,7 +174,6 @@ class Routed(Record, frozen=True):
         shipped_bytes: What the link from a PrfaaS cluster is promised: the prompt's blocks, or on
             the local path those of a prefix that is pulled; 0 without either, or without a cost
             model.
-        prefill_pool: Pool of the instance that prefills.
         prefill_pool_tokens: Cached prefix in that pool, tokens; a pull leaves it out.
         pulled_from: Pool that a prefix is pulled from before prefill; "" without. On the remote
             path it is of another host of the PrfaaS cluster.
@@ -256,7 +245,6 @@ class RefusedRequest(Record, frozen=True):
     """A refused request.
 
     Attributes:
-        reason: Why.
         retry_after_s: When it is worth another try, whole seconds, at least 1.
         decision: Where it would have gone.
     """
@@ -272,8 +260,6 @@ class ThresholdMoved:
     recent requests ask for.
 
     Attributes:
-        source: Pool that ships.
-        destination: Pool that receives.
         before: Threshold before, tokens.
         offload_threshold: Threshold from here on, tokens.
         pressures: What the short-term loop saw; None if it was not that.

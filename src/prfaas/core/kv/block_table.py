@@ -124,7 +124,6 @@ class BlockTable:
         """Set the value of every key.
 
         Args:
-            keys: Distinct.
             values: 0 removes a value.
             num_live: Keys that have a value in all, about; sizes the next table.
         """

@@ -56,7 +56,6 @@ class CacheGroup:
     Attributes:
         index: The engine's number of the group.
         kind: How its blocks may be reused.
-        tokens_per_block: Span of one block, tokens.
         block_bytes: Bytes of one block as it is shipped, padding left out.
         window_tokens: Length of the window, the token that attends included; 0 unless `kind` is
             SLIDING_WINDOW.
@@ -125,7 +124,6 @@ def block_key(
 
     Args:
         layout: The layout that `hashes` were made for.
-        group: One of its groups.
         hashes: Hash chain of the prompt, one entry per `layout.tokens_per_hash` tokens.
         end_token: A multiple of the group's block span, at most the length the chain covers.
     """

@@ -45,7 +45,6 @@ def default_spacing(
         recompute_ns_per_token: Prefill time of a token in the cluster that decodes; 0 is unknown.
         link_bits_per_s: Rate of the link; 0 is unknown.
         boundary_tokens: States are kept at multiples of this.
-        tokens_between_breaks: M.
 
     Returns:
         A multiple of `boundary_tokens`; 0, which is no checkpoint, if the model has no state or a
@@ -89,7 +88,6 @@ class CheckpointRule:
         Args:
             tokens: What the operator has set; "auto" is the rule.
             recompute_ns: Prefill time in the cluster that decodes by tokens; None without a plan.
-            links_bits_per_s: Rates of the links.
         """
         each_ns = recompute_ns(TYPICAL_TOKENS) / TYPICAL_TOKENS if recompute_ns else 0.0
         return cls(

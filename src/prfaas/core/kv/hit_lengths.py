@@ -38,7 +38,6 @@ def hit_lengths(
         num_tokens: Length of the prompt, tokens.
         holders: Looks blocks up.
         masks: Sources of each set, as bits.
-        num_sources: Sources in all.
 
     Returns:
         By tokens, above 0: the sources with this prefix, as bits.

@@ -37,7 +37,6 @@ class Difference(NamedTuple):
     """A fact that differs between two engines.
 
     Attributes:
-        fact: Its name.
         ours: Value at the first engine; its default or `ABSENT` if it has none.
         theirs: Value at the second engine.
     """

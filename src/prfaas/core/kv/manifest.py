@@ -70,11 +70,7 @@ def manifest_digest(manifest: Manifest) -> bytes:
 
 
 class NamedBlocks:
-    """The keys on a list, for as long as its transfer is open: about 130 bytes a block.
-
-    Args:
-        manifest: The list.
-    """
+    """The keys on a list, for as long as its transfer is open: about 130 bytes a block."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest

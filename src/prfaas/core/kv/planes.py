@@ -32,11 +32,6 @@ class KvPage(NamedTuple):
     then the value, in bfloat16.
 
     Attributes:
-        layers: Number of layers.
-        tokens: Of a block.
-        heads: KV heads.
-        key_size: Numbers in a key.
-        value_size: Numbers in a value.
         is_token_major: True if a token has all heads together, False if a head has all tokens.
     """
 

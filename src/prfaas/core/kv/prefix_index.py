@@ -111,7 +111,6 @@ class PrefixIndex:
         """All blocks of the snapshot were added: trust the source from here on.
 
         Args:
-            source: Its name.
             complete: The snapshot names all that the source holds.
         """
         self._write()
@@ -173,11 +172,9 @@ class PrefixIndex:
         """`add` and `remove` in order, of blocks named by the last 64 bits of their hashes.
 
         Args:
-            source: Its name.
             layout_id: Layout of the blocks.
             ends: Of all blocks.
             runs: How many of them in a row came (True) or left, and their cache group.
-            tier: Where.
         """
         counts, added, groups = zip(*runs, strict=True)
         keys = short_keys(layout_id, groups, counts, ends)

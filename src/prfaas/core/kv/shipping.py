@@ -50,7 +50,6 @@ def listed_range(layout: Layout, group: CacheGroup, have: int, final: int) -> tu
 
     Args:
         layout: Of the prompt's blocks.
-        group: One cache group of it.
         have: Usable prefix that the other side holds already, tokens.
         final: Length at which the other side will resume, tokens.
     """
@@ -64,7 +63,6 @@ def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tup
     """Blocks of a group that are worth sending, counted from the start of the prompt.
 
     Args:
-        group: One cache group.
         have_tokens: Usable prefix that the other side holds already.
         final_tokens: Length at which the other side will resume.
 

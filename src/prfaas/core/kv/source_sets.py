@@ -143,7 +143,6 @@ class PrefixHits(Hits):
     Args:
         by_length: Lengths, tokens, above 0, the longest first, each with its sources as bits. A
             source has one length.
-        numbers: Of the sources.
     """
 
     __slots__ = ("_by_length", "numbers")
@@ -210,9 +209,6 @@ _Part = tuple[int, list[tuple[str, int]]]
 class SourceSet:
     """A set of sources, such as the pools of a cluster.
 
-    Args:
-        names: Unique.
-
     Attributes:
         names: Of the sources; to be changed by `add` and `discard` alone.
     """
@@ -251,7 +247,6 @@ def longest_first(hits: Hits, sources: SourceSet) -> Iterator[tuple[int, str]]:
 
     Args:
         hits: Prefix by source, tokens.
-        sources: The sources that are wanted.
     """
     if isinstance(hits, PrefixHits):
         return hits.longest_first(sources)

@@ -53,7 +53,6 @@ def client_salt(salt: str, client_secret: bytes, given: str) -> str:
 
     Args:
         salt: Of the tenant, or of one of its users.
-        client_secret: Of the tenant.
         given: `cache_salt` of the request.
     """
     return _sub_salt(salt, client_secret, given.encode(errors="surrogatepass"))
@@ -64,8 +63,6 @@ def class_salt(salt: str, class_secret: bytes, name: str) -> str:
 
     Args:
         salt: Of the tenant, or of one of its users; that of the class `lossless`.
-        class_secret: Of the tenant.
-        name: Of the class.
     """
     return _sub_salt(salt, class_secret, name.encode())
 
@@ -74,8 +71,6 @@ def user_salt(tenant_salt: str, user_secret: bytes, user: str) -> str:
     """The salt of one user of a tenant: it names the tenant, and reveals no other user's salt.
 
     Args:
-        tenant_salt: Of the tenant.
-        user_secret: Of the tenant.
         user: As the request names the user.
     """
     # JSON has lone surrogates, which are a user like any other.

@@ -36,9 +36,7 @@ class ClusterOffer(NamedTuple):
     """A cluster that could prefill a request.
 
     Attributes:
-        cluster: Its name.
         work_ns: Prefill of an instance there: T of the new tokens.
-        num_bytes: Bytes on its link.
         ttft_ns: Predicted time to first token; None is unknown.
         away_ns: Time until nothing of the request is in the cluster any more; 0 for the PD cluster.
         excluded: Reason against it that is known already; "" is none.
@@ -68,7 +66,6 @@ class Costed(NamedTuple):
     """An offer with its cost, in the currency of the prices.
 
     Attributes:
-        gpu_cost: Compute.
         link_cost: Bytes.
         time_cost: Time to first token.
         per_gpu_h: Price of one GPU for one hour there.
@@ -123,7 +120,6 @@ def choose(
     Args:
         offers: Of all clusters, the PD cluster's first.
         quotes: Terms of the clusters by name.
-        terms: Of the request.
         incumbent: Cluster of the last request like this one; another one has to be cheaper by
             `hysteresis`, so that a small crossing of prices changes nothing.
         hysteresis: That gain, as a share of the incumbent's cost, in [0, 1). Of offers that are

@@ -12,7 +12,6 @@ class ServiceClass(NamedTuple):
     """A class of service.
 
     Attributes:
-        name: Unique.
         ttft_max_ns: Target of the time to first token; None is the deployment's.
         second_price: Value of a second of a request's time; None is the deployment's.
         priority: Requests of a higher one are admitted first.

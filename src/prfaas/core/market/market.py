@@ -59,10 +59,8 @@ class Market:
 
         Args:
             offers: The PD cluster's first.
-            terms: Of the request.
             num_new_tokens: Its new tokens in the PD cluster: requests of about this length have
                 one incumbent.
-            now_ns: Time.
         """
         quotes = {
             offer.cluster: found
@@ -82,11 +80,8 @@ class Market:
         """A prefill was sent to a cluster.
 
         Args:
-            cluster: The cluster.
-            work_ns: Its prefill there.
             num_bytes: Bytes on the link of `link`.
             link: PrfaaS cluster at the end of that link.
-            now_ns: Time.
         """
         there = self.quote(cluster, now_ns)
         if there is not None:

@@ -38,9 +38,7 @@ class SitePrice(NamedTuple):
     """Prices of a cluster.
 
     Attributes:
-        gpu_hour: One GPU for one hour.
         per_tb: 10**12 bytes on its link to the PD cluster; 0 for the PD cluster.
-        gpus: GPUs of an instance.
         notice_ns: Notice before its capacity is revoked; None is capacity that stays.
         gb_hour: 10**9 bytes in its pool nodes for one hour.
         watts: Power of an instance while it works; 0 is unknown.
@@ -91,8 +89,6 @@ def quote(price: SitePrice, revoked: tuple[Revocation, ...], now_ns: int, wall_n
     """Terms of a cluster.
 
     Args:
-        price: Its prices.
-        revoked: Its revocations.
         now_ns: Time on the clock of the market.
         wall_ns: The same time, ns since a midnight.
     """

@@ -62,8 +62,6 @@ class MemberRow:
 
     Attributes:
         member: The member; None if its entry was refused.
-        name: Its name.
-        state: Its state.
         since_ns: When it came into this state.
         refusal: Why it is refused; None if it is not.
     """
@@ -143,8 +141,6 @@ class Membership:
 
         Args:
             source: Its name; lists of other sources stay.
-            entries: Its members.
-            now_ns: Time.
             unread: Entries that could not be read.
         """
         if source in self._site.identified:
@@ -191,7 +187,6 @@ class Membership:
 
         Args:
             is_idle: Returns True if no leg and no transfer uses a member.
-            now_ns: Time.
         """
         leaving = [each for each in self._joined.values() if not each.is_listed]
         if not leaving:

@@ -51,8 +51,6 @@ class Member:
 
     Attributes:
         name: Unique among all parts; its identity.
-        kind: What it is.
-        cluster: Its cluster.
         address: URL of an engine, HOST:PORT of others.
         pool: Pool node on the host of an engine; "" for others.
         role: Of an engine: "both", "prefill" or "decode"; "" for others.
@@ -75,7 +73,6 @@ class Listed:
     """A member in the list of a source.
 
     Attributes:
-        member: The member.
         is_ready: False if the source knows that it is not to get work.
         is_ending: True if it is about to leave.
     """
@@ -90,8 +87,6 @@ class RefusedEntry:
     """A refused entry.
 
     Attributes:
-        name: Of the member.
-        reason: Kind of contradiction.
         words: What is wrong, with the value and the next step.
     """
 
@@ -106,7 +101,6 @@ class Site:
 
     Attributes:
         clusters: Roles that engines may have, by cluster.
-        model: Served model.
         limits: Largest number of members, by kind.
         identified: Sources whose engines need an identity, unless they are on this machine.
     """

@@ -77,7 +77,6 @@ class FellBack(Action, frozen=True):
     Attributes:
         stage: "prefill", "transfer", "decode" or "pull".
         reason: One of a bounded set; labels a metric.
-        why: For people.
     """
 
     stage: str

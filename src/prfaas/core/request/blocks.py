@@ -30,8 +30,6 @@ class Movement:
     """Blocks in transit between two pools, or within one.
 
     Attributes:
-        source: Pool that sends.
-        destination: Pool that receives.
         num_tokens: Prefix that is at the destination once all have arrived.
         is_open: They are neither aborted nor released.
         end: What the destination reported; None before.

@@ -89,10 +89,8 @@ class PrefillFailed(Event):
     """The prefill leg has failed.
 
     Attributes:
-        kind: Why.
         may_have_died: The engine had the prompt, and may have ended over it.
         is_suspect: The engine reported a failure at this request: its fault or the request's.
-        why: For people.
     """
 
     kind: PrefillFailure
@@ -106,8 +104,6 @@ class TransferEnded(Event):
     """A pool reported the end of blocks that were in transit.
 
     Attributes:
-        blocks: Which.
-        kind: How it ended.
         at_destination: The pool that receives reported it, which is the last word.
         num_bytes: Bytes of the blocks that have arrived; 0 if nobody counted.
         is_whole: Committed with every block of the prompt: the engine has computed all of it.
@@ -142,12 +138,10 @@ class EngineBroke(Event):
     """The decode leg has failed.
 
     Attributes:
-        kind: Why.
         may_have_died: The engine had the prompt, and may have ended over it.
         is_suspect: The engine reported a failure at this request: its fault or the request's.
         can_continue: Another engine can go on; False if something has reached the client that only
             this engine could continue.
-        why: For people.
     """
 
     kind: DecodeFailure

@@ -15,12 +15,7 @@ PREFILL_TIMEOUT_NS = 60 * NS_PER_S
 
 
 class Again(NamedTuple):
-    """A new route of a request whose prefill was given up.
-
-    Attributes:
-        routed: The decision.
-        decode: Engine that decodes.
-    """
+    """A new route of a request whose prefill was given up."""
 
     routed: Routed
     decode: str
@@ -136,9 +131,7 @@ class SharedState:
     """State shared by all requests of one driver.
 
     Attributes:
-        books: The dispatcher's driver.
         breakers: Of engines and links.
-        limits: On a request.
         retries: Budget of decode legs that run again.
         hedges: Budget of routes that are left because they are late or stalled.
     """

@@ -97,7 +97,6 @@ class Route:
 
     Attributes:
         number: Of the request, in the driver's books.
-        routed: The decision.
         decode: Engine that decodes; "" lets the books choose once it is needed.
         prefill: Another engine that prefills; "" where the one that decodes does.
         pools: Pool of the engine that prefills, and of the one that decodes.
@@ -120,7 +119,6 @@ class RequestLife:
     """One request, from its route to its end.
 
     Args:
-        route: Where it goes.
         fleet: What all requests share.
     """
 
@@ -168,7 +166,6 @@ class RequestLife:
         """Take an event.
 
         Args:
-            event: What happened.
             now_ns: Time; not before that of the last step.
 
         Returns:

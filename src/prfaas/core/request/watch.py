@@ -38,7 +38,6 @@ class PrefillWatch:
 
     Args:
         fleet: What all requests share.
-        number: The request.
         local: The prefill in the PD cluster that would replace it.
         now_ns: When the leg starts.
     """
@@ -108,10 +107,8 @@ class RouteWatch:
 
     Args:
         fleet: What all requests share.
-        number: The request.
         local: Engine that would prefill instead.
         blocks: They cross the link.
-        path: The prediction.
     """
 
     __slots__ = ("_fleet", "_local", "_number", "_path", "_pause_ns", "blocks", "wakes_at_ns")

@@ -34,9 +34,6 @@ HEDGES = BudgetSettings(ratio=0.1, per_s=1.0, reserve=20.0)
 class Budget:
     """A bucket of tokens, full at first.
 
-    Args:
-        settings: How it fills.
-
     References:
         Finagle's `RetryBudget`; Envoy's `retry_budget`.
     """

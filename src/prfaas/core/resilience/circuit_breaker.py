@@ -46,7 +46,6 @@ class BreakerSettings:
         failures_max: Failures in a row that open it.
         failed_ratio: Share of failures in a window that opens it.
         outcomes_min: Outcomes that a window needs for its share to count.
-        window_ns: Length of a window.
         open_ns: How long it stays open the first time.
         open_max_ns: Longest that it stays open.
     """
@@ -60,11 +59,7 @@ class BreakerSettings:
 
 
 class Breaker:
-    """The breaker of one instance or one link.
-
-    Args:
-        settings: When it opens.
-    """
+    """The breaker of one instance or one link."""
 
     def __init__(self, settings: BreakerSettings = BreakerSettings()) -> None:
         self._settings = settings

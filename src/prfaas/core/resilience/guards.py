@@ -32,8 +32,6 @@ class Guards:
     """All breakers of a deployment.
 
     Args:
-        targets: Engines and links.
-        gate: Bars requests.
         changed: Called with a target and the states of its breaker before and after a change.
         needed: Groups of engines that can stand in for each other; one of each is never barred.
     """

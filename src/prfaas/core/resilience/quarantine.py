@@ -77,10 +77,7 @@ class Quarantine:
         Requests with the same prompt report the same death; it counts once.
 
         Args:
-            digest: Of the prompt.
-            death: Which one.
             num_legs: Requests that the engine had when it died, this one included.
-            now_ns: Time.
         """
         self._running.discard(digest)
         self._window = 1

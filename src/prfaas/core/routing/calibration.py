@@ -53,7 +53,6 @@ class Expected(Record, frozen=True):
 
     Attributes:
         predicted_ns: Predicted time until decode can begin, with the factor of that moment.
-        factor: That factor.
         predicted_at_ns: When it was predicted.
     """
 
@@ -63,11 +62,7 @@ class Expected(Record, frozen=True):
 
 
 class Calibration:
-    """The correction of one path: observed by predicted time.
-
-    Args:
-        settings: Limits.
-    """
+    """The correction of one path: observed by predicted time."""
 
     def __init__(self, settings: CalibrationSettings = CalibrationSettings()) -> None:
         self._settings = settings

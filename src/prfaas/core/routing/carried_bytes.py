@@ -31,11 +31,7 @@ class ByteSettings:
 
 
 class CarriedBytes:
-    """Bytes that transfers carried by bytes that the plan has for them.
-
-    Args:
-        settings: Limits.
-    """
+    """Bytes that transfers carried by bytes that the plan has for them."""
 
     def __init__(self, settings: ByteSettings = ByteSettings()) -> None:
         self._settings = settings

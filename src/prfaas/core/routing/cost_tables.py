@@ -32,7 +32,6 @@ class Costs:
         remote_ns: The same of a PrfaaS instance.
         bytes_of: KV bytes by prompt tokens.
         state_bytes: Part of them that does not depend on the length.
-        chunk_tokens: Prefill chunk.
         overlap: Ship chunk by chunk while computing; else everything after prefill.
         checkpoint_tokens: Distance of the states that are shipped beside the last; 0 is none.
             Others than 0 are for `CheckpointCosts`.
@@ -181,7 +180,6 @@ class ScaledBytes:
     """Costs of a plan whose bytes are multiplied by a factor; times are the plan's.
 
     Args:
-        costs: Of the plan.
         factor: Above 0.
     """
 

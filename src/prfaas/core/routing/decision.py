@@ -118,9 +118,7 @@ class RoutingFacts(Record, frozen=True):
     """Inputs of a decision at the arrival of a request. Lengths in tokens.
 
     Attributes:
-        num_prompt_tokens: Length of the prompt.
         pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
-        prfaas_hit_tokens: The same in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
         device_only_tokens: End of `pd_hit_tokens` that is not in the pool of the instance that
             decodes: it lies in the memory of the one that prefills, or on its host. Negative if
@@ -155,12 +153,10 @@ class Decision(Record, frozen=True):
     """A decision: the path and its reason.
 
     Attributes:
-        path: LOCAL or REMOTE.
         reason: Why, as a label.
         num_new_tokens: Incremental length of the rule, tokens.
         offload_threshold: The threshold it was compared with, tokens.
         predicted_local_ns: Predicted time to first token of the local path; None if unknown.
-        predicted_remote_ns: The same for the remote path.
         pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
         unpredicted: Why there are no predictions; None where there are, or where none are asked.
         detail: What of the reason is known beside; "" is nothing.

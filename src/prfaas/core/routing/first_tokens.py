@@ -94,11 +94,9 @@ class FirstTokens:
         """Compare both paths of a request that would be offloaded.
 
         Args:
-            cluster: The PrfaaS cluster.
             local: Its work at the PD instance.
             remote: Its work at the PrfaaS instance.
             num_decoding: Requests that the PD instance decodes.
-            now_ns: Time.
 
         Returns:
             Both times if the prompt is to be prefilled locally, delays of others left out; None if

@@ -43,7 +43,6 @@ class Observed(NamedTuple):
 
     Attributes:
         queued_ns: Nominal work of its instance when it was sent, its own included.
-        took_ns: Time that it took.
         error: Logarithm of observed by predicted, absolute; None if nothing similar was seen.
         at_ns: When it was observed.
     """
@@ -58,7 +57,6 @@ class Estimate(NamedTuple):
     """Expected time of work, ns.
 
     Attributes:
-        ns: By the line.
         low_ns: Least that observations allow: the fastest of similar length; without one, what the
             next length seen took, in all or by token.
         high_ns: Most that they allow; `ns` if similar lengths were seen.
@@ -126,9 +124,7 @@ class LengthTimes:
         """Estimate the time of a request; None without observations.
 
         Args:
-            own_ns: Its nominal work.
             queued_ns: Nominal work of its instance, this one's included.
-            now_ns: Time.
         """
         own = own_ns.bit_length()
         known = {

@@ -22,7 +22,6 @@ def nominal_ns(num_new_tokens: int, prefix_tokens: int, attention_tokens: int) -
     """Nominal work of a prefill after a cached prefix.
 
     Args:
-        num_new_tokens: Tokens to compute.
         prefix_tokens: Tokens that they attend to beside each other.
         attention_tokens: Context at which attention costs a token as much as all else; 0 is
             unknown, and counts tokens alone.
@@ -54,11 +53,8 @@ class ObservedRates:
         """A prefill is sent to a cluster.
 
         Args:
-            request_id: The request.
-            cluster: The cluster.
             own_ns: Its own nominal work.
             queued_ns: Nominal work of its instance, its own included.
-            now_ns: Time.
         """
         times = self._by_cluster.setdefault(cluster, LengthTimes(PACE))
         own_ns = max(own_ns, 1)

@@ -80,7 +80,6 @@ class PaperPolicy:
     """The paper's rule with a static threshold.
 
     Attributes:
-        offload_threshold: t, tokens.
         bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of it
             and the PrfaaS pool, and pulls the latter over the link when it is the longer one.
 
@@ -111,7 +110,6 @@ class AdaptiveSettings:
 
     Attributes:
         margin_ratio: Gain, as a share of the usual path's prediction, below which nothing changes.
-        margin_ns: The same as a duration.
         prior_weight: How much more gain a request needs for each factor of e that its length is
             away from the threshold: long prompts profit most from fast prefill, and a short one
             in their place costs everybody who waits behind it. The threshold itself follows the

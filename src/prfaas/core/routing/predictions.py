@@ -79,7 +79,6 @@ class PathWork(NamedTuple):
     """Work of one request on either path.
 
     Attributes:
-        num_new_tokens: Incremental length, tokens.
         local_ns: Prefill on a local instance.
         remote_ns: Prefill on a remote instance; None when it cannot go there.
         shipped_bytes: What the remote path ships.
@@ -95,8 +94,6 @@ class Prediction(Record, frozen=True):
     """Time from now to the first token on each path, ns; None is unknown.
 
     Attributes:
-        local_ns: Local path.
-        remote_ns: Remote path.
         missing: Why one is unknown.
         computed_ns: Until the end of remote prefill, without link and decode.
         local_decode_ns: Part of `local_ns` that is the wait for decode.
@@ -146,10 +143,7 @@ def predict(
     or when the link has worked off its backlog and all bytes of this request, whichever is later.
 
     Args:
-        facts: Of the request.
-        signals: Queues and link.
         costs: Compute and bytes; None is unknown.
-        decode_wait: What decode adds.
         ns_per_byte: Worth of a shipped byte, as time.
         delay_ns_per_byte: Delay that a shipped byte causes to other transfers, in all.
     """

@@ -27,7 +27,6 @@ class PullChoice:
 
     Attributes:
         num_tokens: Tokens beyond what is there already.
-        num_bytes: On the link.
         arrival_ns: From now until it is there.
     """
 
@@ -42,7 +41,6 @@ class PullSettings:
 
     Attributes:
         margin_ratio: Gain, as a share of what recomputing takes in all, below which it is not.
-        margin_ns: The same as a duration.
     """
 
     margin_ratio: float = 0.05
@@ -66,7 +64,6 @@ def choose_pull(
     The pull runs while the request waits: prefill starts when both are over.
 
     Args:
-        num_prompt_tokens: Length of the prompt.
         here_tokens: Usable cached prefix where it is prefilled.
         there_tokens: Usable cached prefix in the other cluster.
         wait_ns: Predicted wait for an instance; None is unknown.
@@ -97,7 +94,6 @@ def gain_ns_max(whole_ns: int, rest_ns: int, settings: PullSettings) -> int:
 
     Args:
         whole_ns: Prefill without the pull.
-        rest_ns: Prefill after it.
         settings: How much gain it takes.
     """
     return ceil(whole_ns - rest_ns - max(settings.margin_ns, settings.margin_ratio * whole_ns))
@@ -115,12 +111,9 @@ def with_pull(
     """The prediction with the local path by way of a pull, where that pays.
 
     Args:
-        found: Without.
         facts: Of the request; an obstacle on the way is one for a pull too.
-        signals: Queues and link.
         costs: Compute and bytes.
         ns_per_byte: Worth of a byte, as time.
-        decode_wait: What decode adds.
         held_tokens: Prefix in the pool that pulls, tokens; None is that of the pool that decodes.
     """
     here, there = facts.pd_hit_tokens, facts.pullable_tokens

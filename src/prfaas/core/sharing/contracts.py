@@ -15,7 +15,6 @@ class Contract:
     """The part of a PrfaaS cluster that one PD site may use.
 
     Attributes:
-        site: Name of the site.
         share: Its part of the engines while all sites want more than there is, relative to the
             shares of the others; above 0.
         gateways: Names of its gateways, in their certificates.

@@ -125,7 +125,6 @@ class EngineQueue:
         """Return why a site may not send what it sends; for use before a prompt is read.
 
         Args:
-            site: The site.
             coming: Requests of it that are not here yet, by engine. As many as there are free slots
                 need no place in the queue.
         """
@@ -143,8 +142,6 @@ class EngineQueue:
 
         Args:
             job: Unique among those that wait or run.
-            site: Its site.
-            engine: The engine that it is for.
             tokens: Of its prompt, at least 1.
             can_wait: The engine may wait before it computes: time is charged as well.
         """
@@ -179,10 +176,8 @@ class EngineQueue:
         """Remove a request that has ended, or does not wait any longer.
 
         Args:
-            job: The request.
             computed: Tokens that the engine computed for it; None if it ended without an answer:
                 then all of its prompt, and its time. Not used for one that has not started.
-            now_ns: Time.
         """
         gone = self._jobs.pop(job)
         site = self._sites.get(gone.site)

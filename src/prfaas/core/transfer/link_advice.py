@@ -21,9 +21,7 @@ class Probe:
     """Measurement of a number of connections together.
 
     Attributes:
-        num_connections: How many.
         goodput_bits_per_s: Bytes that the other end acknowledged.
-        rtt_ns: Shortest round trip.
         loaded_rtt_ns: Smoothed round trip under load, mean of all connections.
         segments: Sent while it was measured.
         retransmits: Of these, sent again.
@@ -78,7 +76,6 @@ def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
     """Advice for the operator, one or two sentences for each point.
 
     Args:
-        probes: At least one.
         host: Where they were sent from.
     """
     best = best_of(probes)

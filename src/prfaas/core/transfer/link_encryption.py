@@ -44,7 +44,6 @@ def agreed(choice: LinkEncryption, names: Iterable[str]) -> LinkEncryption:
     Blocks go readable only if both ends chose that, and by TLS if one end chose TLS or is older.
 
     Args:
-        choice: Of the receiver.
         names: Of the sender's hello.
     """
     known = frozenset(names)

@@ -57,7 +57,6 @@ class LinkGoodput:
             now_ns: When; not before the last sample.
             delivered_bytes: Bytes acknowledged so far; after a fall counting restarts.
             is_busy: True if bytes wait to be sent.
-            rtt_ns: Round trip.
         """
         last_ns, self._sampled_at_ns = self._sampled_at_ns, now_ns
         delivered, self._delivered_bytes = delivered_bytes - self._delivered_bytes, delivered_bytes

@@ -40,7 +40,6 @@ class TenantShare:
     """Weight and rate of a tenant on a link.
 
     Attributes:
-        name: Its class.
         weight: Its share against the others'.
         bytes_per_s: Beyond it the others go first; 0 is no limit.
     """
@@ -55,11 +54,9 @@ class OutgoingBlock:
     """A block to be sent for a transfer.
 
     Attributes:
-        transfer_id: The transfer.
         name: Layout id and key.
         digest: Over name and bytes.
         data: Its bytes.
-        tenant: Whose transfer it is.
         is_inherited: True if it came here from elsewhere, or was computed from such a block.
         form: Rounded form in which it goes; None if no bit may be lost.
         stream: That form, once its first fragment was taken.
@@ -217,7 +214,6 @@ class LinkShare:
         """Return the next fragment of a connection; it counts as in flight.
 
         Args:
-            connection: Its number.
             now_ns: Monotonic; what tenants' rates are measured by.
 
         Returns:

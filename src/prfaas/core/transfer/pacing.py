@@ -102,7 +102,6 @@ class Pacer:
         """Take a measurement in of a link that had something to send all the time.
 
         Args:
-            now_ns: Monotonic.
             arriving_bits_per_s: What was acknowledged since the sample before.
             rtt_ns: Smoothed round trip of its connections.
             num_connections: How many share the ceiling.

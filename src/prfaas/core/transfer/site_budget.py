@@ -52,7 +52,6 @@ class Lease(NamedTuple):
 
     Attributes:
         bits_per_s: Rate of all links of the holder together.
-        for_ns: Its time.
     """
 
     bits_per_s: int
@@ -86,7 +85,6 @@ def allocate(budget_bits_per_s: int, demands: Mapping[str, float]) -> dict[str, 
     less.
 
     Args:
-        budget_bits_per_s: All together.
         demands: Rates that holders ask for.
 
     Returns:
@@ -126,7 +124,6 @@ class LeaseBook:
     """Leases of one site's budget, as one gateway gives them out.
 
     Args:
-        budget_bits_per_s: Of the site.
         holders: Names of its pool nodes.
         now_ns: Monotonic. Nobody counts as dead before this and `GONE_NS`, and nobody gets a
             lease before this and `LEASE_NS`: holders may have leases of this gateway from before
@@ -145,8 +142,6 @@ class LeaseBook:
         """Record the last report of a holder; of other names nothing.
 
         Args:
-            name: Of the holder.
-            wanted_bits_per_s: Its demand.
             heard_at_ns: When the last ping was sent that it answered. This confirms the lease of
                 that very time: an earlier one may have been lost with its connection.
         """
@@ -196,7 +191,6 @@ class HeldLeases:
     """Leases of a pool node, by the gateway that gave them.
 
     Args:
-        budget_bits_per_s: Of the site.
         num_holders: Pool nodes of the site.
     """
 

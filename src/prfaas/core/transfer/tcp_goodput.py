@@ -82,7 +82,6 @@ class TcpEnds:
     Args:
         num_nodes: Pool nodes that send side by side, at least 1; each has connections of its own.
         connections: Data connections of a node; 0 is as many as a node opens by itself.
-        control: Congestion control.
         window_bytes: What a connection may have under way.
     """
 
@@ -178,11 +177,8 @@ class Measured:
     """Conditions under which transfers of this project were measured.
 
     Args:
-        rtt_s: Longest round trip.
-        loss: Highest loss.
         node_bits_per_s: Highest goodput of one pool node over a path with a round trip.
         in_flight_bytes: Most that one pool node had under way: its goodput times the round trip.
-        controls: Congestion controls.
     """
 
     rtt_s: float
@@ -195,8 +191,6 @@ class Measured:
         """Return the requirements of a link beyond the measurements, as text.
 
         Args:
-            path: The path.
-            transport: Both ends.
             link_bits_per_s: What the link has to carry.
         """
         each = link_bits_per_s / transport.num_nodes

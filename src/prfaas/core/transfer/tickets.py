@@ -118,10 +118,8 @@ def check_ticket(
 
     Args:
         ticket: Its signature was checked.
-        transfer_id: The transfer that is asked for.
         source: Pool that would send.
         destination: Pool that would receive.
-        now_ns: Unix time.
 
     Raises:
         TicketRefusedError: It does not.

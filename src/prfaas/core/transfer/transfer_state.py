@@ -118,7 +118,6 @@ class Transfer:
         transfer_id: 16 random bytes, chosen by the gateway.
         peer: Name of the pool at the other end.
         opened_at_ns: Time of its first message at this end.
-        deadline_ns: When it expires.
         layout_id: The layout of all its blocks.
         bytes_max: Payload bytes that its ticket allows.
         state: Where it is in its life.

@@ -100,7 +100,6 @@ def layer_parts(spec: Any, division: Division) -> LayerParts:
 
     Args:
         spec: vLLM's description of the layer at one rank (`KVCacheSpec`).
-        division: The ranks.
 
     Raises:
         CannotConvertError: The layer's kind or shape is not known well enough.

@@ -74,7 +74,6 @@ def kernel_pages(
     """Return the order of a rank's pages, by layer.
 
     Args:
-        kv_cache_config: Its cache groups.
         caches: The cache of each layer, `[B, H, N, C]` with B in kernel blocks, as vLLM registers
             it.
     """
@@ -100,7 +99,6 @@ def pages_of_ranks(
 
     Args:
         reports: Encoded reports, by rank.
-        num_ranks: Ranks of the engine.
         own: The host memory that the engine's pool node maps.
 
     Raises:

@@ -130,8 +130,6 @@ def canonical_layers(
     kernel blocks take the place of the page.
 
     Args:
-        vllm_config: vLLM's configuration.
-        kv_cache_config: Its cache groups.
         config: vLLM's configuration of offloading.
         row_pages: Pages of one rank; None if their places cannot be told.
         kernels: Kernel blocks of pages, by layer, as the ranks report them.
@@ -179,7 +177,6 @@ def layer_in_pages(
 
     Args:
         spec: vLLM's description of the layer at one rank.
-        division: The ranks.
         kernel: Kernel blocks of its pages; without a report they are taken to be whole.
         pages: Offset and data bytes of the pages of a block.
 

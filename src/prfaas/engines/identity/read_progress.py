@@ -23,7 +23,6 @@ class ReadProgress:
         read_ns: Time that this took.
         num_kept: Files whose kept digest was used.
         is_kept: False if digests cannot be stored, so that every start reads all files.
-        now_ns: Clock, for tests.
     """
 
     num_files: int = 0

@@ -162,7 +162,6 @@ def all_facts(
     """Return the facts of an engine, the most telling first, and its model in words.
 
     Args:
-        version: Of SGLang.
         values: `resolved_configuration`.
         pages: `page_facts`.
         digests: Digests of files; None takes those that are kept for this user.

@@ -24,8 +24,6 @@ class HostRows:
 
     Attributes:
         descriptor: Of the file; SGLang's.
-        page_tokens: Tokens of a page.
-        num_pages: Pages of the pool.
         stride: Distance of two pages, bytes.
         parts: Offset and length of the parts of the first page, bytes, in SGLang's order.
     """
@@ -69,7 +67,6 @@ def host_rows(pool: Any, name: str) -> HostRows:
     """Describe a host pool of SGLang (`HostKVCache`).
 
     Args:
-        pool: The host pool.
         name: Of the pool, for messages.
 
     Raises:

@@ -28,7 +28,6 @@ class PageLayout:
     """The layout of all ranks, and the groups of this one.
 
     Attributes:
-        layout: Of all ranks.
         own: This rank's group by pool.
     """
 
@@ -80,11 +79,9 @@ def hello_of(
 
     Args:
         engine: Name of the engine, as the pool node knows this memory.
-        made: The layout.
         pool: Name of the host pool.
         rows: Where its pages lie.
         facts: Facts of the layout id.
-        model: The model in words.
     """
     group = made.own[pool]
     return EngineHello(

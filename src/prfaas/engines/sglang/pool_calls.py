@@ -102,7 +102,6 @@ class PoolCalls:
 
         Args:
             keys: Names of the blocks.
-            rows: One row a key.
             sources: Pools of whose blocks these were computed.
 
         Returns:

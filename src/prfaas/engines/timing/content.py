@@ -37,8 +37,6 @@ class DrawnAnswer:
     continues as it would have.
 
     Args:
-        prompt: Token ids.
-        stain: Of the sequence.
         choice: Number of the choice among different ones; 0 for the first.
     """
 

@@ -17,7 +17,6 @@ class DeviceCache:
 
     Args:
         layout: The blocks.
-        capacity_blocks: Capacity, blocks of attention.
         events: Observer of added and removed blocks.
     """
 

@@ -36,7 +36,6 @@ class HostSettings:
         host_memory: Bytes that each shares with the pool node.
         time_scale: Seconds of the wall clock for a second of the profile.
         bytes_scale: Size of blocks, as a share of the real one.
-        block_tokens: Tokens of a block.
         cache_tokens: Size of each prefix cache, tokens.
         max_model_len: Longest sequence, tokens.
         stream_interval: Tokens per chunk of a stream, after the first.
@@ -62,9 +61,6 @@ class HostSettings:
 
 class InstanceHost:
     """Runs instances.
-
-    Args:
-        settings: Their settings.
 
     Raises:
         ConfigError: The model's name does not contain "timing", or plan or tokenizer are missing.

@@ -28,10 +28,7 @@ class PromptWork:
     """A prompt that an instance works on.
 
     Attributes:
-        request: Unique id.
-        tokens: The prompt.
         num_output_max: Tokens of each answer.
-        width: Number of answers.
         cache_salt: Mixed into the names of its blocks.
         order: Its instructions about transfers.
         interval: Tokens of each answer between two events.
@@ -89,8 +86,6 @@ class TimedInstance:
     """A queue, a batch, a prefix cache, and a pool node to share blocks with.
 
     Args:
-        name: Unique.
-        profile: Its profile.
         tier: Its pool node; None without.
         events: Observer of its prefix cache.
         cache_tokens: Size of its prefix cache, tokens.

@@ -55,7 +55,6 @@ def load_profile(
         plan: Plan file of `prfaas plan`.
         cluster: A PrfaaS cluster of it; a single one answers to any name. None is the PD cluster.
         model: Name of the served model.
-        block_tokens: Tokens of a block.
         bytes_scale: Size of blocks, as a share of the real one.
         hash_scheme: Names of blocks: vLLM's or SGLang's.
 

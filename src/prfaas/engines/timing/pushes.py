@@ -25,7 +25,6 @@ class PushOfRequest:
 
     Args:
         layout: Of the blocks.
-        order: The instructions.
     """
 
     def __init__(self, layout: Layout, order: PushOrder) -> None:

@@ -20,7 +20,6 @@ class Sequence:
     """A prompt and its answers.
 
     Attributes:
-        num_prompt_tokens: Length of the prompt.
         num_output_max: Tokens of each answer, at least 1.
         width: Answers that are decoded side by side.
         hit_tokens: Prefix that need not be computed.
@@ -62,7 +61,6 @@ class Scheduler:
     """The queue and the batch of one instance; no clock.
 
     Args:
-        profile: Profile of the instance.
         on_start: Called with a sequence whose prefill is about to start; it may have more cached
             by now than when it was added.
     """

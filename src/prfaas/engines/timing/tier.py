@@ -125,7 +125,6 @@ class TimingTier:
         """A request came.
 
         Args:
-            request: Its id.
             order: Its instructions about transfers.
             hashes: Hash chain of its prompt.
         """
@@ -141,7 +140,6 @@ class TimingTier:
         """A request is over, and all its stores were asked for.
 
         Args:
-            request: Its id.
             hashes: Hash chain of its prompt.
         """
         self._requests.end(request)
@@ -157,7 +155,6 @@ class TimingTier:
         """The longest prefix that the pool node can complete, blocks in transit waited for.
 
         Args:
-            request: Its id.
             hashes: Hash chain of its prompt.
             held_tokens: Prefix whose attention blocks the instance holds itself.
             last_boundary: Longest usable prefix of the prompt, tokens.
@@ -230,10 +227,7 @@ class TimingTier:
         """Hand blocks over to the pool node, and have them pushed if the request wants it.
 
         Args:
-            request: Its id.
-            blocks: Its computed blocks.
             hashes: Hash chain of all that it has used.
-            cache_salt: Its cache salt.
         """
         sources, tenant = self.lineage.sources(hashes), tenant_tag(cache_salt)
         self._outbox.put_nowait(_New(request, blocks, sources, self._era, tenant))

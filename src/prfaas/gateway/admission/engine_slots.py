@@ -39,7 +39,6 @@ class Capacity(NamedTuple):
 
     Attributes:
         num_slots: Sequences that PD engines run at once; 0 without any.
-        num_engines: Engines of each lane.
     """
 
     num_slots: int
@@ -67,7 +66,6 @@ class SlotTurn:
 
         Args:
             request_id: Its number for the dispatcher.
-            routed: Its route.
         """
         if self._holding is not None:
             self._holding.planned(self._number, request_id, routed, streams=self._streams)
@@ -88,7 +86,6 @@ class Holding:
     which know best when they can start.
 
     Args:
-        weights: Of tenants.
         capacity: Returns what the engines take.
         driver: Knows where prompts are prefilled, and until when.
     """
@@ -134,8 +131,6 @@ class Holding:
         """Wait for a turn; the slots are the request's while the context is open.
 
         Args:
-            tenant: Its tenant.
-            client: The request.
             priority: Of its class of service.
 
         Raises:

@@ -85,11 +85,7 @@ class RequestAdmission:
         await asyncio.sleep(seconds)
 
     async def close(self, limit_s: float) -> None:
-        """Stop admission, and wait until all requests have ended.
-
-        Args:
-            limit_s: Longest wait, seconds.
-        """
+        """Stop admission, and wait until all requests have ended."""
         self.is_leaving = self.is_closed = True
         _log.info("no new requests are accepted; %d are running", self._num_inside)
         with contextlib.suppress(TimeoutError):

@@ -31,7 +31,6 @@ class Asset:
 
     Attributes:
         content_type: Without the charset, which is UTF-8.
-        packed: Compressed with gzip.
     """
 
     content_type: str

@@ -43,8 +43,6 @@ class Engine:
 
     Attributes:
         name: Name in the deployment file.
-        url: Base URL.
-        role: Role of its cluster.
         pool: Name of the pool node on its host.
         rank: Data-parallel rank among those behind the URL; None if it is alone there.
         adapters: Names of the adapters that it last listed.
@@ -56,7 +54,6 @@ class Engine:
         num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
         num_broken: Legs that it failed at since it last completed one, or became ready.
-        num_looks: Looks that it answered.
         num_missed: Looks in a row that it did not answer in time.
         load: Its load at the last poll.
         load_at_ns: Time of that poll.

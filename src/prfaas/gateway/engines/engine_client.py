@@ -49,10 +49,7 @@ class Engines:
     """All engines of a deployment.
 
     Args:
-        deployment: Who there is.
-        endpoints: Where they are.
         tls: For engines behind https.
-        driver: Receives their state.
         guards: Receive the ends of their requests.
         poll_s: Time between two polls of an engine.
     """

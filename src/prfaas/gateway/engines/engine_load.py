@@ -23,7 +23,6 @@ class EngineLoad:
     """One poll of an engine; None if it does not report a value.
 
     Attributes:
-        num_waiting: Requests that wait.
         num_running: Requests in its batch.
         kv_use: Share of its KV cache in use, in [0, 1]; the fullest of several.
         num_made: Output tokens that it has made since it was started.

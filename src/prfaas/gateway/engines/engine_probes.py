@@ -53,9 +53,7 @@ class EngineProbes:
     """Probes every engine as long as the gateway runs.
 
     Args:
-        engines: By name.
         model: Name of the served model.
-        driver: Receives the results.
         guards: Called when an engine is lost.
         limit_s: Time for one probe, seconds.
         poll_s: Pause between two probes of an engine, seconds.

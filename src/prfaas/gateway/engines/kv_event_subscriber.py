@@ -52,12 +52,10 @@ class EventTiming:
     Attributes:
         backoff_s: Wait before the first attempt to connect again; doubles from there.
         backoff_max_s: Longest such wait; a connection that lasts as long lets it begin anew.
-        connect_s: Limit for connecting.
         replay_s: Longest silence during a replay.
         settle_s: First silence after which the engine is asked whether something was missed;
             doubles up to `idle_s`. A publisher drops what it sends before it has processed a new
             subscription, which can be after it has answered the replay.
-        idle_s: Longest such silence.
         gap_logged_every_s: Least time between two log lines about gaps.
     """
 
@@ -89,12 +87,8 @@ class EngineClient:
     """The subscription to one engine.
 
     Args:
-        engine: Its name.
-        table: Where it publishes.
         feed: Takes what it publishes.
         layout: Its layout; None while its pool node has not announced it.
-        on_fault: Called with each fault.
-        timing: Times.
     """
 
     def __init__(
@@ -248,7 +242,6 @@ class EngineEvents:
     """The KV events of all engines that publish them.
 
     Args:
-        deployment: Who there is.
         index: Follows what they hold.
         layout: Layout of an engine by its pool and name; None while it is not announced.
         on_batch: Called with an engine's name and each batch of it that is applied.

@@ -29,10 +29,7 @@ def one_connection(
     """A socket that makes one connection, and no other when that is over.
 
     Args:
-        context: Makes it.
-        kind: Of zmq.
         endpoint: Where it will be connected to.
-        messages_max: That wait here.
         bytes_max: Of a message; a longer one ends the connection.
     """
     socket = context.socket(kind)

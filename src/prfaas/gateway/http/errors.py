@@ -89,7 +89,6 @@ def retry_headers(status: int, said: str = "") -> Mapping[str, str]:
     """Value of `Retry-After` of an answer with this status.
 
     Args:
-        status: Of the answer.
         said: `Retry-After` of the engine; ignored unless whole seconds.
     """
     if status not in _TRANSIENT:

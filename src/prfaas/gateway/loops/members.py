@@ -33,14 +33,10 @@ class GatewayMembers:
 
     Attributes:
         deployment: The gateway's own copy, whose tables of engines and pools follow the members.
-        driver: Routes to them.
         engines: Probe engines and run legs on them.
         events: Follow the KV events of engines.
-        pools: Follow pool nodes.
         guards: Breakers of engines and links.
         layouts: Compare what engines announce.
-        metrics: Show them.
-        journal: Records changes.
     """
 
     deployment: Deployment

@@ -85,7 +85,6 @@ class PurgeLoop:
             source: Name of a pool; one that the deployment has no longer will do.
             tenant: Name of a tenant; one that the deployment has no longer will do.
             prefix_of: Id of a recent request, for the blocks of its prompt.
-            is_dry: Only count them.
             loop: Author of the purge.
 
         Raises:

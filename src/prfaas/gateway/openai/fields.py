@@ -171,7 +171,6 @@ class RequestRules:
     Attributes:
         fields: Further fields that reach an engine.
         media_domains: Hosts in lower case that engines may fetch media from.
-        services: Classes of service.
     """
 
     fields: frozenset[str] = frozenset()
@@ -236,12 +235,7 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
 
 
 def ignored(body: JsonObject, kept: JsonObject) -> tuple[str, ...]:
-    """Names of the fields of a body that have no effect, in its order.
-
-    Args:
-        body: As it came.
-        kept: What is left of it.
-    """
+    """Names of the fields of a body that have no effect, in its order."""
     names = (
         name
         for name, value in body.items()

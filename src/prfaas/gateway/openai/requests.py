@@ -66,7 +66,6 @@ class ClientRequest:
         stream: True if the client wants server-sent events.
         include_usage: True if it wants a usage chunk at the end of the stream.
         continuous_usage: True if it wants usage in every chunk.
-        num_choices: Answers per prompt.
         max_tokens: Output limit, tokens; None for what the model's length leaves.
         max_tokens_field: Where the client wrote it.
         by_chat_endpoint: True if decode needs the engine's chat endpoint: tool and reasoning

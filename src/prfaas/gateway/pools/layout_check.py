@@ -38,11 +38,9 @@ class Mismatch:
     """An engine whose blocks mean something else than those of the PD cluster.
 
     Attributes:
-        engine: Its name.
         reference: Engine of the PD cluster it was compared with.
         found: Facts that differ, `ours` of the reference; empty if one side sends none.
         model: Model of the engine in words; "" if it is not known.
-        reference_model: The same of the reference.
     """
 
     engine: str

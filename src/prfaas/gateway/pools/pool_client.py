@@ -59,7 +59,6 @@ class PoolTiming:
 
     Attributes:
         backoff_s: Wait before the first attempt to reconnect; doubles from there.
-        backoff_max_s: Longest such wait.
         connect_s: Limit for connection and TLS handshake.
     """
 
@@ -279,8 +278,6 @@ class Pools:
     """All pool nodes of a deployment.
 
     Args:
-        endpoints: Where they are.
-        gateway: Our name.
         tls: Our identity, for dialling.
         index: Index of their blocks.
         transfers: Tracker of their transfers.

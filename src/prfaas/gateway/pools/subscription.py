@@ -29,7 +29,6 @@ class Subscription:
     """Known blocks of one pool: a snapshot, then events without a gap.
 
     Args:
-        pool: Name of the pool.
         index: Follows the pool's blocks.
         transfers: Observer of the transfers that end.
         on_change: Called with what is known of the pool whenever that has changed.

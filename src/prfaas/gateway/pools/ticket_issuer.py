@@ -23,12 +23,9 @@ class TicketOffice:
     """Issues tickets.
 
     Attributes:
-        signer: Our identity.
-        tenants: By name.
         lifetime_ns: How long a transfer may take from now on, prefill included.
         is_in_site: Return True if two pools are hosts of one cluster: between them no tenant's
             rate is limited.
-        unix_ns: Unix time.
         on_signed: Called with each ticket, the tenant's name and the class of service.
     """
 
@@ -55,7 +52,6 @@ class TicketOffice:
         Args:
             transfer: Between which pools, and its id.
             layout: Of the blocks.
-            tenant_name: Whose they are.
             blocks: The list of them.
             have_tokens: Usable prefix that the destination holds already.
             final_tokens: Length at which it will resume.

@@ -350,10 +350,6 @@ class Driver(DispatcherBooks):
     def parts_behind(self, reason: Reason, cluster: str) -> str:
         """Return the parts that are behind an obstacle on the way to a PrfaaS cluster, as text.
 
-        Args:
-            reason: Of a decision.
-            cluster: The PrfaaS cluster.
-
         Returns:
             Up to `NAMED_MAX` names; "" if the reason does not come from a part.
         """

@@ -18,7 +18,6 @@ class PoolView:
 
     Attributes:
         is_live: True if its event stream is connected.
-        layouts: By engine name.
         links: True if the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
         is_draining: True if it takes no new transfers.

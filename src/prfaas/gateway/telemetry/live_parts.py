@@ -27,7 +27,6 @@ class LiveParts:
         guards: Breakers of engines and links.
         journal: Recent changes by loops and operators.
         members: Engines and pool nodes that come and go.
-        records: Recent requests.
     """
 
     deployment: Deployment

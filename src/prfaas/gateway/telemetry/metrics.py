@@ -53,10 +53,8 @@ class Totals:
     """Counts since the start of the gateway.
 
     Attributes:
-        num_in_flight: Requests being served.
         num_remote: Requests that were offloaded and have ended.
         num_local: Requests that stayed in the PD cluster and have ended.
-        num_refused: Refused requests.
         num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
             that is their clients' fault.
         link_bytes: KV cache that arrived, by source and destination.

@@ -131,8 +131,6 @@ class SpanPart:
     """A stretch of a request's time, ns since it came in.
 
     Attributes:
-        from_ns: When it began.
-        to_ns: When it ended.
         engine: Who did it, if an engine did.
     """
 

@@ -69,9 +69,7 @@ class EngineRendering:
     few chats, and until it has, or if its ids differ, it renders every chat.
 
     Args:
-        engines: All engines.
         model: Name of the served model.
-        renderer: The gateway's own.
         encode: Token ids of a rendered text; True adds the tokenizer's special tokens.
     """
 

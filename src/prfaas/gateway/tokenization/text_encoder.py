@@ -21,7 +21,6 @@ class Naming:
     """The names of a prompt's blocks.
 
     Attributes:
-        cache_salt: The tenant's secret.
         layout: What to hash for; None for no hashes.
     """
 

@@ -22,7 +22,6 @@ class LinkEffect:
 
     Args:
         cluster: PrfaaS cluster at its end.
-        codec: The operator's choice.
         quality: Quality class of its blocks.
         is_coding: True if it codes or rounds at this bandwidth.
         ratio: Bytes of keys and values for a byte on the link; 1 if they go as they are.
@@ -44,10 +43,6 @@ class CodingSide:
     """An answer with or without coding, exact.
 
     Args:
-        answer: Verdict.
-        gain: At equal cost.
-        offload_threshold: t, tokens.
-        rate_per_s: Λ_max, req/s.
         egress_bits_per_s: Traffic of all links at Λ_max.
         offloaded_bytes: Bytes on the links for one offloaded request; 0 if none is.
         price_per_mtoken: Price of one million prompt tokens.
@@ -70,9 +65,7 @@ class CodingEffect:
 
     Args:
         quality: Quality classes of the links.
-        links: Every link.
         raw: The answer if all links were raw.
-        coded: The answer.
     """
 
     quality: str
@@ -142,10 +135,8 @@ def coding_effect(
     """Return the effect of coding.
 
     Args:
-        problem: The question.
         mean_long: l_long, tokens.
         raw: The answer if all links were raw.
-        coded: The answer.
     """
     links = tuple(_link_effect(cluster, problem.geometry, mean_long) for cluster in problem.prfaas)
     qualities = sorted({link.quality for link in links})

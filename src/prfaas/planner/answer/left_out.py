@@ -46,7 +46,6 @@ def better_without(question: Question, gain: float) -> LeftOut | None:
     is no alternative.
 
     Args:
-        question: The question.
         gain: Gain at equal cost of all clusters, exact.
     """
     best, found = question.problem, None

@@ -84,13 +84,11 @@ class Plan:
     """The whole answer of the planner.
 
     Args:
-        question: The question.
         paper: Designs with representative lengths.
         exact: Designs with exact expectations.
         latencies: Time to first token at the exact optimum's settings.
         shadow: Value of one more unit of each resource, exact.
         tornado: Gain at equal cost under swings of every input, exact.
-        verdict: The answer.
         sizing: The cheapest fleets for the demand; None without a demand.
         break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
         recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
@@ -132,7 +130,6 @@ def make_plan(question: Question, *, with_classes: bool = False) -> Plan:
     """Answer a question.
 
     Args:
-        question: The question.
         with_classes: Answer it for every class of the links, too.
 
     Raises:
@@ -200,7 +197,6 @@ def verdict_of(
     """Judge the computed designs of a question.
 
     Args:
-        question: The question.
         paper: Designs with representative lengths.
         exact: Designs with exact expectations.
         swings: Gain at equal cost under swings of every input, exact.

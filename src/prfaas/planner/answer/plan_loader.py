@@ -52,9 +52,7 @@ class Question:
     """A problem and what only its report needs.
 
     Args:
-        problem: The question.
         arrival_per_s: Load for latency with queueing, or None.
-        chunk_tokens: Prefill chunk, tokens.
     """
 
     problem: Problem
@@ -65,7 +63,6 @@ class Question:
         """The PrfaaS cluster that is meant by a name: a single one answers to any.
 
         Args:
-            name: Of the cluster.
             plan: The plan file, for the error.
 
         Raises:
@@ -104,7 +101,6 @@ def question_of(file: PlanFile, directory: Path) -> Question:
     """Return the question that the tables of a plan file ask.
 
     Args:
-        file: The tables.
         directory: Start of the relative paths in them.
 
     Raises:

@@ -28,7 +28,6 @@ class Axes:
 
     Args:
         bits_per_s: Bandwidth of all links together, what transfers can use of it without loss.
-        rtt_s: Round trip, s.
         loss: Share of segments lost at random, in [0, 1).
         length_factors: Factor of the plan's prompt lengths.
     """

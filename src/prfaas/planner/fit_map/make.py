@@ -47,7 +47,6 @@ class Moved:
 
     Args:
         path: Round trip and loss; its bandwidth means nothing.
-        base: Crossover.
         movers: Changes, the largest reduction first.
     """
 
@@ -61,7 +60,6 @@ class FitMap:
     """The map of one question.
 
     Args:
-        title: Of the question.
         axes: The points of the map.
         transport: Both ends of the links; `num_nodes` 0 is one for each host.
         mixes: One for each length factor.

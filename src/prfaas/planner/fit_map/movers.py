@@ -23,7 +23,6 @@ class Mover:
 
     Args:
         what: The change, for people.
-        crossover: With it.
         ratio: New crossover over the old one, never NaN: 0 when it pays now and never did, or at
             any bandwidth; inf when it no longer pays.
     """

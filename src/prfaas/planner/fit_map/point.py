@@ -59,7 +59,6 @@ class Point:
         path: Bandwidth, round trip and loss.
         goodput_bits_per_s: What TCP carries of the bandwidth.
         gain: At equal cost; inf where only the homogeneous fleet fails.
-        fit: The answer.
         doubt: Why it is not yet proven, or None.
         reason: The same with figures, for people; "" where it is proven.
     """

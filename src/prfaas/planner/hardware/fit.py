@@ -128,7 +128,6 @@ def fit_resumed(
 
     Args:
         cold: Times of cold prompts.
-        lengths: Of these, tokens.
         rows: Samples of resumed prefills as `measure_resumed` returns them.
         prefixes: Prefix of each row, tokens.
         new_tokens: New length of each column, tokens.
@@ -172,8 +171,6 @@ def profile_toml(
 
     Args:
         source: Provenance in one line.
-        samples: Prefill samples.
-        fit: Their quality.
         resumed: Times after cached prefixes.
         decode: Decode samples, one row for each batch, or None.
         contexts: Context of each column of `decode`, tokens.

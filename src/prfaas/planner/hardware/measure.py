@@ -93,7 +93,6 @@ class Prompts:
     """Prompts that no cache has seen.
 
     Args:
-        rng: Source of randomness.
         token_id_max: Highest token id used; ids below 3 are left to special tokens.
     """
 
@@ -112,8 +111,6 @@ async def measure_prefill(
 
     Args:
         engine: Engine to measure; should have no other load.
-        prompts: Source of prompts.
-        lengths: Prompt lengths, tokens.
         repeats: Measurements of each length, at least 1.
         report: Called with a line for each length.
 
@@ -150,7 +147,6 @@ async def measure_resumed(
 
     Args:
         engine: Engine to measure, with a prefix cache; should have no other load.
-        prompts: Source of prompts.
         prefixes: Tokens that the engine has computed before.
         new_tokens: Tokens after them, which it computes.
         repeats: Measurements of each point, at least 1.
@@ -191,9 +187,7 @@ async def measure_decode(
 
     Args:
         engine: Engine to measure; should have no other load.
-        prompts: Source of prompts.
         batches: Numbers of concurrent requests.
-        contexts: Prompt lengths, tokens.
         num_tokens: Output tokens of each request; more make the overlap longer.
         report: Called with a line for each point.
 

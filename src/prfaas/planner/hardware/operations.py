@@ -18,7 +18,6 @@ class ModelSize:
     """Size of a model, for the roofline.
 
     Args:
-        parameters: All weights.
         active_parameters: Weights that one token uses.
         config: `config.json`, for the attention shapes.
     """
@@ -32,7 +31,6 @@ def prefill_flops(geometry: KvGeometry, model: ModelSize, num_tokens: FloatArray
     """Operations of one prefill.
 
     Args:
-        geometry: Layer groups.
         model: Sizes and attention shapes.
         num_tokens: Prompt lengths, tokens, any shape.
     """
@@ -69,10 +67,6 @@ def attention_tokens(geometry: KvGeometry, model: ModelSize) -> int:
 
 def attention_tokens_of(config: Mapping[str, object], name: str) -> int:
     """`attention_tokens` of a `config.json`; 0 if the weights of a token cannot be counted.
-
-    Args:
-        config: Parsed file.
-        name: For errors.
 
     Raises:
         ConfigError: The layers of the model are not understood.

@@ -26,14 +26,12 @@ class PrefillProfile:
     measured beyond (loading the prefix, expanding its latents).
 
     Args:
-        name: For people.
         source: Where the knots come from.
         lengths: Prompt lengths of the knots, tokens, rising, at least 2.
         seconds: Prefill time at each knot, s, never falling.
         extrapolate: Extend the end segments outside the knots. Without it, a workload outside the
             range is an error.
         prefixes: Cached prefixes at which R was measured, tokens, rising; may be empty.
-        resume_seconds: R at each of them, s.
 
     Raises:
         ConfigError: The knots do not rise.
@@ -165,7 +163,6 @@ class DecodeProfile:
     """Decode step time of one instance by batch and context.
 
     Args:
-        name: For people.
         source: Where the numbers come from.
         batches: Batch sizes, rising, at least 1.
         contexts: Context lengths, tokens, rising, at least 1.

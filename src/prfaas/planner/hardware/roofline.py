@@ -43,7 +43,6 @@ class Roofline:
 
     Args:
         accelerator: Peak figures of one GPU.
-        num_gpus: GPUs of the instance.
         weights: "int4", "fp8" or "bf16": bytes per weight and the matching tensor peak; int4
             weights are multiplied at the bf16 peak.
         prefill_efficiency: Share of the tensor peak that prefill reaches, in (0, 1].

@@ -21,7 +21,6 @@ class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Args:
         name: As its publisher writes it.
         source: Where the config fields were read.
-        parameters: All weights.
         active_parameters: Weights that one token uses.
         parameters_source: Where the two counts come from.
         config: Fields of `config.json`.
@@ -39,12 +38,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Peak figures of one accelerator.
 
     Args:
-        name: Product name.
         bf16_flop_per_s: Dense bf16 tensor throughput.
         fp8_flop_per_s: Dense fp8 tensor throughput.
-        memory_bytes_per_s: Device-memory bandwidth.
-        memory_bytes: Device memory.
-        source: Data sheet.
     """
 
     name: str

@@ -59,7 +59,6 @@ class Dtypes:
     Args:
         kv: Keys, values and latents.
         conv: Convolution inputs: the model's dtype.
-        state: Recurrent states.
     """
 
     kv: str

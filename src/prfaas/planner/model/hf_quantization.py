@@ -59,7 +59,6 @@ def read_quantization_beside(config: dict[str, Any], path: Path) -> None:
 
     Args:
         config: The parsed `config.json`; changed in place.
-        path: Where it lies.
 
     Raises:
         ConfigError: The file is there and cannot be read.

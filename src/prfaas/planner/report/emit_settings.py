@@ -39,10 +39,6 @@ def deployment_settings(plan: Plan, fleet: FleetCandidate) -> str:
 
     The threshold is the one of the exact mode. A fleet that offloads nothing has a threshold that
     no prompt of the workload exceeds.
-
-    Args:
-        plan: The plan.
-        fleet: The fleet with its settings.
     """
     problem, found = fleet.problem, fleet.found
     threshold = found.whole_threshold

@@ -8,13 +8,7 @@ from typing import Any
 
 
 def page(title: str, style: str, body: Iterable[str]) -> str:
-    """A whole document.
-
-    Args:
-        title: Plain text.
-        style: CSS.
-        body: HTML.
-    """
+    """A whole document."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

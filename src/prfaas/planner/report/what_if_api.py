@@ -27,7 +27,6 @@ def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """A plan with some settings changed.
 
     Args:
-        path: The plan file.
         overrides: As `prfaas plan --set` takes them.
 
     Returns:

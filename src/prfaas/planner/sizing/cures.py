@@ -22,8 +22,6 @@ def cure_of_demand(
     the least of each that helps.
 
     Args:
-        problem: The question.
-        demand_per_s: Demand, req/s.
         instances_max: Largest number of instances of a cluster that is tried.
     """
     ways = [

@@ -28,7 +28,6 @@ class Fleet:
     Args:
         prfaas: Instances of each PrfaaS cluster.
         pd: Instances of the PD cluster.
-        num_prefill: N_p.
         offload_threshold: t, tokens; None when nothing is offloaded.
         price_per_h: Price of machines, and of traffic at the demand, for one hour.
     """
@@ -45,9 +44,7 @@ class Sizing:
     """The cheapest fleets for a demand; None where none within the limit carries it.
 
     Args:
-        demand_per_s: Demand, req/s.
         cheapest: With or without PrfaaS instances, whichever costs less.
-        homogeneous: PD instances alone.
     """
 
     demand_per_s: float

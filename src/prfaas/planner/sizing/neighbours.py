@@ -20,9 +20,7 @@ class FleetCandidate:
     """A fleet with its settings, and the planner's claim about it.
 
     Args:
-        name: For people.
         problem: The question with the fleet's numbers of instances.
-        found: Settings.
         carries: The planner's answer: it carries the demand within the targets.
         price_per_h: Price of the machines, and of traffic at the demand, for one hour.
     """

@@ -27,7 +27,6 @@ class Design:
     """A set of machines, how they are run, and what that costs.
 
     Args:
-        name: For people.
         operation: Settings and rates at Λ_max.
         num_gpus: GPUs of the design; a baseline for the same money may have part of an instance.
         gpu_price_per_h: Price of them for one hour.
@@ -104,10 +103,8 @@ def homogeneous_fraction(problem: Problem, mode: StageMode, instances: float, na
     shown, and its latency, are the smaller fleet's.
 
     Args:
-        problem: The question.
         mode: How stage terms are computed.
         instances: Of the fleet; below `LEAST_INSTANCES` it is the smallest fleet.
-        name: For people.
     """
     count = max(instances, float(LEAST_INSTANCES))
     whole = int(count + 1e-9)
@@ -152,7 +149,6 @@ def equal_cost(problem: Problem, mode: StageMode, budget_per_h: float | None = N
     """The homogeneous design that the same money buys, part of an instance included.
 
     Args:
-        problem: The question.
         mode: How stage terms are computed.
         budget_per_h: Money for one hour; None is the price of the GPUs of `problem`.
     """
@@ -165,7 +161,6 @@ def instances_for(problem: Problem, mode: StageMode, rate_per_s: float) -> float
     """Instances of the homogeneous fleet that sustains a rate, part of an instance included.
 
     Args:
-        problem: The question.
         mode: How stage terms are computed.
         rate_per_s: Rate of requests, req/s.
 

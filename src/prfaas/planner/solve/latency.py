@@ -48,7 +48,6 @@ class Latency:
 
     Args:
         mean: Mean; inf when a stage is saturated.
-        p50: Median.
         p90: 90th percentile.
         p99: 99th percentile.
     """
@@ -91,10 +90,7 @@ def service_ttft(
     """TTFT without any waiting.
 
     Args:
-        problem: The question.
-        found: Threshold and split.
         transfer: The paper's way, or overlapped by chunks with one round trip.
-        chunk_tokens: Prefill chunk, tokens.
     """
     classes = _classes(problem, found, transfer, chunk_tokens, link_load=0.0)
     return _latency([(c, 0.0, 0.0) for c in classes])
@@ -110,9 +106,6 @@ def queued_ttft(
 
     Args:
         problem: The question; its workload gives the variation of arrivals.
-        found: Threshold and split.
-        arrival_per_s: Λ offered, req/s.
-        chunk_tokens: Prefill chunk, tokens.
 
     Returns:
         All figures inf when a stage is saturated.
@@ -139,7 +132,6 @@ def share_in_time(
         problem: The question; its chunk and variation of arrivals count.
         found: Threshold and split at Λ_max, which is above 0 unless nothing arrives.
         arrival_per_s: Offered Λ, req/s; at 0 there are no waits.
-        time_s: Time, s.
     """
     link_load = _link_load(problem, found, arrival_per_s) if arrival_per_s else 0.0
     if link_load >= 1 or (arrival_per_s and arrival_per_s >= found.decode_per_s):

@@ -60,15 +60,10 @@ class OperatingPoint:
         mode: How the stage terms were computed.
         offload_threshold: t, tokens; None when nothing is routed by length.
         num_prfaas: PrfaaS prefill instances of all clusters.
-        num_prefill: N_p.
-        num_decode: N_d.
-        offload_fraction: p.
         mean_long: l_long, tokens.
-        mean_short: l_short, tokens.
         prfaas_per_s: Θ_prfaas, req/s; inf without offloading.
         pd_prefill_per_s: Θ_pd-p, req/s; inf when all is offloaded.
         decode_per_s: Θ_pd-d, req/s.
-        rate_per_s: Λ_max, req/s.
         egress_bits_per_s: Traffic of all PrfaaS links at Λ_max, as the network sees it.
         cluster_shares: Share of the offloaded requests that each PrfaaS cluster takes.
         traffic_shares: Share of the traffic of each PrfaaS link; differs where one codes and

@@ -27,7 +27,6 @@ class ShadowValue:
 
     Args:
         what: The unit, for people.
-        rate_gain_per_s: ΔΛ, req/s.
     """
 
     what: str

@@ -44,7 +44,6 @@ class StageTerms:
 
     Args:
         threshold: Offload thresholds, tokens, shape (T,).
-        offload_fraction: p, shape (T,).
         mean_long: l_long, tokens, shape (T,); 0 where nothing is offloaded.
         mean_short: l_short, tokens, shape (T,); 0 where everything is.
         prefill_long_s: Prefill time of offloaded requests, s, shape (clusters, T).
@@ -76,8 +75,6 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: StageMode) -> Sta
     """Loads of all stages at each threshold.
 
     Args:
-        problem: The question.
-        threshold: Tokens, shape (T,).
         mode: Representative lengths or exact expectations.
     """
     threshold = np.asarray(threshold, dtype=np.float64)
@@ -172,7 +169,6 @@ def decode_throughput(
     Decode takes the KV memory of a request when it admits it: blocks in transit lie in the pool.
 
     Args:
-        problem: The question.
         terms: Loads at T thresholds.
         num_decode: N_d, shape (S, 1).
         pd: Decode elsewhere than in `problem.pd`.
@@ -194,8 +190,6 @@ def decode_batch(
     The largest batch within the target whose caches fit into the KV memory; 0 when none does both.
 
     Args:
-        problem: The question.
-        cluster: Decodes.
         context: Mean context of a running sequence, tokens; the workload's if absent.
     """
     context = problem.workload.mean_context if context is None else context

@@ -20,8 +20,6 @@ class TraceLengths:
 
     Args:
         new_tokens: Incremental length of each request, at least 1 token.
-        cached_tokens: Cached prefix of each.
-        mean_prompt_tokens: Mean whole prompt.
         mean_output_tokens: Mean output; one that is missing or 0 counts as 1.
     """
 

@@ -209,7 +209,6 @@ def decode_window(coded: Bytes, into: Bytes, words: Words) -> int:
     hold.
 
     Args:
-        coded: The stream.
         into: Where the bytes go.
         words: The same memory as 16-bit values; a byte at the end that is odd is left out.
 

@@ -21,7 +21,6 @@ def round_block(form: Form, data: memoryview, rounded: memoryview) -> bytearray:
     """Return the stream of a block.
 
     Args:
-        form: Of the block.
         data: Its bytes, contiguous.
         rounded: Writable, of the same size: gets the bytes that the stream decodes to.
     """

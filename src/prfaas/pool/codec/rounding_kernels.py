@@ -72,7 +72,6 @@ def encode_fp8(values: Words, size: int, into: Bytes) -> int:
     """Code bfloat16 as e4m3 with a base exponent for every group.
 
     Args:
-        values: Of all repeats.
         size: Values of one repeat.
         into: As large as the code.
 
@@ -298,9 +297,6 @@ def encode_kivi(
 
     Args:
         values: bfloat16 of all repeats.
-        tokens: Of a repeat.
-        heads: Of a repeat.
-        keys: Size of a key.
         rest: Size of a value.
         by_token: Order of heads and tokens.
         into: As large as the code.

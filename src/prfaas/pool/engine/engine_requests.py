@@ -69,7 +69,6 @@ class EngineRequests:
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
         needs_grant: Keep only blocks of open pushes.
         is_shared: Sites share the pool node: keep blocks only of the tenant that a ticket names.
-        wall_s: Unix time, seconds.
     """
 
     def __init__(

@@ -41,10 +41,7 @@ class EngineSession:
     """One connection of an engine.
 
     Args:
-        name: Of the engine.
         number: Connections that were accepted before this one.
-        hello: Its first message.
-        memory: The memory that came with it.
     """
 
     def __init__(self, name: str, number: int, hello: EngineHello, memory: EngineMemory) -> None:

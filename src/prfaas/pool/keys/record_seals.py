@@ -33,11 +33,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class RecordSeals:
-    """Seals and opens the records of one disk tier. Records are sealed from one thread.
-
-    Args:
-        keyring: Keys of tenants.
-    """
+    """Seals and opens the records of one disk tier. Records are sealed from one thread."""
 
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
@@ -102,11 +98,7 @@ class RecordSeals:
 
 
 class SegmentStamps:
-    """Stamps for the records of one segment, no two alike.
-
-    Args:
-        keyring: Keys of tenants.
-    """
+    """Stamps for the records of one segment, no two alike."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring

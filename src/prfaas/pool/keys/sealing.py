@@ -38,7 +38,6 @@ class Seal:
 
     Attributes:
         head: HEAD_BYTES, in the clear at its start.
-        cipher: With its key.
     """
 
     head: bytes
@@ -82,12 +81,7 @@ class Seal:
 
 
 def new_seal(kind: bytes, key: SiteKey) -> Seal:
-    """Return a seal with a fresh salt.
-
-    Args:
-        kind: Magic and version.
-        key: Key of the site.
-    """
+    """Return a seal with a fresh salt."""
     salt = token_bytes(SALT_BYTES)
     return Seal(kind + key.id + salt, key.cipher(salt))
 
@@ -98,7 +92,6 @@ def seal_of(kind: bytes, data: Buffer, keys: KeyRing) -> Seal:
     Args:
         kind: Magic and version that it should have.
         data: Its first HEAD_BYTES, or more.
-        keys: Keys of the site.
 
     Raises:
         UnknownKeyError: It was sealed with a key that is not in `keys`.

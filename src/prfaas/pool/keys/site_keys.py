@@ -65,7 +65,6 @@ def load_keys(path: Path, purpose: str = "the shared tier") -> KeyRing:
     """Read a file of keys: base64 of 32 bytes a line, the sealing key first, `#` comments.
 
     Args:
-        path: The file.
         purpose: What the keys are of, for errors.
 
     Raises:

@@ -22,7 +22,6 @@ class KeyWrapper(Protocol):
         """Encrypt a key.
 
         Args:
-            key: The key.
             bound: Bytes without which it cannot be decrypted, such as its name.
         """
         ...

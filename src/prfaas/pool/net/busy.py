@@ -20,7 +20,6 @@ class BusyMeter:
 
     Args:
         thread_id: Its native id; None before it has begun.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

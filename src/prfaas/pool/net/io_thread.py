@@ -18,11 +18,7 @@ from prfaas.tasks import cancel_all
 
 
 class Lane:
-    """One thread. Starts with the first thing it is given to do.
-
-    Args:
-        name: Of the thread.
-    """
+    """One thread. Starts with the first thing it is given to do."""
 
     def __init__(self, name: str) -> None:
         self._name = name

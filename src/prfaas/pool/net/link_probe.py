@@ -51,7 +51,6 @@ class ProbeLimits:
         connections_max: Connections that bytes are dropped from at a time: a test, and the end of
             the last one. The same number may wait for their identification.
         seconds_max: Duration of one connection, seconds.
-        bytes_max: Bytes of one connection.
     """
 
     connections_max: int = 32
@@ -66,11 +65,9 @@ class ProbeSink:
     """Drops the bytes of link tests.
 
     Args:
-        tls: Our identity.
         sources: Pools that may test.
         io: Where the connections live.
         on_refused: Called, on the I/O thread, for every caller that is not such a pool.
-        limits: Of the tests.
     """
 
     def __init__(
@@ -144,7 +141,6 @@ class ProbeServer:
 
     Args:
         address: Host and port; port 0 takes a free one.
-        tls: Our identity.
         sources: Pools that may test.
     """
 
@@ -229,7 +225,6 @@ async def probe(
         address: Of the receiving end.
         tls: Our identity, for link tests.
         peer: Name in the receiving end's certificate.
-        num_connections: How many.
         seconds: Duration of the measurement, after the warm-up.
         budget_bits_per_s: Of all together; 0 is no limit.
         warm_up_s: Duration of sending before the measurement, seconds.

@@ -34,7 +34,6 @@ class Listener:
 
     Args:
         address: Host and port; port 0 takes a free one.
-        tls: Our identity.
         new_channel: Makes the protocol of a connection that carries messages.
         on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
             it raises refuses the connection.

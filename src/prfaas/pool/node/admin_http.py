@@ -31,7 +31,6 @@ class AdminServer:
     """Answers `/health`, `/live` and `/metrics`.
 
     Args:
-        counted: Metrics to show.
         address: Host and port to listen on.
         phase: Returns the state of the node.
     """

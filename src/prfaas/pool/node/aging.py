@@ -32,7 +32,6 @@ class Aging:
         shared: The tier of the site; None without.
         claims: Returns True if a gateway may set the age of a tag.
         metrics: Count dropped blocks.
-        wall_s: Unix time, seconds.
         round_s: Time between rounds, seconds.
         slice_blocks: Blocks of each tier that a round inspects.
     """

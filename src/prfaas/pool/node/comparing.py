@@ -32,7 +32,6 @@ class Comparing:
     """The comparisons of one pool node.
 
     Args:
-        store: Has both versions.
         layouts: Dtype planes of blocks.
     """
 

@@ -68,7 +68,6 @@ class PoolNode:
 
     Args:
         settings: Identity, resources, peers and limits.
-        clock_ns: Monotonic clock, nanoseconds.
         kernels: Kernels of link codecs; the default is that of the process.
 
     Raises:
@@ -333,9 +332,6 @@ class PoolNode:
         """Take no new transfers, and wait until those under way have ended.
 
         Gateways are notified, and send no more requests.
-
-        Args:
-            limit_s: Longest wait, seconds.
         """
         self._tickets.is_draining = True
         self._state_changed()

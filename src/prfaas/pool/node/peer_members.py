@@ -29,7 +29,6 @@ class PeerMembers:
     Args:
         peers: Of this pool node.
         clusters: Whose pool nodes they are.
-        sources: List members.
         start: Members at the start, as the source "file" lists them; their links exist.
     """
 

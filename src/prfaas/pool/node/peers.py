@@ -23,8 +23,6 @@ class Peers:
             is what the settings have.
         sources: Names of pools that may push.
         hosts: Pools of other hosts of the site.
-        inbound: Transfers from peers.
-        port: Their connections.
         metrics: Have series for each peer.
         on_change: Called when a link has come or gone.
     """
@@ -64,8 +62,6 @@ class Peers:
         """Dial a new peer.
 
         Args:
-            name: In its certificate.
-            address: Host and port.
             budget: Limit of the rate, bits per second; 0 is the limit in the settings, or none.
             connections: Data connections; 0 is the number in the settings, or adapts.
         """
@@ -88,7 +84,6 @@ class Peers:
         """Change the pools that may push.
 
         Args:
-            sources: Names and patterns.
             hosts: Names of pools of other hosts of the site.
         """
         self._sources.replace(sources)
@@ -123,7 +118,6 @@ class Peers:
         """Return True if no transfer to a peer is open.
 
         Args:
-            name: The peer.
             inbound: Transfers from it count as well.
         """
         link = self.links.get(name)

@@ -45,7 +45,6 @@ class PrefixPinning:
     Args:
         store: Blocks in memory.
         layouts: Those whose blocks are looked for.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

@@ -49,8 +49,6 @@ class PrefixPurging:
         disk: The disk tier; None without.
         shared: The tier of the site; None without.
         metrics: Count dropped blocks.
-        audit: Records purges.
-        clock_ns: Monotonic clock, nanoseconds.
         bar_ns: Time limit of a bar, ns.
     """
 

@@ -48,13 +48,8 @@ class Purging:
         store: Blocks in memory.
         disk: The disk tier; None without.
         shared: The tier of the site; None without.
-        inbound: Transfers to it.
-        links: Transfers from it.
         metrics: Count dropped blocks.
-        clock_ns: Monotonic clock, nanoseconds.
-        audit: Records purges.
         bar_ns: Time limit of a bar, ns.
-        wall_s: Unix time, seconds.
     """
 
     def __init__(

@@ -45,7 +45,6 @@ class PoolSettings:
         listen: Host and port for pools and gateways.
         socket_path: Unix socket for local engines.
         admin: Host and port for `/health` and `/metrics`, plain HTTP.
-        identity: Certificate, key, authority.
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
         gateways: Names of gateways that may subscribe, and whose tickets are valid.
@@ -81,7 +80,6 @@ class PoolSettings:
         age_round_s: Time between removals of blocks that are too old, seconds.
         hello_timeout_s: Time limit for the first message of an engine.
         drain_ns: Time limit of running transfers after a stop, ns.
-        wall_s: Unix time, seconds.
     """
 
     name: str

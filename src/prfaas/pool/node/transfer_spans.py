@@ -24,8 +24,6 @@ class TransferSpans:
 
     Args:
         endpoint: Collector that takes OTLP over HTTP; None sends nothing.
-        pool: Our name.
-        unix_ns: Unix time.
     """
 
     def __init__(
@@ -40,8 +38,6 @@ class TransferSpans:
         """A transfer is over.
 
         Args:
-            direction: SENT or RECEIVED.
-            transfer: What became of it.
             now_ns: The clock that its times are of.
         """
         if self._tracer is None or not transfer.trace:

@@ -63,7 +63,6 @@ class Assembly:
         allocate: Memory for a block of this number of bytes, its content does not matter; None if
             there is no room.
         bytes_max: Of unfinished blocks; a single one may be larger.
-        blocks_max: Unfinished blocks.
     """
 
     def __init__(
@@ -89,8 +88,6 @@ class Assembly:
         """Destination of a fragment.
 
         Args:
-            prefix: Of the fragment.
-            writer: Writes it.
             is_wanted: Tells if its transfer is open. Asked once a new block can be seen by
                 `forget`, which is called after a transfer ended: one of both finds the block.
 

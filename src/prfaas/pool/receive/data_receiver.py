@@ -95,9 +95,6 @@ class DataReceiver:
         connection: Accepted, nothing read yet.
         tls: Our identity; None for a connection without TLS.
         sources: Names that may send blocks.
-        handlers: Callbacks.
-        io: Compares digests.
-        lane: Where it lives.
         tell: Runs a function on the node's loop; False if the loop has ended.
     """
 

@@ -29,9 +29,7 @@ class DataPort:
     """Accepts data connections, and connects each with the unfinished blocks of its link.
 
     Args:
-        tls: Our identity.
         sources: Names that may send blocks.
-        inbound: The wanted transfers.
         io: Where the connections live.
         decoding: Decoder of coded fragments.
         is_spread: True if connections without TLS are spread over the lanes. Sealed ones may be:
@@ -114,7 +112,6 @@ class DataPort:
         """Register a peer's link.
 
         Args:
-            peer: Name of the peer.
             word: By it its data connections identify themselves, within TLS.
             secret: By it those without TLS do; None if all have TLS.
         """

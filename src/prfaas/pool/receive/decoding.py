@@ -29,10 +29,7 @@ class Decoding:
     """Negotiates codecs with peers, and decodes coded fragments.
 
     Args:
-        mode: The operator's choice.
-        layouts: What engines announced.
         metrics: Of this pool node.
-        kernels: Of this process.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class Decoding:
 
         Args:
             peer: Name of the pool.
-            link: Word of its link.
             codecs: Those of the hello.
             tell: Called with the codecs that the link may use, at most once, while it stands.
         """

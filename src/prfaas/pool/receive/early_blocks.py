@@ -27,7 +27,6 @@ class EarlyBlocks:
     There are never many: a data connection continues only when its last few blocks are dealt with.
 
     Args:
-        clock_ns: Monotonic clock, nanoseconds.
         bytes_max: Of one peer; a single block may be larger.
     """
 

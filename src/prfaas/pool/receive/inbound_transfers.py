@@ -41,8 +41,6 @@ class InboundTransfers:
     Args:
         store: Where blocks go.
         on_ended: Called once for every ended transfer.
-        clock_ns: Monotonic clock, nanoseconds.
-        tickets: Check offers.
         layouts: Ids of the layouts that local engines have.
         grace_ns: Time limit of transfers' wait for a broken link, ns.
         on_closed: Called once for every transfer that ended, before `on_ended`, to drop what is

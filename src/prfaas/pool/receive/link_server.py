@@ -71,9 +71,7 @@ class LinkPort:
     """Accepts peers with a certificate of our authority and a listed name.
 
     Args:
-        pool: Our own name.
         address: Host and port; port 0 takes a free one.
-        tls: Our identity.
         epoch: Our event epoch: tells a peer that comes back whether we are still the same.
         sources: Pools that may push, and test the link.
         gateways: Gateways that may subscribe and abort.

@@ -41,9 +41,7 @@ class Sending:
         """Send blocks in memory immediately, others as they are read; then finish.
 
         Args:
-            link: Where to.
             transfer_id: An open transfer of this link. What is left is not read once it ends.
-            layout_id: The layout of the keys.
             keys: The blocks; missing ones are left out.
             tell_missing: True if the peer asked for them and has to know which are not there.
         """
@@ -58,9 +56,7 @@ class Sending:
         """Send blocks once they are stored; finish when all are, or none comes any more.
 
         Args:
-            link: Where to.
             transfer_id: An open transfer of this link. Its end ends the wait.
-            layout_id: The layout of the keys.
             keys: The blocks, in the order of the prompt.
         """
         ahead = self._ahead[transfer_id] = AwaitedBlocks(keys)

@@ -91,21 +91,16 @@ class DataSenders:
     """Keeps a number of data connections to a peer open, for one session of a link.
 
     Args:
-        address: Of the peer.
         tls: Context with the ALPN of data connections.
         peer: Name in the peer's certificate.
-        pool: Our own name.
         link: Word of the session.
         secret: Of the session, if its connections have no TLS.
-        queue: Their send queue.
         coding: How they code it.
         numbers: A number for every connection, none twice.
         num_connections: How many, to begin with.
         num_max: The most that the peer takes, to begin with; 0 is no limit.
         pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
-        io: Where they live.
         on_change: Called on the loop when a connection opens or closes.
-        limits: Of the connections.
         expected: The peer, as its certificates have to name it.
     """
 
@@ -368,7 +363,6 @@ def fragment_bytes(
     Args:
         bytes_per_s: Throughput of the connection.
         rtt_ns: Round trip of the path.
-        bytes_min: Smallest size, bytes.
     """
     lasts_ns = max(FRAGMENT_NS, round(rtt_ns * FRAGMENT_ROUND_TRIPS))
     wanted = 1 << max(0, bytes_per_s * lasts_ns // NS_PER_S - 1).bit_length()

@@ -82,13 +82,10 @@ class Dialer:
 
     Args:
         user: What goes over it.
-        pool: Our own name.
         peer: Name of the other pool; its certificate has to have this name.
         address: Its host and port.
-        tls: Our identity.
         io: Where the data connections live.
         coding: How fragments are coded.
-        clock_ns: Monotonic clock, nanoseconds.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
         limits: Of the data connections.

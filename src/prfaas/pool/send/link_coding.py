@@ -50,12 +50,8 @@ class LinkCoding:
     order of blocks stays the scheduler's.
 
     Args:
-        mode: The operator's choice.
-        layouts: What engines announced.
         peer: Name of the other pool.
         metrics: Of this pool node.
-        kernels: Of this process.
-        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -106,9 +102,6 @@ class LinkCoding:
 
         Args:
             quality: Class of its transfer.
-            layout_id: Its layout.
-            group: Its cache group.
-            num_bytes: Its size.
         """
         if not quality.is_lossy or not self._may_round or self._kernels.rounding is None:
             return None

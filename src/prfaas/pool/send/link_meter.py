@@ -112,7 +112,6 @@ class LinkMeter:
         """The budget has changed.
 
         Args:
-            bits_per_s: From now on.
             idle_bits_per_s: What it would be if the link had something to send: a part of a site's
                 budget is small while nothing waits, and says nothing of the link.
         """

@@ -88,15 +88,12 @@ class OutboundLink:
     transfer ends.
 
     Args:
-        pool: Our own name.
         epoch: Our event epoch, for the hello.
         peer: Name of the other pool; its certificate has to have this name.
         address: Its host and port.
-        tls: Our identity.
         io: Where the data connections live.
         on_change: Called when the link comes up or goes down.
         on_ended: Called once for every transfer that ended here.
-        clock_ns: Monotonic clock, nanoseconds.
         on_over: Called for a transfer that was aborted because its ticket does not allow a block.
         on_pull: Called with this link and the blocks that the peer requests.
         grace_ns: How long transfers wait for a link that broke.
@@ -108,7 +105,6 @@ class OutboundLink:
         limits: Of the data connections.
         on_met: Called with the regions in the peer's certificate; True if they have changed.
         prove: Called with the name and the certificate of the peer; see `AllowList`.
-        wall_s: Unix time, seconds.
     """
 
     def __init__(
@@ -293,7 +289,6 @@ class OutboundLink:
         """Close the list of blocks: the peer commits once all have arrived.
 
         Args:
-            transfer_id: The transfer.
             missing: Requested blocks that are missing here.
         """
         outgoing = self._transfers.get(transfer_id)

@@ -20,11 +20,9 @@ class DataConnection:
     Args:
         number: Its number; none twice.
         connection: Connected socket that does not block; TLS without `sealer`, else plain.
-        queue: Fragments to send.
         coding: How fragments are coded.
         join: First bytes with TLS.
         sealer: Seals all that is sent; None with TLS.
-        lane: Where it lives.
         stuck_ns: It is closed if nothing is delivered for this time.
     """
 

@@ -17,7 +17,6 @@ class SendQueue:
 
     Args:
         on_taken: Called on a lane with each fragment that goes out.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(self, on_taken: Callable[[Fragment], None], clock_ns: Callable[[], int]) -> None:

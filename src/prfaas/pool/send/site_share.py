@@ -33,8 +33,6 @@ class SiteShare:
     Args:
         budget_bits_per_s: Of the site; 0 limits nothing.
         site: Names of the pool nodes of the site, this one included.
-        links: All links, by peer.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

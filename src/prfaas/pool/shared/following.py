@@ -39,17 +39,9 @@ class BucketFollower:
     """Lists the bucket now and then, and reads the fronts of packs that are new.
 
     Args:
-        bucket: The bucket.
-        packs: Its packs.
-        fronts: Reads them.
-        index: Follows them.
         marks: Purges, before which nothing is found.
-        health: Of the tier.
-        timing: Intervals and limits.
-        metrics: Count what happens.
         on_found: Called with blocks that can be read from now on.
         on_gone: Called with blocks that cannot be read any more.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ class TierHealth:
 
     Args:
         metrics: Of the pool node.
-        clock_ns: Monotonic clock, nanoseconds.
         on_down: Called when the tier goes down.
         on_up: Called when it comes up again.
     """

@@ -22,7 +22,6 @@ def open_shared(
     """Open a shared tier and put it below a store.
 
     Args:
-        settings: Of the tier.
         pool: Name of this pool node.
         hosts: Other pool nodes of the site.
         metrics: Of the pool node.

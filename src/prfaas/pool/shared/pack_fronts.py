@@ -26,13 +26,9 @@ class PackFronts:
     """Reader of the fronts of packs.
 
     Args:
-        bucket: Has the packs.
-        keys: Keys of the site.
         tenants: Keys of tenants; a block whose key is gone is not shown.
         pool: Name of this pool node.
         timing: How long a request may take, and an altered pack is skipped.
-        metrics: Count unreadable packs.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

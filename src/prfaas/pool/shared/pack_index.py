@@ -14,11 +14,7 @@ ASIDE_MAX = 4096
 
 
 class PackIndex:
-    """Index of packs. Several packs may hold the same block; the first one known counts.
-
-    Args:
-        blocks_max: Limit of blocks.
-    """
+    """Index of packs. Several packs may hold the same block; the first one known counts."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
@@ -79,8 +75,6 @@ class PackIndex:
         """Add a pack.
 
         Args:
-            pack: Its name.
-            blocks: All its blocks.
             kept: Those that no purge refuses; None for all.
 
         Returns:

@@ -22,7 +22,6 @@ class PackList:
     """Names and sizes of packs: those last listed, and those written since.
 
     Args:
-        bucket: Has the packs.
         pool: Name of this pool node.
         capacity_bytes: Limit of the packs that it has written.
         packs_max: Limit of the packs of all nodes.

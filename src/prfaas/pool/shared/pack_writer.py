@@ -38,14 +38,10 @@ class PackWriter(SealingWriter):
     """Fills and uploads packs.
 
     Args:
-        bucket: Where they go.
-        keys: Keys of the site.
-        tenants: Keys of tenants.
         writer: Name of this pool node.
         settings: Size of a pack, and times.
         metrics: Count what is written, and what is dropped.
         on_written: Called with every pack in the bucket, its blocks, and its size.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class PackName(NamedTuple):
         layout_id: Layout of its blocks.
         at_ms: Time of its creation, ms since 1970.
         writer: Pool node that wrote it.
-        random: Makes it unique.
         front_bytes: Length of head and sealed index.
     """
 
@@ -90,12 +89,7 @@ def name_in(path: str) -> PackName | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """A pack that can be read.
-
-    Attributes:
-        name: Its name.
-        seal: Opens its parts.
-    """
+    """A pack that can be read."""
 
     name: PackName
     seal: Seal
@@ -105,8 +99,6 @@ class PackedBlock(NamedTuple):
     """A block in a pack.
 
     Attributes:
-        pack: Where it is.
-        part: Number of its part.
         offset: Start of the part in the object, bytes.
         num_bytes: Size of the block; the part has TAG_BYTES more.
         digest: Over name and bytes.
@@ -151,7 +143,6 @@ class PackBuilder:
     """A pack being filled. Not thread-safe.
 
     Args:
-        key: Seals it.
         layout_id: Layout of its blocks.
     """
 
@@ -208,9 +199,7 @@ def read_front(
     """Return the blocks of a pack.
 
     Args:
-        name: Of the pack.
         front: Its first `name.front_bytes` bytes.
-        keys: Keys of the site.
         reader: Name of this pool node. Blocks that another one wrote came from that one.
 
     Raises:
@@ -260,9 +249,6 @@ def open_block(
     """Write the bytes of a block.
 
     Args:
-        name: Its name.
-        block: Its place.
-        part: The sealed part.
         into: As long as the block. Its content is undefined after an error.
         key: Key of its tenant; None if it has no `ref`.
 

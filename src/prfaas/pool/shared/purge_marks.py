@@ -47,8 +47,6 @@ class PurgeMarks:
     """The purges that the nodes of a site know of. Lives on one event loop.
 
     Args:
-        bucket: Has the marks.
-        keys: Keys of the site.
         limit_s: Limit of each request, seconds.
     """
 

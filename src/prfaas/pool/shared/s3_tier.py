@@ -51,15 +51,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
     """Blocks below memory in a bucket. Lives on one event loop.
 
     Args:
-        settings: Limits.
-        bucket: The bucket.
-        keys: Keys of the site.
         pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        metrics: Count what happens.
         on_found: Called with blocks that can be read from now on.
         on_gone: Called with blocks that cannot be read any more.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     _blocks: PackIndex

@@ -48,7 +48,6 @@ class S3Settings:
     AWS tools, or the role of the machine.
 
     Attributes:
-        bucket: Name of the bucket.
         keys: File of the site's keys.
         limit_bytes: Limit of what this node keeps in the bucket.
         prefix: Of all objects of the site.
@@ -88,7 +87,6 @@ def s3_settings(table: S3Table, cluster: str) -> S3Settings:
     """Settings from a table of the deployment file.
 
     Args:
-        table: The table.
         cluster: Name of its cluster, which is the prefix unless the table has one.
     """
     return S3Settings(
@@ -107,10 +105,6 @@ def shared_settings(cluster: ClusterTable, name: str) -> SharedSettings | None:
     """Settings of the shared tier of a cluster; None without one.
 
     With regions, they are part of the prefix: what was written under others is not read.
-
-    Args:
-        cluster: Its table.
-        name: Its name.
     """
     found: SharedSettings
     if cluster.mooncake is not None:

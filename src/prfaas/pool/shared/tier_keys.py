@@ -40,8 +40,6 @@ class TierKeys:
     """Keys of tenants in a bucket. Lives on one event loop.
 
     Args:
-        bucket: Has the keys.
-        wrapper: Wraps them.
         limit_s: Limit of each request, seconds.
         clock_s: Time since 1970, seconds.
         not_before_s: Returns the first second in which a key of a tenant can have been made: an

@@ -25,7 +25,6 @@ class BlockToWrite(NamedTuple):
     """A block to write.
 
     Attributes:
-        name: Its name.
         block: Its bytes; pinned in memory.
         done: Ends the pin. Called once, when the bytes are sealed or dropped.
     """
@@ -41,7 +40,6 @@ class WriteQueue:
     Args:
         limit_bytes: Limit of `held_bytes`.
         metrics: Count what is dropped and what was written.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class SealingWriter(ABC):
 
     Args:
         queue: Blocks to write.
-        thread: Name of the thread.
     """
 
     def __init__(self, queue: WriteQueue, thread: str) -> None:

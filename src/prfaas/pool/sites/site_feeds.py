@@ -34,7 +34,6 @@ class SiteFeeds:
 
     Args:
         limits: On events for one subscriber.
-        contracts: Those in force.
         site_of_block: Site that owns a block; None for a block of no site.
         held_bytes: Memory that blocks of a site take.
     """

@@ -46,9 +46,7 @@ class SiteRules:
         """Check a ticket whose signature is valid.
 
         Args:
-            ticket: The ticket.
             peer: Pool node at the other end.
-            blocks: The blocks that it names.
 
         Raises:
             TicketRefusedError: It is for parts, tenants or blocks of another site.

@@ -209,8 +209,6 @@ class BlockStore:
         """A block, promoted to memory if it is only below.
 
         Args:
-            layout_id: Its layout.
-            key: Its name.
             budget: Time limit of slow reads; unlimited if absent.
 
         Returns:
@@ -347,8 +345,6 @@ class BlockStore:
         """Store a block; an existing one is not changed.
 
         Args:
-            layout_id: Layout of the block.
-            key: Its name.
             data: Its bytes, which are copied unless they are in a buffer of this store.
             digest: Over name and bytes.
             origin: Where it came from.
@@ -412,7 +408,6 @@ class BlockStore:
         """A buffer for a block, from the memory of this store; others are evicted for it.
 
         Args:
-            num_bytes: Its size.
             tenant: Tag of the tenant that the block belongs to.
             spare_leased: Evict no leased block.
             spare_own: Evict copies without lease only, except for the limit of the tenant.

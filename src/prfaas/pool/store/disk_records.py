@@ -54,7 +54,6 @@ class DiskPlace:
     Attributes:
         segment: Number of the file.
         offset: Of the record, bytes.
-        num_bytes: Of the block.
         origin: Where it came from.
         head_bytes: Size of the header of its record.
         key_id: Name of the key that it is sealed with; empty if it is in the clear.

@@ -249,8 +249,6 @@ class SegmentFiles:
         """Read a block, and note that its segment was used.
 
         Args:
-            name: Its name.
-            place: Its place.
             into: `place.num_bytes` bytes.
 
         Returns:

@@ -53,7 +53,6 @@ class DiskLimits:
     """Sizes and times of a disk tier.
 
     Attributes:
-        segment_bytes: Largest segment, bytes.
         retry_s: Wait before a disk that failed is tried again, seconds.
         slice_blocks: Blocks that a purge inspects before other work has its turn.
     """
@@ -78,12 +77,10 @@ class DiskTier:
     """Blocks below memory.
 
     Args:
-        folder: For the files.
         capacity_bytes: Hard limit on all files together.
         on_found: Called for blocks found at start.
         on_gone: Called for removed blocks.
         policy: Which segment outside reserves goes first.
-        limits: Sizes and times.
         regions: Where its blocks may rest; what it has from other regions is dropped.
         wrapper: Wraps the keys that seal blocks; None leaves them in the clear.
         is_new_key: The wrapper's key was made for this start: an old keyring is removed.
@@ -328,7 +325,6 @@ class DiskTier:
         """Read and check a block; a broken one is dropped and counted.
 
         Args:
-            name: One that is there.
             into: As long as the block.
             budget: Not needed: a disk answers, or fails.
 

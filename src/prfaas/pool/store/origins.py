@@ -126,8 +126,6 @@ def received(
     """The origin of a block that came over a link.
 
     Args:
-        peer: The sender.
-        transfer_id: Its transfer.
         tenant: Tag of the tenant in its ticket.
         born_s: When it was computed.
         is_inherited: True if the sender has it, or a block it was computed from, from others.
@@ -143,7 +141,6 @@ def computed(
     """The origin of a block that an engine stores.
 
     Args:
-        engine: Its name.
         sources: Pools of which it used blocks.
         tenant: Tag of the tenant, as the engine named it.
         born_s: The time at present.

@@ -21,7 +21,6 @@ class Spilling:
 
     Args:
         arena: Memory of the store.
-        blocks: Its blocks, by name.
         order: Returns their names in the order of eviction.
         arena_bytes: Returns the memory of the arena that a block takes.
         on_written: Called when the disk has written a block, or failed to.

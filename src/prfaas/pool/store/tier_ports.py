@@ -43,7 +43,6 @@ class ReadBudget:
 
     Args:
         limit_s: Seconds; None is unlimited.
-        clock_s: Monotonic clock, seconds.
     """
 
     def __init__(
@@ -99,9 +98,7 @@ class LowerTier(Protocol):
         """Read and check a block.
 
         Args:
-            name: One that it holds.
             into: As long as the block.
-            budget: Time limit.
 
         Returns:
             Its digest; None if it could not be read, in time or at all.

@@ -38,7 +38,6 @@ class Grant:
     """A ticket that was checked and is used up.
 
     Attributes:
-        ticket: The ticket.
         sealed: The same as it came, for the other end.
         named: The blocks that may move.
         lifetime_ns: How long the transfer may stay open from the check on.
@@ -54,10 +53,6 @@ class TicketChecks:
     """Checks tickets, and counts those it refuses.
 
     Args:
-        pool: Our name.
-        opener: Verifies signatures.
-        metrics: Count refusals.
-        unix_ns: Unix time.
         audit: Records tickets; None without an audit log.
         regions: Our footprint; without any, tickets need no region.
         rule: Called with each ticket, the pool at its other end and its blocks, where several sites
@@ -109,7 +104,6 @@ class TicketChecks:
         Args:
             sealed: The ticket as it came.
             blocks: The list that came with it.
-            transfer_id: The requested transfer.
             destination: Where the blocks would go.
             layout_id: The layout of the engine that asks; None takes the ticket's.
 
@@ -134,7 +128,6 @@ class TicketChecks:
         Args:
             sealed: The ticket as it came.
             blocks: The list that came with it.
-            transfer_id: The offered transfer.
             source: The pool that offers it.
             layouts: Those of local engines; with none, any will do.
             free_bytes: Bytes that the store can still reserve.

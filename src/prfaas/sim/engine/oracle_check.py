@@ -36,7 +36,6 @@ def too_early(heard: LeastDelays, needed_ns: dict[News, int]) -> list[str]:
     """One line for each kind of news that was told before it could be known.
 
     Args:
-        heard: The recorded reports.
         needed_ns: How long each kind takes, ns.
     """
     return [

@@ -26,10 +26,8 @@ class SeriesSample(NamedTuple):
     Attributes:
         local_wait_ns: Work before a PD-P instance, mean over those that are up.
         remote_wait_ns: The same of the PrfaaS cluster.
-        link_bits_per_s: Capacity of the link.
         link_backlog_bytes: Bytes that may leave and have not left.
         num_flows: Transfers with bytes to send.
-        offload_threshold: t, tokens.
         num_decode_waiting: Requests that wait for a slot or for KV blocks.
         num_decode_running: Requests in decode batches.
         num_prefill: PD instances that prefill and are up.

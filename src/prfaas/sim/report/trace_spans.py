@@ -42,8 +42,6 @@ def spans_of(attempt: Attempt, costs: Costs, until_ns: int) -> list[Span]:
     """Prefill, transfer and decode of an attempt, as far as it came.
 
     Args:
-        attempt: A recorded one.
-        costs: Ends of chunks.
         until_ns: End of the run, for what had not ended.
     """
     start, routed = attempt.started_at_ns, attempt.routed

@@ -62,7 +62,6 @@ class Devices:
         """Callback for the end of an instance's jobs: cache the computed blocks, and continue.
 
         Args:
-            name: The instance.
             then: What comes after; all there is to do where its memory is not simulated.
         """
         if name not in self._caches:

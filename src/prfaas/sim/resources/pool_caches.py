@@ -148,7 +148,6 @@ class Caches:
         Args:
             request: The request that starts its prefill.
             pool: Pool of the instance that prefills.
-            instance: That instance.
 
         Returns:
             The prefix that prefill resumes after, and the time to read what of it lies on disk.

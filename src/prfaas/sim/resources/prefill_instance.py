@@ -16,7 +16,6 @@ class PrefillJob:
     """A prompt to prefill.
 
     Attributes:
-        request: Whose.
         attempt: The request's attempt this belongs to.
         chunks: End of each chunk: tokens computed, ns since the start. The last ends the job, and
             has the time that it takes.

@@ -69,7 +69,6 @@ class SharedLink:
     """One direction of a link.
 
     Args:
-        bits_per_s: Capacity.
         flow_bits_per_s: What one flow gets at most.
         rtt_ns: Round trip; a byte is there after half of it.
         on_landed: A closed flow's last byte has arrived.

@@ -104,7 +104,6 @@ class RecordedSimulation(Simulation):
 
     Args:
         on_progress: Called with the number of requests that have arrived, now and then.
-        num_requests_max: Requests that are recorded.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class Results:
 
     Attributes:
         window_s: Length of the window, s.
-        num_requests: Requests that arrived in it.
         good_request_count: Those of them that met every target.
         request_throughput: First tokens in the window, 1/s.
         goodput: Requests that arrived in the window and met every target, 1/s.
@@ -46,7 +45,6 @@ class Results:
         inter_token_latency: The same of the mean time per output token, ms.
         request_latency: The same of the whole request, ms.
         input_sequence_length: The same of the prompts, tokens.
-        output_sequence_length: The same of the outputs, tokens.
         ttft_parts: Mean of each part of TTFT, ms; see `ttft_parts`.
         ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
         offloaded_ratio: Share of requests sent to the PrfaaS cluster.
@@ -55,7 +53,6 @@ class Results:
         utilisation: Share of the time each stage worked; of links the busiest one.
         queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
             work before a prefill instance, bytes before the link, requests before decode.
-        decisions: Requests by reason.
         num_recomputed: Prompts that an instance that decodes computed, in whole or in part, since
             what it waited for was lost or late.
         num_touched: Requests that left their route in any way.
@@ -121,7 +118,6 @@ def summarise(
     """Figures of a run.
 
     Args:
-        sim: It has ended.
         start_ns: Start of the measured window.
         end_ns: Its end; arrivals in [start, end) count.
         columns: Of its requests, if they were read already.

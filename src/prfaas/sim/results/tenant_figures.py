@@ -17,7 +17,6 @@ def by_tenant(
     """Requests that arrived, were admitted and met every target, and prefill that was admitted, s.
 
     Args:
-        sim: Its costs count.
         good: Those of them that met every target.
     """
     of_tenant: dict[str, list[Request]] = {}

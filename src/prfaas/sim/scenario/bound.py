@@ -48,8 +48,6 @@ class Use:
     Attributes:
         local_s: Prefill at home; inf where that is late even alone.
         remote_s: Prefill away; inf the same.
-        link_s: On the link.
-        decode_s: Decode slot.
         alone_s: From arrival to the last token, on the faster path with nobody else.
     """
 
@@ -129,10 +127,8 @@ def _served(setup: Setup, came_s: FloatArray, uses: list[Use], window_s: float) 
     """Solve the relaxation; requests that are served.
 
     Args:
-        setup: The system.
         came_s: When each request came, s from the start of the window.
         uses: What serving each takes.
-        window_s: Length of the window.
     """
     count, target_s = len(uses), (setup.slo.ttft_ns or 0) / NS_PER_S
     local = np.array([u.local_s for u in uses])

@@ -23,7 +23,6 @@ def make_failures(
 
     Args:
         num_prefill: PD instances that prefill.
-        num_pd_hosts: Hosts of the PD cluster.
 
     Raises:
         ConfigError: A cluster or an instance does not exist.

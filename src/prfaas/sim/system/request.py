@@ -32,7 +32,6 @@ class Request:
         followers: Requests of the same session that wait for its end.
         attempt: Counts prefills, also those given up; events of an earlier one are void.
         kept_tokens: Prefix that a pool kept of a transfer that was cut.
-        kept_in: That pool.
         had_tokens: Output that its client had when a decode instance broke; another one continues.
         routed_at_ns: When the last attempt began.
         offloaded: True if it was ever sent to the PrfaaS cluster.

@@ -134,8 +134,6 @@ class ClusterSetup:
     """A PrfaaS cluster.
 
     Attributes:
-        name: Unique.
-        num_instances: They prefill.
         link: To the PD cluster; all hosts share it.
         cache: Of its pools and instances.
         num_hosts: Each has one pool and every `num_hosts`-th instance.
@@ -176,7 +174,6 @@ class SignalSetup:
     """Settings of the gateway's signals.
 
     Attributes:
-        interval_ns: Between two observations.
         delay_ns: From an observation to the gateway.
         stale_after_ns: Age beyond which a signal counts as unknown.
         loop_interval_ns: Between two moves of the threshold.
@@ -200,7 +197,6 @@ class RoutingSetup:
     """Settings of routing.
 
     Attributes:
-        offload_threshold: t, tokens.
         bandwidth: Regime of the paper's rule.
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
         admission: Refuse what is predicted to miss the TTFT target.

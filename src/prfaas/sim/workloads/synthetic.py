@@ -20,9 +20,7 @@ class Synthetic:
     """Requests without common prefixes.
 
     Attributes:
-        rate_per_s: Mean arrival rate.
         duration_ns: Length of the arrivals.
-        output_tokens: Mean output length.
         arrival_cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
         shape: How the rate moves around its mean; None is constant.
         fixed_output: Every output has the mean length; else they are geometric.

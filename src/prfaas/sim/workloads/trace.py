@@ -16,7 +16,6 @@ class Trace:
     """Recorded requests.
 
     Attributes:
-        rows: In any order.
         jitter_ns: Each arrival is moved by up to so much, within the trace's tick.
         rate_scale: Arrivals come so many times as fast.
         num_requests_max: Only the first so many; None is all.

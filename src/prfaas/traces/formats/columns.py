@@ -24,9 +24,7 @@ class CsvFormat:
 
     Attributes:
         name: As in `--from`.
-        title: For people.
         prompt: Names that the column of prompt lengths may have.
-        output: The same of output lengths.
         instant: Column of instants; empty for a format that has none.
         instant_ns: Reader of that column, from its name and a cell to nanoseconds.
         failed: Requests without output have failed and are left out.
@@ -115,10 +113,7 @@ class CsvRows:
     """Rows of a file in a CSV format.
 
     Args:
-        form: The format.
-        path: For errors.
         number: Line of the header.
-        header: Its text.
 
     Raises:
         ConfigError: A column is missing or there twice.

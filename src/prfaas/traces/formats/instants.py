@@ -21,7 +21,6 @@ def calendar_ns(column: str, text: str) -> int:
     """Nanoseconds since 1970 of a date and time, exact to nine digits of the second.
 
     Args:
-        column: For errors.
         text: As in "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; without a
             time zone it is UTC.
 
@@ -52,7 +51,6 @@ def seconds_ns(column: str, text: str) -> int:
     """Nanoseconds of a number of seconds from any origin.
 
     Args:
-        column: For errors.
         text: A decimal number, 0 or more.
 
     Raises:

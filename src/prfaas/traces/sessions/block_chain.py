@@ -84,7 +84,6 @@ class BlockChain:
 
     Args:
         numbers: Of the file's blocks.
-        session: Session of the prompt.
         units: What texts are measured in.
     """
 

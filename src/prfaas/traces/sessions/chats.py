@@ -161,11 +161,8 @@ class _Session:
     """Follows the messages of a session.
 
     Args:
-        index: Of the session.
         numbers: Of the blocks.
         units: What texts are measured in.
-        notes: Grows.
-        num_prompt_tokens_max: Limit of a prompt, tokens.
     """
 
     def __init__(

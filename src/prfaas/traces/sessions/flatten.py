@@ -19,7 +19,6 @@ def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
     """Tokens of a block to flatten sessions with.
 
     Args:
-        sessions: At least one.
         coarse_tokens: For sessions with many blocks, if it is a multiple of theirs.
     """
     own = max(session.block_tokens for session in sessions)

@@ -37,7 +37,6 @@ class SessionMessage(NamedTuple):
     """A message.
 
     Attributes:
-        role: As in the file.
         is_answer: It comes from the model.
         text: What later prompts have of it.
         hidden: Reasoning: part of the output, not of later prompts.
@@ -59,7 +58,6 @@ class Transcript:
 
     Attributes:
         session: Their session; empty if the line has none.
-        messages: In order.
         from_start: True if they begin the session; otherwise they continue the line before.
     """
 

@@ -55,8 +55,6 @@ class Turn:
     """One request of a session.
 
     Attributes:
-        num_prompt_tokens: Prompt, tokens.
-        num_output_tokens: Output, tokens.
         runs: First id and length of each run of block ids; the last block may be a partial one.
         think_s: From the end of the request before, of the agent that starts it, s.
         after: Index of the turn it waits for; None for the first.
@@ -77,7 +75,6 @@ class Session:
 
     Attributes:
         turns: In an order in which each comes after the one it waits for.
-        block_tokens: Tokens of a block.
         shared: Runs of ids of blocks that other sessions of the file have too, rising.
         start_s: When it began, s since the first session of the file; None if unknown.
     """
@@ -149,8 +146,6 @@ def _append(
     """Append the turns of one agent; those of a sub-agent start after the turn before them.
 
     Args:
-        turns: Grows.
-        requests: Of the agent.
         before: Turn that the first one waits for.
         lead_s: Additional wait of the first one, s.
         base_s: When the agent started, s since the start of the session.

@@ -38,7 +38,6 @@ def session_lines(chats: Chats, pause_s: float) -> Iterator[SessionLine]:
     """The lines of all sessions.
 
     Args:
-        chats: The sessions.
         pause_s: Before a turn whose pause is not recorded; how many is added to `chats.notes`.
     """
     starts = [turns[0].asked_at_s for turns in chats.sessions]

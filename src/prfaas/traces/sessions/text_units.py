@@ -22,9 +22,7 @@ class TextUnits:
     """A measure of texts.
 
     Attributes:
-        title: For people.
         cut: From a text to its units, as bytes of `unit_bytes` each.
-        unit_bytes: Bytes of a unit.
         units_per_block: Units of a block of `BLOCK_TOKENS` tokens.
         units_per_message: Units of the markers around a message.
     """

@@ -44,7 +44,6 @@ class KeyLimits:
     2**-57 (RFC 8446, 5.5). The default is under a fifth of that.
 
     Attributes:
-        records: Number of records.
         num_bytes: Bytes sealed; a single record may be larger.
     """
 
@@ -111,7 +110,6 @@ class RecordKeys:
     Both ends count alike, so the change to the next generation needs no message.
 
     Args:
-        secret: Of the connection.
         limits: Use of one key.
         cipher: Makes the cipher of a key.
     """

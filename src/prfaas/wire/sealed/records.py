@@ -52,7 +52,6 @@ class Opening:
     Attributes:
         encryption: Protection that it names; authenticated with the tag.
         link_id: Session that it claims to belong to.
-        number: Of the connection.
         clear: The bytes that the tag covers.
         tag: Proof that the caller has the session's secret.
     """
@@ -104,7 +103,6 @@ class Sealer(_Records):
     """Sending end of one connection. Each record is sealed once, and sent in that order.
 
     Args:
-        secret: Of the session.
         number: Of the connection; never used before in this session.
         limits: Use of one key.
     """

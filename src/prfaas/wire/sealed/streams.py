@@ -18,11 +18,7 @@ Place = Callable[[FragmentPrefix], memoryview]
 
 
 class SealedParts:
-    """Turns fragments into the bytes to send.
-
-    Args:
-        sealer: Of the connection.
-    """
+    """Turns fragments into the bytes to send."""
 
     def __init__(self, sealer: Sealer) -> None:
         self._sealer = sealer
@@ -56,7 +52,6 @@ class SealedStream:
     fragment of FRAGMENT_BYTES_MAX, and nothing is read of a prefix that is not authenticated.
 
     Args:
-        opener: Of the connection.
         place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
     """
 
@@ -131,7 +126,6 @@ class ClearStream:
     only after it was returned.
 
     Args:
-        opener: Of the connection.
         place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
     """
 

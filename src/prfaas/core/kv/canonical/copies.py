@@ -21,8 +21,6 @@ class CopyRun(NamedTuple):
     Attributes:
         row_offset: Place of the first fragment in a row.
         block_offset: Place of the first fragment in a canonical block.
-        size: Size of a fragment.
-        fragments: Number of fragments.
         row_stride: Distance of neighbours in the row.
         block_stride: Distance of neighbours in the block.
     """
@@ -56,7 +54,6 @@ def page_bytes(layer: LayerParts, tp_size: int, num_pages: int = 1) -> int:
     """Return the size of a page of a layer in the memory of one rank, padding left out.
 
     Args:
-        layer: Parts of the layer.
         tp_size: Ranks that divide the units.
         num_pages: Pages that share the tokens of a block.
     """

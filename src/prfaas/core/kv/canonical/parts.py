@@ -42,7 +42,6 @@ class Strip(NamedTuple):
 
     Attributes:
         number: Number of runs, at least 1.
-        num_bytes: Size of each.
     """
 
     number: int

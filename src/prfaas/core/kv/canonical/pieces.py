@@ -33,7 +33,6 @@ class Pieces(NamedTuple):
 
     Attributes:
         reads: Bytes of the block, each once.
-        writes: The same with all replicas.
     """
 
     reads: tuple[Piece, ...]
@@ -56,8 +55,6 @@ def pieces(announced: Iterable[CopyRun], block_bytes: int, row_bytes: int) -> Pi
 
     Args:
         announced: Any that cover the block; those that cover a part of it again are replicas.
-        block_bytes: Size of the block.
-        row_bytes: Size of a row.
 
     Raises:
         ValueError: The runs are more than FRAGMENTS_MAX fragments, reach beyond the row or the

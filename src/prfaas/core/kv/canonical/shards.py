@@ -17,7 +17,6 @@ class Shard(NamedTuple):
     """The units of one rank.
 
     Attributes:
-        first: Number of the first.
         num: How many; 0 if all slots are padding.
         slots: Places for units in the memory of a rank, the same for all ranks, at least 1.
     """

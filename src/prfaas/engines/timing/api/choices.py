@@ -18,8 +18,6 @@ class AnswerChoice:
     Args:
         index: Its number in the reply.
         answer: Draws its tokens.
-        vocabulary: Their texts.
-        body: The request.
         num_tokens_max: Where it ends at the latest.
         echo: Text that it begins with.
     """

@@ -26,10 +26,7 @@ class AnswerGeneration:
     """The answers to one body.
 
     Args:
-        instance: The instance that computes.
         vocabulary: Texts of tokens.
-        body: The request.
-        request_id: Unique.
         prompts: Token ids of every prompt.
         num_tokens_max: Longest answer, by prompt.
         interval: Tokens between two looks.

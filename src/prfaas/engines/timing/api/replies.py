@@ -48,10 +48,7 @@ class Replies:
     """Replies to one request.
 
     Args:
-        request_id: Without prefix.
-        model: Name of the model.
         created: Seconds since 1970.
-        body: The request.
         prompts: Token ids of every prompt.
         chat: True if it is a chat.
     """

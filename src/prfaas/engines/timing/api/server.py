@@ -31,8 +31,6 @@ class Server:
     """Serves one instance, and those of the ranks that joined it.
 
     Args:
-        instance: The instance that computes.
-        vocabulary: Its tokenizer.
         model: Name that is served.
         max_model_len: Longest sequence, tokens.
         stream_interval: Tokens per chunk of a stream, after the first.

@@ -30,14 +30,10 @@ class BlockWriter(SealingWriter):
     """Seals and writes blocks.
 
     Args:
-        client: Writes them.
-        memory: Its memory.
-        prefix: Of all keys.
         key: Seals new blocks.
         writer: Name of this pool node.
         metrics: Count what is written, and what is dropped.
         on_written: Called with every block in the store, its size and origin.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     def __init__(

@@ -50,9 +50,7 @@ class MooncakeClient:
     """The process, as long as `run` runs.
 
     Args:
-        settings: Of the store.
         memory: Shared with the process.
-        metrics: Count its starts.
     """
 
     def __init__(

@@ -47,8 +47,6 @@ class StoreClient:
 
     Args:
         orders: Socket to the pool node.
-        memory: Shared memory.
-        setup: Settings.
     """
 
     def __init__(self, orders: socket.socket, memory: mmap.mmap, setup: StoreSetup) -> None:

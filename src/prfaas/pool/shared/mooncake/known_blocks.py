@@ -23,7 +23,6 @@ class Known(NamedTuple):
     """A block in the store.
 
     Attributes:
-        num_bytes: Its size.
         origin: Where it came from; NOT_READ until it is read, unless this node wrote it.
         is_own: True if this node wrote it.
     """

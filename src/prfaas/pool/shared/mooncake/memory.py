@@ -13,11 +13,7 @@ from bisect import insort
 
 
 class ClientMemory:
-    """Two halves, one for what is written and one for what is read.
-
-    Args:
-        num_bytes: Of both.
-    """
+    """Two halves, one for what is written and one for what is read."""
 
     def __init__(self, num_bytes: int) -> None:
         page = mmap.PAGESIZE
@@ -43,7 +39,6 @@ class Buffers:
 
     Args:
         start: Offset of the range.
-        num_bytes: Its size.
     """
 
     def __init__(self, start: int, num_bytes: int) -> None:

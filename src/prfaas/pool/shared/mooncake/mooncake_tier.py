@@ -53,14 +53,10 @@ class MooncakeTier(ShownBlocks[Known]):
     """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
 
     Args:
-        settings: Of the store.
-        keys: Keys of the site.
         pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        metrics: Count what happens.
         on_found: Called with blocks that can be read from now on.
         on_gone: Called with blocks that cannot be read any more.
-        clock_ns: Monotonic clock, nanoseconds.
     """
 
     _blocks: KnownBlocks

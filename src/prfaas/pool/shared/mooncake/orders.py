@@ -31,7 +31,6 @@ class Order(msgspec.Struct, array_like=True):
 
     Attributes:
         number: Of the order; 0 is none.
-        operation: What to do.
         names: Keys of the store.
         offset: Of the buffer in the shared memory.
         num_bytes: Size of that buffer.
@@ -48,7 +47,6 @@ class StoreAnswer(msgspec.Struct, array_like=True):
     """The answer to an order; number 0 once, when the client is connected, or cannot be.
 
     Attributes:
-        number: Of the order.
         codes: Of the library, one for each name: negative for an error; the length for a read.
     """
 
@@ -61,9 +59,6 @@ class StoreSetup(msgspec.Struct):
 
     Attributes:
         address: Of this host, as others reach it.
-        metadata: Metadata server.
-        protocol: Transport.
-        devices: RDMA devices.
         master: HOST:PORT of the master.
         replicas: Copies of each block.
         memory_bytes: Size of the shared memory.

@@ -74,9 +74,6 @@ def open_block(
     """Write the bytes of a block, checked.
 
     Args:
-        name: Of the block.
-        sealed: The object.
-        keys: Keys of the site.
         reader: Name of this pool node.
         into: As long as the block. Its content is undefined after an error.
 

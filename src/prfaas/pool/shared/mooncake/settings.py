@@ -26,7 +26,6 @@ class MooncakeLimits:
         stuck_s: A client that has not answered an order for so long is killed.
         start_s: Limit of the start of the client, which waits for the master.
         restart_s: Pause before the client is started again; doubles up to `restart_max_s`.
-        restart_max_s: Longest such pause.
         flush_s: Limit of the last writes when the node stops.
     """
 
@@ -90,7 +89,6 @@ def mooncake_settings(table: MooncakeTable, cluster: str) -> MooncakeSettings:
     """Settings from a table of the deployment file.
 
     Args:
-        table: The table.
         cluster: Name of its cluster, which is the prefix unless the table has one.
     """
     return MooncakeSettings(
