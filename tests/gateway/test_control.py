@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from yarl import URL
 
-from prfaas.audit.changes import Loop
+from prfaas.core.control.changes import Loop
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import ThresholdMoved

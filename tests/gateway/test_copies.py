@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.audit.changes import Loop
+from prfaas.core.control.changes import Loop
 from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.audit.changes import Loop
+from prfaas.core.control.changes import Loop
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.loops.purging import TRIES_FREE, PurgeLoop

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.control.roles import Roles
 from prfaas.core.control.split import Split

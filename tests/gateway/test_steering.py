@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from prfaas.audit.changes import Loop
+from prfaas.core.control.changes import Loop
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.prefixes.pins import PIN_NS, PINS_MAX, REPEAT_NS
 from prfaas.wire.messages.fields import keys_of

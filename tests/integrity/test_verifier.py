@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prfaas.audit.changes import ChangeEntry, Loop
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain

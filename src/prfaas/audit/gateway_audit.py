@@ -9,13 +9,13 @@ from contextvars import ContextVar
 
 from aiohttp import hdrs, web
 
-from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
 from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import RecordKind, permission
 from prfaas.core.audit.refusals import WINDOW_NS, RefusalCounts
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.errors import RequestError
 from prfaas.units import NS_PER_S

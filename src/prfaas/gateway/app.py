@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from prfaas.audit.changes import ChangeEntry
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
@@ -18,6 +17,7 @@ from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.routing import RoutingTable
 from prfaas.core.admission.concurrency_slots import ConcurrencySlots
+from prfaas.core.control.changes import ChangeEntry
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.membership.machine import Membership

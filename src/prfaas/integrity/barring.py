@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from prfaas.audit.changes import ChangeEntry, Loop
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import RequestError
 from prfaas.logs import log_event
 

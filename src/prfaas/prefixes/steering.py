@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from prfaas.audit.changes import ChangeEntry, Number
+from prfaas.core.control.changes import ChangeEntry, Number
 from prfaas.errors import RequestError
 from prfaas.prefixes.copies import CopyOffer, CopyOffers
 from prfaas.prefixes.pins import Pins

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
-from prfaas.audit.changes import ChangeEntry
+from prfaas.core.control.changes import ChangeEntry
 from prfaas.errors import RequestError
 from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import json_response

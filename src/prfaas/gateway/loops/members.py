@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from prfaas.audit.changes import Loop
 from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.changes import Loop
 from prfaas.core.dispatch.types import ClusterMember as Instance
 from prfaas.core.membership.members import Member, MemberKind, RefusalCause
 from prfaas.core.resilience.guards import Guards, label_of

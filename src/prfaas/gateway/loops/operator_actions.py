@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from prfaas.audit.changes import ChangeEntry, Loop
 from prfaas.config.clusters import ClusterRole
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import RequestError

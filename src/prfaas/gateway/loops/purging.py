@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from prfaas.audit.changes import ChangeEntry, Loop
+from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine, NoResetError
 from prfaas.gateway.http.json_codec import JsonObject

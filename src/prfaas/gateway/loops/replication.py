@@ -10,8 +10,8 @@ import secrets
 from dataclasses import dataclass
 from functools import partial
 
-from prfaas.audit.changes import Loop
 from prfaas.config.routing import RoutingTable
+from prfaas.core.control.changes import Loop
 from prfaas.core.control.replication import CopiedPrompt, Copy, CopySettings, Replication
 from prfaas.core.dispatch.link_load import LinkBook
 from prfaas.core.dispatch.route_options import Considered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.audit.changes import Loop, Number
+from prfaas.core.control.changes import Loop, Number
 from prfaas.core.control.role_loop import Role, RoleChange, StageLoad
 from prfaas.core.control.roles import Change, Roles
 from prfaas.core.control.split import Split

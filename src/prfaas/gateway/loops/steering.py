@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prfaas.audit.changes import ChangeEntry, Loop, Number
+from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.routing.transfer_tracker import Transfers

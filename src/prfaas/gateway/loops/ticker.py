@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from prfaas.audit.changes import Loop, Number
+from prfaas.core.control.changes import Loop, Number
 from prfaas.core.control.threshold_evidence import Evidence
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.dispatch.types import ThresholdMoved

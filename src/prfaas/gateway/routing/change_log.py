@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from prfaas.audit.changes import ChangeEntry, Loop, Number
+from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.logs import log_event
 
 ENTRIES_MAX = 1000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prfaas.audit.changes import Loop
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.changes import Loop
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, Target, label_of
 from prfaas.gateway.routing.change_log import Journal

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from prfaas.audit.changes import ChangeEntry
+from prfaas.core.control.changes import ChangeEntry
 from prfaas.core.control.role_loop import Role
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.calibration import Calibration
