@@ -14,8 +14,7 @@ from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
 from prfaas.core.dispatch.types import RefusalReason
 from prfaas.core.request.blocks import POOL_DOWN, TIMEOUT, UNKNOWN
-from prfaas.core.request.events import DecodeFailure, PrefillFailure
-from prfaas.core.request.fallback_reasons import REASONS
+from prfaas.core.request.events import REASONS, DecodeFailure, PrefillFailure
 from prfaas.core.request.machine import NOT_ASKED
 from prfaas.core.request.watch import WatchAlarm
 from prfaas.core.routing.decision import Reason

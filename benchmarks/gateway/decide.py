@@ -22,7 +22,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.predictions import Costs
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles

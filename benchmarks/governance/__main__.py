@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prfaas.core.integrity.difference import differences
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import Plane
 
 from .arms import ARMS, BASE, Arm
 from .site import Burst, Site, running

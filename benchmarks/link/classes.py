@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import BlockCoding, PlannedCoding
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.codec.gain import BlockCoding, PlannedCoding
 from prfaas.lab.wan import Wan
 from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.system.clock import Clock

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import Plane
 from prfaas.pool.codec.exponent_window import coded_bytes_max, decode, encode
 
 NUM_BYTES = 64 << 20

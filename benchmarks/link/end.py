@@ -24,11 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
-from prfaas.core.kv.planes import KvPage, Plane
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
+from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.core.transfer.transfer_state import Transfer

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.kv.shipping import manifest_digest, manifest_of_keys
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.tickets import TicketSigner

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of
+from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of
 from prfaas.engines.lineage import Lineage
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_tier import DiskTier

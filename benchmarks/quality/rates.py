@@ -13,7 +13,7 @@ import blake3
 import numpy as np
 
 from benchmarks.link.codec_rates import NUM_BYTES, contents
-from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
+from prfaas.core.codec.codecs import CodedSegment, Form, SegmentMode
 from prfaas.pool.codec.rounding import restore_block, round_block
 
 BLOCK = 2 << 20

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from prfaas.core.kv.blocks import GroupKind
-from prfaas.core.kv.checkpoints import CheckpointRule
-from prfaas.core.routing.cost_tables import layout_of
+from prfaas.core.kv.shipping import CheckpointRule
+from prfaas.core.routing.predictions import layout_of
 from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.units import NS_PER_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from prfaas.core.admission.deadline_admission import AdmissionControl, Margin
-from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.fair_slots import FairSettings
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.units import NS_PER_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.cache.ages import (
+from prfaas.core.cache.eviction import (
     AGE_UNKNOWN,
     GRAIN_S,
     UNKNOWN_S,

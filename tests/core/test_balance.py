@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.control.threshold_evidence import NUM_FOR_HALF, NUM_KEPT, Balance
+from prfaas.core.control.threshold_loop import NUM_FOR_HALF, NUM_KEPT, Balance
 from prfaas.core.routing.predictions import PathWork
 
 LENGTHS = list(range(100, 10_100, 100))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,
@@ -17,8 +17,7 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.routing.calibration import Calibration
-from prfaas.core.routing.carried_bytes import ByteSettings, CarriedBytes
+from prfaas.core.routing.calibration import ByteSettings, Calibration, CarriedBytes
 from prfaas.core.routing.decision import Path
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S

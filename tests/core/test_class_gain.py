@@ -6,10 +6,8 @@ from math import inf
 
 import pytest
 
-from prfaas.core.codec.class_gain import SPEEDS, class_gain
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import BlockCoder, BlockCoding, PlannedCoding
-from prfaas.core.codec.quality import RATIOS, Quality
+from prfaas.core.codec.codecs import RATIOS, LinkCodec, Quality
+from prfaas.core.codec.gain import SPEEDS, BlockCoder, BlockCoding, PlannedCoding, class_gain
 
 GBIT = 1e9 / 8
 ALWAYS = PlannedCoding(LinkCodec.ALWAYS)

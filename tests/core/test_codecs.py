@@ -13,9 +13,14 @@ from prfaas.core.codec.gain import (
     EndLoad,
     link_rates,
 )
-from prfaas.core.codec.switch import SAMPLES_TO_CHANGE, CodingSwitch
-from prfaas.core.codec.trials import GROUPS_MAX, SKIPPED_MAX, Trials
-from prfaas.core.kv.planes import PLANES_MAX, Plane, merged, part
+from prfaas.core.codec.switch import (
+    GROUPS_MAX,
+    SAMPLES_TO_CHANGE,
+    SKIPPED_MAX,
+    CodingSwitch,
+    Trials,
+)
+from prfaas.core.kv.blocks import PLANES_MAX, Plane, merged, part
 
 GBIT = 1e9 / 8
 SPEED = CodecSpeed(3e9, 3e9)

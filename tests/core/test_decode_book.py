@@ -1,6 +1,6 @@
 """Choice of the decode engine: the fewest requests first, and not the engine that failed."""
 
-from prfaas.core.dispatch.decode_stage import DecodeBook
+from prfaas.core.dispatch.stages import DecodeBook
 from prfaas.core.dispatch.types import ClusterMember
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch.decode_stage import DecodeFlow
+from prfaas.core.dispatch.stages import DecodeFlow
 from prfaas.units import NS_PER_S
 
 S = NS_PER_S

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.admission.fair_share import TENANTS_MAX, FairSettings, FairShare
+from prfaas.core.admission.fair_slots import TENANTS_MAX, FairSettings, FairShare
 from prfaas.units import NS_PER_S
 
 TARGET_NS = 10 * NS_PER_S

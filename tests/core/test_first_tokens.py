@@ -10,8 +10,7 @@ from prfaas.core.dispatch.types import (
 )
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path, Reason
-from prfaas.core.routing.first_tokens import UNSEEN_RATIO, ComparedPaths, FirstTokens, NominalWork
-from prfaas.core.routing.observed_rates import PACE
+from prfaas.core.routing.observed import PACE, UNSEEN_RATIO, ComparedPaths, FirstTokens, NominalWork
 from prfaas.units import NS_PER_S
 
 from .lone_requests import arrive, serve, two_instances

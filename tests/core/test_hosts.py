@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import Arrival, ClusterMember, DispatchSettings, LocalCluster
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S

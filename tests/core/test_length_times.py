@@ -8,9 +8,15 @@ import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.routing.decision import Path, Reason
-from prfaas.core.routing.first_tokens import TRIAL_EVERY, TRIALS
-from prfaas.core.routing.length_times import KEPT_MAX, LIFETIME_NS, SLOPE_SHARE_MIN
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, ObservedRates
+from prfaas.core.routing.observed import (
+    KEPT_MAX,
+    LIFETIME_NS,
+    NOMINAL_NS_PER_TOKEN,
+    SLOPE_SHARE_MIN,
+    TRIAL_EVERY,
+    TRIALS,
+    ObservedRates,
+)
 from prfaas.units import NS_PER_S
 
 from .lone_requests import arrive, serve, two_instances

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.core.dispatch.link_load import MEMORY_NS, LinkBook, LinkReport
+from prfaas.core.dispatch.links import MEMORY_NS, LinkBook, LinkReport
 from prfaas.units import NS_PER_S
 
 STALE_NS = 3 * NS_PER_S

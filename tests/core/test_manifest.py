@@ -5,14 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
-from prfaas.core.kv.manifest import (
+from prfaas.core.kv.shipping import (
     DIGEST_BYTES,
     NamedBlocks,
+    is_worth_sending,
     manifest_digest,
     manifest_of,
     manifest_of_keys,
+    shipped_bytes,
 )
-from prfaas.core.kv.shipping import is_worth_sending, shipped_bytes
 
 LAYOUT = Layout(
     b"L" * 32,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,
@@ -17,18 +17,21 @@ from prfaas.core.dispatch.types import (
     LocalCluster,
     RemoteCluster,
 )
-from prfaas.core.market.choice import ClusterOffer, Exclusion, RequestTerms, choose
-from prfaas.core.market.market import Market
-from prfaas.core.market.prices import (
+from prfaas.core.market.choice import (
     DAY_NS,
     NS_PER_H,
+    ClusterOffer,
+    Exclusion,
     Quote,
+    RequestTerms,
     Revocation,
     SitePrice,
     Tariff,
+    choose,
     flat,
     quote,
 )
+from prfaas.core.market.market import Market
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.core.control.traffic_mix import NUM_MAX, NUM_MIN, Mixes
+from prfaas.core.control.threshold_loop import NUM_MAX, NUM_MIN, Mixes
 
 WINDOW_NS = 800
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prfaas.core.control.threshold_evidence import CHANGE_MIN
+from prfaas.core.control.threshold_loop import CHANGE_MIN
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,

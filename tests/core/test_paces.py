@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,
@@ -15,7 +15,7 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.resilience.late_routes import patience_ns
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, PACE, ObservedRates
+from prfaas.core.routing.observed import NOMINAL_NS_PER_TOKEN, PACE, ObservedRates
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 

@@ -12,10 +12,9 @@ from prfaas.core.control.replication import (
     Replication,
     marks,
 )
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.decision import RoutingFacts
-from prfaas.core.routing.predictions import LinkState, PathSignals, no_wait, predict
-from prfaas.core.routing.pull_choice import PullSettings, choose_pull, with_pull
+from prfaas.core.routing.policies import PullSettings, choose_pull, with_pull
+from prfaas.core.routing.predictions import Costs, LinkState, PathSignals, no_wait, predict
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.gain import CodecSpeed
-from prfaas.core.codec.planned import BlockCoder, BlockCoding, PlannedCoding
+from prfaas.core.codec.gain import BlockCoder, BlockCoding, CodecSpeed, PlannedCoding
 from prfaas.core.codec.switch import CodingSwitch
 
 GBIT = 1e9 / 8

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.hosts import FetchTo
 from prfaas.core.dispatch.instances import Instance, PrefillInstances
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.scoring import (
     MIXED_WEIGHTS,
     PREFILL_WEIGHTS,

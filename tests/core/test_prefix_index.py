@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from prfaas.core.kv.block_table import short_key, short_keys_of
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import FEW_KEYS, PrefixIndex, SourceState, Tier
-from prfaas.core.kv.short_keys import short_key, short_keys_of
 
 FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.LINEAR_STATE
 LAYOUTS = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.tenant_salts import (
     class_salt,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission.concurrency_slots import ConcurrencySlots
-from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.fair_slots import FairSettings
 from prfaas.core.admission.quotas import MINUTE_NS, Limit, Quota, TenantLimits, TokenBucket
 from prfaas.units import NS_PER_S
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch.destination_room import USABLE_RATIO, DestinationMemory
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.hosts import USABLE_RATIO, DestinationMemory
 from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.routing.decision import Path, Reason

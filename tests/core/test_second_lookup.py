@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.open_requests import LOOKUPS_MAX
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -17,8 +17,8 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.predictions import Costs
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

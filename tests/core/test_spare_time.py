@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
-from prfaas.core.resilience.spare_time import RESERVE_NS, SHARE, SpareTime
+from prfaas.core.resilience.budgets import RESERVE_NS, SHARE, SpareTime
 from prfaas.units import NS_PER_S
 
 S = NS_PER_S

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.control.offloaded_work import Spared
+from prfaas.core.control.threshold_loop import Spared
 from prfaas.units import NS_PER_S
 
 LOOKS = st.lists(st.tuples(st.integers(1, 10**11), st.integers(0, 10**12)), max_size=50)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from prfaas.core.control.role_loop import Role, StageLoad
+from prfaas.core.control.role_loop import STALE_NS, InstanceQueue, Role, StageLoad, StageLoads
 from prfaas.core.control.split import Split, decode_name, instance_of
-from prfaas.core.control.stage_load import STALE_NS, InstanceQueue, StageLoads
 from prfaas.units import NS_PER_S
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.cache.prefix_cache import PrefixCache
-from prfaas.core.cache.tiered_cache import TieredCache
+from prfaas.core.cache.prefix_cache import PrefixCache, TieredCache
 
 PROMPTS = st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True)
 STEPS = st.lists(st.tuples(st.sampled_from(["store", "touch", "lose"]), PROMPTS), max_size=40)

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.routing.cost_tables import RESUME_SHIFT, Costs
 from prfaas.core.routing.decision import RoutingFacts
-from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, nominal_ns
-from prfaas.core.routing.predictions import LinkState, PathSignals, predict
-from prfaas.core.routing.pull_choice import choose_pull
+from prfaas.core.routing.observed import NOMINAL_NS_PER_TOKEN, nominal_ns
+from prfaas.core.routing.policies import choose_pull
+from prfaas.core.routing.predictions import RESUME_SHIFT, Costs, LinkState, PathSignals, predict
 
 FIXED, LINEAR, SQUARE = 5_000_000, 20_000, 1
 """ns, ns a token, ns for each pair of tokens: attention is half of a token's time at 20,000."""

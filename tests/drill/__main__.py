@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 from .drill import Kind, Protocol, Round, run

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.lab.faults import Fault, FaultProxy

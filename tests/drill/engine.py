@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import manifest_of_keys
-from prfaas.core.kv.planes import Plane
+from prfaas.core.codec.codecs import CodedSegment, Form, SegmentMode
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
+from prfaas.core.kv.shipping import manifest_of_keys
 from prfaas.engines.block_requests import BlockRequests, BlockState, JobDone
 from prfaas.engines.pool_client import PoolConnection
 from prfaas.pool.codec.rounding import round_block

@@ -7,9 +7,9 @@ import ssl
 import time
 from pathlib import Path
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.kv.shipping import manifest_digest, manifest_of_keys
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.wire.channel import Channel

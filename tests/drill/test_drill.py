@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.transfer.link_encryption import LinkEncryption
 
 from .audit import audited, unbilled

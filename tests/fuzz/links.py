@@ -19,11 +19,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
-from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, CodedSegment, Form, SegmentMode, read_head
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.planes import Plane
+from prfaas.core.codec.codecs import (
+    EXPONENT_WINDOW,
+    EXPONENT_WINDOW_NUMBER,
+    LOSSY,
+    LOSSY_NUMBER,
+    CodedSegment,
+    Form,
+    LinkCodec,
+    Quality,
+    SegmentMode,
+    read_head,
+)
+from prfaas.core.kv.blocks import BlockKey, Plane
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode

@@ -5,8 +5,7 @@ import random
 from collections.abc import Iterator
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW_NUMBER
-from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import BlockKey, Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.pool.codec.exponent_window import coded_bytes_max

@@ -12,7 +12,7 @@ import pytest
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.audit.settings import AuditSettings
 from prfaas.config.deployment import Deployment
-from prfaas.core.admission.wrong_keys import ADDRESSES_MAX, TRIES_MAX, WINDOW_NS, WrongKeys
+from prfaas.core.admission.quotas import ADDRESSES_MAX, TRIES_MAX, WINDOW_NS, WrongKeys
 from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key

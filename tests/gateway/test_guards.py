@@ -11,7 +11,7 @@ import pytest
 
 from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.guards import label_of
+from prfaas.core.resilience.quarantine import label_of
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.units import NS_PER_S
 

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.routing.observed_rates import PACE
+from prfaas.core.routing.observed import PACE
 
 from .conftest import World, running, until
 from .prompts import LONG

@@ -9,7 +9,7 @@ from dataclasses import replace
 from click.testing import CliRunner
 
 from prfaas.cli.operate.ctl_command import ctl
-from prfaas.core.kv.layout_facts import UNKNOWN, Facts, facts_id
+from prfaas.core.kv.blocks import UNKNOWN, Facts, facts_id
 from prfaas.wire.messages.layouts import LayoutFacts
 
 from .conftest import LAYOUT, World, until

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.gateway.engines import engine_probes
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_probes import (

@@ -13,12 +13,18 @@ import pytest
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import ChangeEntry, Loop
-from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
+from prfaas.core.control.role_loop import (
+    STALE_NS,
+    InstanceQueue,
+    Role,
+    RoleLoop,
+    RoleSettings,
+    SplitPlan,
+)
 from prfaas.core.control.roles import Roles
 from prfaas.core.control.split import Split
-from prfaas.core.control.stage_load import STALE_NS, InstanceQueue
-from prfaas.core.control.traffic_mix import TrafficMix
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.control.threshold_loop import TrafficMix
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import Gateway

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.routing.dispatch_driver import Driver

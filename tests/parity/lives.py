@@ -13,8 +13,7 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import AnyAction, ContinueOn, HoldBack, StartDecode
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import RequestLimits, SharedState
-from prfaas.core.request.held import life_of
-from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.machine import RequestLife, Route, life_of
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S

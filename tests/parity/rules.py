@@ -15,11 +15,10 @@ from prfaas.core.control.role_loop import Role, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import RefusedRequest, Routed, ThresholdMoved
-from prfaas.core.request.books import DispatcherBooks
+from prfaas.core.request.driver import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
-from prfaas.core.routing.predictions import LinkState
+from prfaas.core.routing.predictions import Costs, LinkState
 from prfaas.units import NS_PER_S
 
 PD_POOL = "pd"

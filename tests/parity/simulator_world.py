@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prfaas.core.control.role_loop import Role, StageLoad
-from prfaas.core.control.stage_load import InstanceQueue
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.control.role_loop import InstanceQueue, Role, StageLoad
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.core.transfer.residency import EVERYWHERE, Residency, frozen

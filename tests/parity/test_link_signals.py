@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.core.dispatch.link_load import LinkBook
+from prfaas.core.dispatch.links import LinkBook
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.sim.resources.shared_link import SharedLink

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.control.split import Plans
-from prfaas.core.control.traffic_mix import TrafficMix
+from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum, search_grid
 from prfaas.planner.solve.split_plans import split_plans

@@ -33,7 +33,7 @@ import torch
 import transformers
 
 from prfaas.core.integrity.difference import LIMITS, differences, is_altered
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import Plane
 from prfaas.engines.checkpoint import make_checkpoint
 
 BLOCK_TOKENS = 16

@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.kv.shipping import manifest_digest, manifest_of_keys
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.link import Pull
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.planes import Plane
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
 from prfaas.lab.faults import FaultProxy
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES
 from prfaas.pool.store.tier_ports import StoredBlock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.kv.shipping import manifest_digest, manifest_of_keys
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import manifest_digest
+from prfaas.core.kv.shipping import manifest_digest
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone

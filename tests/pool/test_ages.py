@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.cache.ages import GRAIN_S
+from prfaas.core.cache.eviction import GRAIN_S
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
 from prfaas.wire.messages.engine import HIT, MISS

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import manifest_digest, manifest_of
 from prfaas.core.kv.naming.hash_chain import hash_chain
+from prfaas.core.kv.shipping import manifest_digest, manifest_of
 from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received

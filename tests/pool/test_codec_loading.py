@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, LinkCodec
-from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import Layout, Plane
 from prfaas.pool.codec.loading import Kernels, Window
 from prfaas.wire.messages.link import Decodes, PoolHello, Resumed
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.kv.planes import Plane, Planes, merged
+from prfaas.core.kv.blocks import Plane, Planes, merged
 from prfaas.errors import PeerError
 from prfaas.pool.codec import kernels
 from prfaas.pool.codec.exponent_window import coded_bytes_max, decode, encode

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.lab.faults import Fault
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode

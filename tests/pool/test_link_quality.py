@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, Form, form_of
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.planes import KvPage, Plane
+from prfaas.core.codec.codecs import LOSSY, LOSSY_NUMBER, Form, LinkCodec, Quality, form_of
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.lab.faults import Fault

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.cache.ages import GRAIN_S
+from prfaas.core.cache.eviction import GRAIN_S
 from prfaas.pool.store.origins import LOCAL, UNKNOWN, Origin, Scope, received
 from prfaas.pool.store.purge_times import SCOPES_MAX, PurgeTimes
 from prfaas.wire.messages.gateway import PurgeEnd

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import (
+from prfaas.core.codec.codecs import (
+    GROUP_VALUES,
+    KIVI_GROUP,
     CodedSegment,
     Form,
+    Quality,
     SegmentMode,
     UncodedGroup,
     form_of,
     read_head,
 )
-from prfaas.core.codec.quality import GROUP_VALUES, KIVI_GROUP, Quality
-from prfaas.core.kv.blocks import CacheGroup, GroupKind
-from prfaas.core.kv.planes import KvPage, Plane
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, KvPage, Plane
 from prfaas.errors import PeerError
 from prfaas.pool.codec.rounding import restore_block, round_block
 

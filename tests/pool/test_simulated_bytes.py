@@ -4,11 +4,9 @@ import itertools
 
 import pytest
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import BlockCoding, PlannedCoding
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.planes import KvPage, Plane
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.codec.gain import BlockCoding, PlannedCoding
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.system.clock import Clock

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.dispatch.link_load import LinkBook
+from prfaas.core.dispatch.links import LinkBook
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share, idle_share
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming

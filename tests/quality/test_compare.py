@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from prfaas.cli.operate.quality_command import InconclusiveError, quality
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.errors import ConfigError
 from prfaas.quality.caches import Change, LayerCache, rounded, unchanged, zeroed
 from prfaas.quality.compare import Logits, TextFindings, compare

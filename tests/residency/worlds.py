@@ -31,7 +31,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.core.dispatch.types import Arrival, Routed
-from prfaas.core.kv.manifest import Manifest, manifest_digest
+from prfaas.core.kv.shipping import Manifest, manifest_digest
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path as Way
 from prfaas.core.routing.decision import Reason

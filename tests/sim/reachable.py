@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.predictions import Costs
 
 _ENDS = (type, ModuleType, BuiltinFunctionType, Costs)
 """Also tables of costs: numbers, and many of them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.predictions import Costs
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import (

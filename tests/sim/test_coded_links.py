@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import BlockCoding, PlannedCoding
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.codec.gain import BlockCoding, PlannedCoding
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.errors import ConfigError
 from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prfaas.core.routing.decision import Reason
-from prfaas.core.routing.first_tokens import TRIAL_EVERY, TRIALS
+from prfaas.core.routing.observed import TRIAL_EVERY, TRIALS
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.core.cache.prefix_cache import PrefixCache
-from prfaas.core.cache.shared_prefix_cache import SharedPrefixCache
+from prfaas.core.cache.prefix_cache import PrefixCache, SharedPrefixCache, TieredCache
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.cache.tiered_cache import TieredCache
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup

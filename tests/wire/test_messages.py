@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder

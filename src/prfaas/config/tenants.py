@@ -14,7 +14,7 @@ from prfaas.config.addresses import split_address
 from prfaas.config.quantities import DurationNs, RateBitsPerS, age_long_enough
 from prfaas.config.table import Table
 from prfaas.core.cache.tenant_shares import RESERVES_MAX
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX
 from prfaas.units import NS_PER_S
 

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 import msgspec
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.checkpoints import Checkpoints
-from prfaas.core.kv.manifest import manifest_of
+from prfaas.core.kv.shipping import Checkpoints, manifest_of
 from prfaas.units import NS_PER_MS
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.engine import Push

@@ -30,11 +30,9 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.config.engines.block_tokens import SETTING
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout, Plane, Planes, facts_id, merged
 from prfaas.core.kv.canonical.copies import CopyRun
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
-from prfaas.core.kv.layout_facts import facts_id
-from prfaas.core.kv.planes import Plane, Planes, merged
 from prfaas.engines.canonical.vllm_block_tokens import refuse_kinds
 from prfaas.engines.canonical.vllm_pages import backend_of, kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError, KernelPages

@@ -38,8 +38,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from prfaas.core.kv.checkpoints import Checkpoints
-from prfaas.core.kv.shipping import is_worth_sending
+from prfaas.core.kv.shipping import Checkpoints, is_worth_sending
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import BlockRequests, BlockState, JobDone
 from prfaas.engines.canonical.block_names import BlockNames

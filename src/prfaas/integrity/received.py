@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
-from prfaas.core.kv.manifest import manifest_of
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
-from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.kv.shipping import manifest_of, shipped_bytes
 from prfaas.core.kv.tenant_salts import SUB_SALT
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.messages.fields import Key

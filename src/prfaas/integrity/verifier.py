@@ -4,7 +4,7 @@ PD cluster and compared.
     request ends ─► selected? ─► PD engine computes the prompt under another salt
                                        └─► PD pool compares both versions ─► altered: bar the sender
 
-Barred is the pool that sent the altered block (`core/integrity/blame.py`), which need not be the
+Barred is the pool that sent the altered block (`suspicion.py`), which need not be the
 source of the selected transfer. If no pool is to blame for certain, there is an alarm alone.
 
 What counts is what the pool has kept: a transfer that its source stops, or never commits, is
@@ -25,10 +25,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prfaas.core.integrity.blame import AlteredBlock, blamed
 from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.integrity.sampling import Sampler
-from prfaas.core.integrity.suspicion import Suspicion, Suspicions
+from prfaas.core.integrity.suspicion import AlteredBlock, Suspicion, Suspicions, blamed
 from prfaas.errors import PrfaasError
 from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.config.market.prices import PriceStep, PriceTable
+from prfaas.core.market.choice import Revocation, SitePrice, Tariff, flat
 from prfaas.core.market.market import HYSTERESIS, Market
-from prfaas.core.market.prices import Revocation, SitePrice, Tariff, flat
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 

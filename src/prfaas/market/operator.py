@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.market.choice import Revocation, flat
 from prfaas.core.market.market import Market
-from prfaas.core.market.prices import Revocation, flat
 from prfaas.errors import RequestError
 from prfaas.units import NS_PER_S
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from prfaas.config.market.prices import PriceTable, check_prices
-from prfaas.core.market.prices import Revocation
+from prfaas.core.market.choice import Revocation
 from prfaas.errors import ConfigError
 from prfaas.market.make import MarketPlan, planned_site
 from prfaas.planner.answer.plan_file import Seconds

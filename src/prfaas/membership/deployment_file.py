@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.membership.members import Listed, Site
-from prfaas.core.membership.rules import accepted
+from prfaas.core.membership.members import Listed, Site, accepted
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_limited
 from prfaas.membership.entries import entries_of, site_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from prfaas.core.codec.planned import RAW_LINK, PlannedCodedLink, PlannedCoding
+from prfaas.core.codec.gain import RAW_LINK, PlannedCodedLink, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath, goodput_bits_per_s
 from prfaas.errors import ConfigError

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.errors import RequestError
 from prfaas.purge.targets import HASHES_BYTES_MAX, Target
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.wire.messages.gateway import Purge, PurgeEnd, PurgePrefix
 
 HASHES_BYTES_MAX = MANIFEST_BYTES_MAX

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import CodedSegment, Form, Quality, SegmentMode
 from prfaas.pool.codec.rounding import round_block
 
 Bits = NDArray[np.uint16]

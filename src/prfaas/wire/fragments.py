@@ -7,14 +7,14 @@ After its `Join` a data connection carries nothing but fragments:
     bytes
 
 Flag 1 is set for a block that the sender has of another pool, or computed from such. The other 15
-flags are the code of its age (`core/cache/ages.py`), zero if the receiver has not said that it takes ages.
+flags are the code of its age (`core/cache/eviction.py`), zero if the receiver has not said that it takes ages.
 
 On a link whose ends have agreed on codecs, a fragment may be coded. It is of kind 4, and its prefix
 ends with two more fields:
 
     codec u8 | decoded bytes u32
 
-A block that its sender rounds (`core/codec/lossy.py`) travels as a stream, of which a fragment of kind
+A block that its sender rounds (`core/codec/codecs.py`) travels as a stream, of which a fragment of kind
 5 is a part. Its prefix ends with the same two fields, of which the second is the size of the whole
 stream; the offset is that in the stream.
 
@@ -36,9 +36,8 @@ from dataclasses import dataclass
 
 import blake3
 
-from prfaas.core.cache.ages import is_age_code
-from prfaas.core.codec.codecs import RAW_NUMBER
-from prfaas.core.codec.lossy import SegmentMode
+from prfaas.core.cache.eviction import is_age_code
+from prfaas.core.codec.codecs import RAW_NUMBER, SegmentMode
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment
 from prfaas.errors import PeerError

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.manifest import DIGEST_BYTES
+from prfaas.core.codec.codecs import Quality
+from prfaas.core.kv.shipping import DIGEST_BYTES
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
 from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError, PeerError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.integrity.blame import AlteredBlock, blamed
+from prfaas.core.integrity.suspicion import AlteredBlock, blamed
 
 BLOCKS = st.lists(
     st.builds(

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.checkpoints import (
+from prfaas.core.kv.shipping import (
     CheckpointRule,
     Checkpoints,
     default_spacing,
+    is_worth_sending,
+    manifest_of,
     num_checkpoints,
+    shipped_bytes,
+    shipped_range,
 )
-from prfaas.core.kv.manifest import manifest_of
-from prfaas.core.kv.shipping import is_worth_sending, shipped_bytes, shipped_range
-from prfaas.core.routing.cost_tables import CheckpointCosts, Costs, with_checkpoints
+from prfaas.core.routing.predictions import CheckpointCosts, Costs, with_checkpoints
 
 SPAN = 16
 STATE = CacheGroup(1, GroupKind.LINEAR_STATE, SPAN, 1000)

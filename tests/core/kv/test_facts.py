@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.kv.layout_facts import ABSENT, UNKNOWN, differences, facts_id, in_words
+from prfaas.core.kv.blocks import ABSENT, UNKNOWN, differences, facts_id, in_words
 
 FACTS = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["1", "2", "torch"]))
 

@@ -6,10 +6,10 @@ import pytest
 
 from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import Split, decode_name
-from prfaas.core.dispatch.decode_stage import DecodeBook
+from prfaas.core.dispatch.stages import DecodeBook
 from prfaas.core.dispatch.types import Arrival, ClusterMember, Routed
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from tests.core.dispatching import dispatcher
 
 

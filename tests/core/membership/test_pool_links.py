@@ -7,7 +7,7 @@ from itertools import permutations, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.membership.pool_links import PoolLinks
+from prfaas.core.membership.members import PoolLinks
 
 CLUSTERS = {"a": "pd", "b": "pd", "c": "far", "d": "far", "e": "pd-2"}
 HOME = {"pd", "pd-2"}

@@ -24,8 +24,7 @@ from prfaas.core.request.actions import (
 )
 from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Again, RequestLimits, SharedState
-from prfaas.core.request.held import OF_LEG, life_of
-from prfaas.core.request.machine import Route
+from prfaas.core.request.machine import OF_LEG, Route, life_of
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.request.actions import ACTIONS
-from prfaas.core.request.executor import NAMES, Executor
+from prfaas.core.request.driver import NAMES, Executor
 from prfaas.gateway.serving.request_run import RequestRun as GatewayRun
 from prfaas.sim.engine.request_run import SimulatedRequestRun as SimulatorRun
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.core.admission.deadline_admission import AdmissionControl
-from prfaas.core.admission.fair_share import FairSettings
-from prfaas.core.admission.fair_slots import FairSlots
-from prfaas.core.admission.priorities import LEAST_RATIO, WINDOW_NS
+from prfaas.core.admission.deadline_admission import LEAST_RATIO, WINDOW_NS, AdmissionControl
+from prfaas.core.admission.fair_slots import FairSettings, FairSlots
 from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import ServiceClass, terms_of
 from prfaas.core.routing.decision import Path

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.core.admission.output_charge import OutputRate
-from prfaas.core.admission.quotas import TokenBucket
+from prfaas.core.admission.quotas import OutputRate, TokenBucket
 from prfaas.units import NS_PER_S
 
 

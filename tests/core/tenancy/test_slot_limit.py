@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.core.admission.slot_limit import NUM_STABLE, SlotLimit
+from prfaas.core.admission.concurrency_slots import NUM_STABLE, SlotLimit
 
 
 def waits(limit: SlotLimit, num_running: int, times: int = NUM_STABLE + 1) -> None:

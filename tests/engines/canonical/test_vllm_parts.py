@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.kv.blocks import KvPage
 from prfaas.core.kv.canonical.copies import page_bytes
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, layer_bytes
-from prfaas.core.kv.planes import KvPage
 from prfaas.engines.canonical.vllm_pages import kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError, Division, layer_parts
 from prfaas.errors import ConfigError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.kv.layout_facts import facts_id
+from prfaas.core.kv.blocks import facts_id
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.errors import ConfigError

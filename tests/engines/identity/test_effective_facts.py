@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.layout_facts import differences, facts_id
+from prfaas.core.kv.blocks import differences, facts_id
 from prfaas.engines.checkpoint import make_checkpoint
 
 pytestmark = [

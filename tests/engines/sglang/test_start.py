@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.kv.blocks import GroupKind, HashScheme
-from prfaas.core.kv.layout_facts import differences
+from prfaas.core.kv.blocks import GroupKind, HashScheme, differences
 from prfaas.engines.sglang import facts
 from prfaas.engines.timing.profile import load_profile
 from prfaas.errors import ConfigError

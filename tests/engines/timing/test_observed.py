@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.routing.observed_rates import PACE
+from prfaas.core.routing.observed import PACE
 
 from .deployment import LONG, SHORT, World, running
 from .worlds import MODEL

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import Layout
+from prfaas.core.codec.codecs import Quality
+from prfaas.core.kv.blocks import Layout, Plane
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.core.kv.planes import Plane
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.pool.sites import until
 

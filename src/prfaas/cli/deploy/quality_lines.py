@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING
 from prfaas.cli.preflight.engine_args import vllm_engines
 from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.deployment import Deployment
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.lossy import Form, form_of
-from prfaas.core.codec.quality import Quality
-from prfaas.core.kv.blocks import CacheGroup, GroupKind
-from prfaas.core.kv.planes import KvPage, Plane
+from prfaas.core.codec.codecs import Form, LinkCodec, Quality, form_of
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, KvPage, Plane
 from prfaas.engines.canonical.vllm_pages import KEY_THEN_VALUE
 from prfaas.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.errors import PrfaasError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from rich.text import Text
 from prfaas.cli.preflight.pool_survey import survey
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.kv.blocks import HashScheme
-from prfaas.core.kv.layout_facts import Difference, Facts, differences, in_words
+from prfaas.core.kv.blocks import Difference, Facts, HashScheme, differences, in_words
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.layouts import LayoutSpec

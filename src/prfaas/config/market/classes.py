@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from prfaas.config.quantities import DurationNs, long_enough
 from prfaas.config.table import Table
 from prfaas.config.tenants import TenantTable
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 
 CLASSES_MAX = 32
 RESERVED = ("auto", "default")

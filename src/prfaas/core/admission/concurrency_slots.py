@@ -1,8 +1,15 @@
-"""Places for requests in the gateway, shared fairly between tenants when they run out. Pure."""
+"""Places for requests in the gateway, shared fairly between tenants when they run out. Pure.
+
+The number of sequences that an engine really runs at once, learnt from its reports. Pure.
+
+A setting may be wrong, and an engine whose KV cache is full runs fewer than it could. Both show in
+an engine that lets requests wait and does not run more than before. The limit falls to the most
+that it ran meanwhile, and rises again while nothing waits.
+"""
 
 from __future__ import annotations
 
-from prfaas.core.admission.fair_share import FairSettings, FairShare
+from prfaas.core.admission.fair_slots import FairSettings, FairShare
 
 _SEQUENCE_WORK = 10**9
 """Every sequence counts alike."""
@@ -32,3 +39,43 @@ class ConcurrencySlots:
     def leave(self, num: int = 1) -> None:
         """Give places back."""
         self.num_taken -= num
+
+
+GROWTH_OF = 8
+"""The limit rises by one of so many at each report, at least by 1."""
+NUM_STABLE = 3
+"""Reports in a row of requests that wait, and of no more that run, before the limit falls."""
+
+
+class SlotLimit:
+    """Limit of the concurrent sequences of one engine.
+
+    Args:
+        most: Its limit by its settings, at least 1.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.now = most
+        """As far as is known."""
+        self._peak = self._num_stable = 0
+
+    def report(self, num_running: int, num_waiting: int, num_expected: int) -> None:
+        """Handle a report of an engine.
+
+        Args:
+            num_running: Sequences in its batch.
+            num_waiting: Requests that wait there.
+            num_expected: Those among them that may wait for something else than a place in the
+                batch: blocks in transit, or prefill before them.
+        """
+        if num_waiting <= num_expected or not num_running:
+            self._peak = self._num_stable = 0
+            if not num_waiting and num_running >= self.now:
+                self.now = min(self.most, self.now + max(1, self.now // GROWTH_OF))
+        elif num_running > self._peak:
+            self._peak, self._num_stable = num_running, 0
+        else:
+            self._num_stable += 1
+            if self._num_stable >= NUM_STABLE:
+                self.now = min(self.most, self._peak)

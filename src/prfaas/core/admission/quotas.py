@@ -5,12 +5,17 @@ costs is known only after it was admitted (its tokens are counted, its answer en
 admitted while anything is left and is then counted in full: a bucket may go into debt, and nothing
 more comes in until it is paid. Over time the rate is kept exactly, and no prompt is too long to
 ever come in.
+
+Output tokens that nobody has counted: an upper bound on what an abandoned answer took. Pure.
+
+A limit on wrong operator keys. Right keys are never refused: a stranger locks nobody out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil
 
 from prfaas.units import NS_PER_S
 
@@ -158,3 +163,87 @@ class Quota:
 
 def _bucket(units: int | None, period_ns: int) -> TokenBucket | None:
     return None if units is None else TokenBucket(units, period_ns)
+
+
+TOKENS_MIN = 8
+"""Minimum tokens of a sequence: shorter answers do not measure an engine's speed."""
+GROWTH_MAX = 2
+FADING = 0.02
+"""Weight of a new answer that is slower than those before."""
+
+
+class OutputRate:
+    """Rate of tokens of one sequence: that of the fastest recent answers.
+
+    One answer at most doubles it: tokens that were held up in transit come all at once.
+    """
+
+    def __init__(self) -> None:
+        self._per_s: float | None = None
+
+    def observe(self, num_tokens: int, num_sequences: int, duration_ns: int) -> None:
+        """Count an answer that has ended.
+
+        Args:
+            num_sequences: At least 1.
+            duration_ns: From the first token, or from when an engine was asked for it.
+        """
+        each = num_tokens / num_sequences
+        if each < TOKENS_MIN or duration_ns <= 0:
+            return
+        per_s = each * NS_PER_S / duration_ns
+        if self._per_s is None:
+            self._per_s = per_s
+        elif per_s > self._per_s:
+            self._per_s = min(per_s, GROWTH_MAX * self._per_s)
+        else:
+            self._per_s += FADING * (per_s - self._per_s)
+
+    def most(self, num_sequences: int, duration_ns: int) -> int | None:
+        """Tokens that so many sequences have had made in a time, at most.
+
+        Args:
+            num_sequences: At least 1.
+            duration_ns: Time since an engine was asked for them.
+
+        Returns:
+            None while no speed is known.
+        """
+        if self._per_s is None:
+            return None
+        return num_sequences * ceil(self._per_s * duration_ns / NS_PER_S)
+
+    def since(self, num_sequences: int, duration_ns: int) -> int:
+        """Tokens that were made and not seen in a time; 0 while no speed is known."""
+        if self._per_s is None:
+            return 0
+        return num_sequences * int(self._per_s * duration_ns / NS_PER_S)
+
+
+TRIES_MAX = 10
+WINDOW_NS = 60 * NS_PER_S
+ADDRESSES_MAX = 1024
+"""Addresses that are remembered; beyond it the oldest is forgotten."""
+
+
+class WrongKeys:
+    """Counts wrong keys by address."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def wrong(self, address: str, now_ns: int) -> int:
+        """Count a wrong key.
+
+        Returns:
+            Seconds after which another try is answered; 0 if this one is.
+        """
+        since_ns, count = self._counts.pop(address, (now_ns, 0))
+        if now_ns - since_ns >= WINDOW_NS:
+            since_ns, count = now_ns, 0
+        while len(self._counts) >= ADDRESSES_MAX:
+            del self._counts[next(iter(self._counts))]
+        self._counts[address] = since_ns, count + 1
+        if count < TRIES_MAX:
+            return 0
+        return max(1, -(-(since_ns + WINDOW_NS - now_ns) // NS_PER_S))

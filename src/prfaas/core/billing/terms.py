@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from prfaas.core.audit.records import RecordKind
 from prfaas.core.billing.usage import Amounts, UsagePhase, count_of
-from prfaas.core.market.prices import NS_PER_H
+from prfaas.core.market.choice import NS_PER_H
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 PD = "pd"

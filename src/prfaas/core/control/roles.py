@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.control.role_loop import Planned, Role, RoleChange, RoleLoop, StageLoad
-from prfaas.core.control.traffic_mix import Mixes
+from prfaas.core.control.threshold_loop import Mixes
 
 UNSET = -1
 WorkOf = Callable[[int], int]

@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from prfaas.core.control.role_loop import Planned, Role, RoleChange, RoleLoop, SplitPlan, StageLoad
+from prfaas.core.control.role_loop import (
+    Jobs,
+    Planned,
+    Role,
+    RoleChange,
+    RoleLoop,
+    SplitPlan,
+    StageLoad,
+    StageLoads,
+)
 from prfaas.core.control.roles import Roles
-from prfaas.core.control.stage_load import Jobs, StageLoads
-from prfaas.core.control.traffic_mix import TrafficMix
+from prfaas.core.control.threshold_loop import TrafficMix
 
 _DECODES = ":decode"
 """Names of instances have no colon."""

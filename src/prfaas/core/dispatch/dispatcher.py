@@ -18,12 +18,10 @@ from functools import partial
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.expected_times import ExpectedTimes
 from prfaas.core.dispatch.instance_load import InstanceLoad
-from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.links import Links
+from prfaas.core.dispatch.links import LinkReport, Links
 from prfaas.core.dispatch.market.offers import decided, offers_of
 from prfaas.core.dispatch.open_requests import OpenRequests
-from prfaas.core.dispatch.route_finder import RouteFinder
-from prfaas.core.dispatch.route_options import Considered, RouteOption
+from prfaas.core.dispatch.route_finder import Considered, RouteFinder, RouteOption
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,
@@ -38,10 +36,9 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import terms_of
-from prfaas.core.routing.calibration import Calibration
-from prfaas.core.routing.carried_bytes import CarriedBytes
+from prfaas.core.routing.calibration import Calibration, CarriedBytes
 from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.core.routing.first_tokens import NominalWork
+from prfaas.core.routing.observed import NominalWork
 from prfaas.core.routing.policies import PolicyName
 
 RETRY_UNSERVED_S = 1

@@ -6,6 +6,8 @@ Every host has a pool. A hit of any of them is a hit of a prefill anywhere in th
 time of its transfer; a transfer that takes longer than computing the prefix is not made. Links
 inside a cluster have no price, and a rate that is assumed until it is measured. A and C are of one
 cluster, PD or PrfaaS; B is of the PD cluster. Pure.
+
+Free memory in destination pools for blocks in transit.
 """
 
 from __future__ import annotations
@@ -15,15 +17,76 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from prfaas.core.dispatch.destination_room import DestinationMemory
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.kv.source_sets import SourceSet, longest_first
+from prfaas.core.routing.policies import PullSettings, choose_pull, gain_ns_max
 from prfaas.core.routing.predictions import CostModel, LinkState
-from prfaas.core.routing.pull_choice import PullSettings, choose_pull, gain_ns_max
 from prfaas.units import NS_PER_S
+
+USABLE_RATIO = 0.8
+"""Share of a pool's memory that blocks in transit may take together. A pool keeps up to an eighth
+free for blocks that it receives, and rounds each block up."""
+
+
+class DestinationMemory:
+    """Bytes that open requests will need in each pool, against the memory that it has.
+
+    Blocks count from the decision until decode has loaded them. Others are evicted for them.
+    """
+
+    def __init__(self) -> None:
+        self._capacity: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        self._by_request: dict[int, tuple[str, int]] = {}
+
+    def set_capacity(self, pool: str, num_bytes: int) -> None:
+        """A pool has so much memory; 0 is not known."""
+        self._capacity[pool] = num_bytes
+
+    def forget(self, pool: str) -> None:
+        """Forget a pool to which no blocks are in transit."""
+        self._capacity.pop(pool, None)
+        self._taken.pop(pool, None)
+
+    def fits(self, pool: str, layout: Layout | None, have_tokens: int, final_tokens: int) -> bool:
+        """Return True if the pool has free memory for the blocks between two lengths of a prompt.
+
+        Args:
+            layout: Of the blocks; None is not known, and then they fit.
+            have_tokens: Usable prefix that the pool holds.
+            final_tokens: Length at which decode resumes.
+        """
+        capacity = self._capacity.get(pool, 0)
+        if layout is None or not capacity:
+            return True
+        wanted = shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens)
+        return self._taken.get(pool, 0) + wanted <= capacity * USABLE_RATIO
+
+    def take(
+        self, request_id: int, pool: str, layout: Layout | None, have_tokens: int, final_tokens: int
+    ) -> None:
+        """The blocks of a request will come to a pool."""
+        self.give_back(request_id)
+        if layout is not None:
+            wanted = shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens)
+            self._by_request[request_id] = pool, wanted
+            self._taken[pool] = self._taken.get(pool, 0) + wanted
+
+    def give_back(self, request_id: int) -> None:
+        """The blocks of a request were loaded, or none waits for them; no effect if not taken."""
+        pool, num_bytes = self._by_request.pop(request_id, ("", 0))
+        if num_bytes:
+            self._taken[pool] -= num_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes in transit to all pools; 0 when nothing is."""
+        return sum(self._taken.values())
+
 
 HOLDERS_MAX = 4
 """Pools with the longest prefixes that are considered as the source of a pull."""

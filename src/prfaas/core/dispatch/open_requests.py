@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
-from prfaas.core.dispatch.decode_stage import DecodeFlow
 from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
 from prfaas.core.dispatch.links import Link
-from prfaas.core.dispatch.route_finder import RouteFinder
-from prfaas.core.dispatch.route_options import RouteOption
+from prfaas.core.dispatch.route_finder import RouteFinder, RouteOption
+from prfaas.core.dispatch.stages import DecodeFlow
 from prfaas.core.dispatch.types import Arrival, ClusterMember, LocalCluster, Routed
-from prfaas.core.resilience.spare_time import SpareTime
+from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.core.routing.first_tokens import NominalWork
+from prfaas.core.routing.observed import NominalWork
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 

@@ -1,19 +1,19 @@
-"""Possible routes of a request: an instance in the PD cluster, and one in each PrfaaS cluster."""
+"""Possible routes of a request: an instance in the PD cluster, and one in each PrfaaS cluster.
+
+A route that a request could take, and all that were considered for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from prfaas.core.dispatch.decode_stage import DecodeBook
-from prfaas.core.dispatch.destination_room import DestinationMemory
-from prfaas.core.dispatch.hosts import Hosts
+from prfaas.core.dispatch.hosts import DestinationMemory, Hosts
 from prfaas.core.dispatch.instances import Instance, PrefillInstances, Reach
 from prfaas.core.dispatch.links import Link, Links
-from prfaas.core.dispatch.prefill_times import PrefillTimes
-from prfaas.core.dispatch.route_options import Considered, RouteOption
-from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate
+from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
+from prfaas.core.dispatch.stages import DecodeBook, PrefillTimes
 from prfaas.core.dispatch.types import (
     NOTHING,
     Arrival,
@@ -27,21 +27,135 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.kv.source_sets import without
-from prfaas.core.routing.calibration import corrected
-from prfaas.core.routing.carried_bytes import CarriedBytes
-from prfaas.core.routing.cost_tables import ScaledBytes
-from prfaas.core.routing.decision import Path, Reason, RoutingFacts
-from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.calibration import CarriedBytes, corrected
+from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
+from prfaas.core.routing.policies import PolicyName, with_pull
 from prfaas.core.routing.predictions import (
     NO_PROFILE,
     DecodeWait,
     PathSignals,
     Prediction,
+    ScaledBytes,
     no_wait,
     predict,
 )
-from prfaas.core.routing.pull_choice import with_pull
+from prfaas.records import Record
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
+
+
+class RouteOption(Record, frozen=True):
+    """A route through one PrfaaS cluster, or past it in the PD cluster.
+
+    Attributes:
+        local: Instance of the PD cluster that would prefill, or that would decode as well; None
+            when none can.
+        remote: Instance of the PrfaaS cluster that would prefill; None when none can.
+        link: From its pool to the PD cluster's.
+        facts: Inputs of a policy.
+        signals: What the prediction was made from.
+        candidates: In the PrfaaS cluster, the first ones that were scored.
+        prefill_pools: Pools of `home` and of `away`.
+        held_tokens: Cached prefix in each of these, tokens.
+        pull_link: From the pool of the PrfaaS cluster with the longest prefix to that of `home`.
+    """
+
+    cluster: RemoteCluster
+    local: Candidate | None
+    remote: Candidate | None
+    link: Link
+    facts: RoutingFacts
+    prediction: Prediction
+    signals: PathSignals
+    candidates: Sequence[Candidate]
+    prefill_pools: tuple[str, str]
+    held_tokens: tuple[int, int]
+    pull_link: Link
+
+    def routed(self, decision: Decision, local: str, *, is_mixed: bool) -> Routed:
+        """The route of a request that takes this option.
+
+        Args:
+            decision: The path; it can be taken.
+            local: Name of the PD cluster.
+            is_mixed: Its instances prefill and decode.
+        """
+        facts, link, costs, work = self.facts, self.link, self.cluster.costs, self.prediction.work
+        is_remote = decision.path is Path.REMOTE
+        prefill = self.remote if is_remote else self.local
+        assert prefill is not None  # noqa: S101 (refused or barred before)
+        pull = decision.pull_tokens if costs and not is_remote else 0
+        hit, shipped_bytes = prefill.hit_tokens + pull, 0
+        pulled_from = self.pull_link.source if pull else prefill.pulled_from
+        if is_remote and work is not None:
+            shipped_bytes = work.shipped_bytes
+        elif costs and pull:
+            shipped_bytes = costs.shipped_bytes(hit, self.held_tokens[0])
+        return Routed(
+            decision,
+            facts,
+            self.cluster.name if is_remote else local,
+            prefill.name,
+            self.local.name if self.local and is_mixed else None,
+            link.source if is_remote else pulled_from,
+            link.destination,
+            hit,
+            shipped_bytes,
+            self.prefill_pools[is_remote],
+            self.held_tokens[is_remote],
+            pulled_from,
+        )
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Open routes first, then the one of least time and bytes."""
+        found = self.prediction
+        time_ns = found.bytes_ns + (found.remote_ns or 0)
+        return self.facts.obstacle is not None, found.remote_ns is None, time_ns
+
+    def misses(self, target_ns: int, path: Path) -> bool:
+        """Return True if no path meets the target, nor `path` without transfer and decode."""
+        found = self.prediction
+        local_ns, remote_ns, alone_ns = found.local_ns, found.remote_ns, found.computed_ns
+        if local_ns is None or local_ns <= target_ns:
+            return False
+        if self.facts.obstacle is None and (remote_ns is None or remote_ns <= target_ns):
+            return False
+        if path is Path.LOCAL:
+            alone_ns = local_ns - found.local_decode_ns
+        return alone_ns is not None and alone_ns > target_ns
+
+
+class Considered(Record, frozen=True):
+    """All routes that were considered for a request.
+
+    Attributes:
+        num_tokens: Length of the prompt for the scorers, tokens.
+        options: Through each PrfaaS cluster; at least one.
+        at_home: Candidates in the PD cluster, the first ones that were scored.
+    """
+
+    num_tokens: int
+    options: Sequence[RouteOption]
+    at_local: Sequence[Candidate]
+    local_weights: Weights
+
+    def missed(self, routed: Routed) -> Iterator[RouteOption]:
+        """Options whose PrfaaS pool would have spared the local prefill of a request.
+
+        What is prefilled remotely comes to the PD cluster by itself, and so does what is pulled.
+        """
+        if routed.decision.path is Path.LOCAL and not routed.pulls:
+            for option in self.options:
+                held = option.facts.pullable_tokens > routed.present_tokens
+                if held and option.cluster.costs and option.link.destination == routed.destination:
+                    yield option
+
+    @property
+    def best(self) -> RouteOption:
+        """The selected one; `obstacle` has the reason if its remote path is barred."""
+        options = self.options
+        return options[0] if len(options) == 1 else min(options, key=lambda option: option.rank)
+
 
 SACRIFICED_MAX = 3
 """Targets: a request that is late anyway is not sent to a queue that is longer than these."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from prfaas.core.admission.fair_share import FairSettings
-from prfaas.core.codec.quality import Quality
-from prfaas.core.control.threshold_evidence import Evidence
-from prfaas.core.control.threshold_loop import Pressures
+from prfaas.core.admission.fair_slots import FairSettings
+from prfaas.core.codec.codecs import Quality
+from prfaas.core.control.threshold_loop import Evidence, Pressures
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.classes import ServiceClass
 from prfaas.core.market.market import Market

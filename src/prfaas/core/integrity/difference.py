@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.core.kv.planes import Planes
+from prfaas.core.kv.blocks import Planes
 
 Floats = npt.NDArray[np.float64]
 LIMITS: Mapping[str, float] = {"float32": 0.3, "float16": 0.3, "bfloat16": 0.3}

@@ -2,17 +2,96 @@
 
 A block is named by its cache group and its block hash. The hash is chained over the tokens from the
 start of the prompt and salted per tenant, so equal names mean equal content within one layout.
+
+Dtype planes: which parts of a block hold numbers of which type.
+
+A block is the data of all layers of its cache group, one after the other. Attention in bfloat16 is
+one plane; a layer of linear state is often two, a convolution in bfloat16 and a state in float32.
+Planes are a hint for codecs: a wrong one costs ratio, never a byte.
+
+The facts behind a layout id, and what differs between those of two engines.
+
+A fact is a short name with a short text as its value, such as `cache_dtype` with `bfloat16`. The
+layout id is a digest of all facts of an engine. Ids are compared to decide, and facts to explain:
+ids that differ have at least one fact that differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import lcm
 from typing import NamedTuple
 
-from prfaas.core.kv.planes import KvPage, Planes
+PLANES_MAX = 512
+"""Planes of one group. A group with more is announced without."""
+DTYPE_CHARS_MAX = 32
+
+
+class Plane(NamedTuple):
+    """Neighbouring numbers of one type.
+
+    Attributes:
+        dtype: Name of the type as in PyTorch, such as `bfloat16`.
+        num_bytes: Size, at least 1.
+    """
+
+    dtype: str
+    num_bytes: int
+
+
+class KvPage(NamedTuple):
+    """Keys and values of neighbouring layers that are alike: for each head and token, the key and
+    then the value, in bfloat16.
+
+    Attributes:
+        is_token_major: True if a token has all heads together, False if a head has all tokens.
+    """
+
+    layers: int
+    tokens: int
+    heads: int
+    key_size: int
+    value_size: int
+    is_token_major: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all layers."""
+        return 2 * self.layers * self.tokens * self.heads * (self.key_size + self.value_size)
+
+
+Planes = tuple[Plane, ...]
+"""The planes of a block, in order; empty if they are not known."""
+
+
+def merged(planes: Iterable[Plane]) -> Planes:
+    """Join neighbours of one type; return no planes at all if more than PLANES_MAX are left."""
+    found: list[Plane] = []
+    for dtype, num_bytes in planes:
+        if found and found[-1].dtype == dtype:
+            found[-1] = Plane(dtype, found[-1].num_bytes + num_bytes)
+        elif num_bytes:
+            found.append(Plane(dtype, num_bytes))
+    return tuple(found) if len(found) <= PLANES_MAX else ()
+
+
+def part(planes: Planes, offset: int, num_bytes: int) -> Planes:
+    """Return the planes of `num_bytes` bytes of a block from `offset` on."""
+    found: list[Plane] = []
+    end, start = offset + num_bytes, 0
+    for dtype, size in planes:
+        inside = min(end, start + size) - max(offset, start)
+        if inside > 0:
+            found.append(Plane(dtype, inside))
+        start += size
+        if start >= end:
+            break
+    return tuple(found)
+
 
 HASH_BYTES = 32
 LAYOUT_ID_BYTES = 32
@@ -128,3 +207,59 @@ def block_key(
         end_token: A multiple of the group's block span, at most the length the chain covers.
     """
     return BlockKey(group.index, hashes[end_token // layout.tokens_per_hash - 1])
+
+
+Facts = Mapping[str, str]
+"""Values by name, the most telling names first."""
+
+FACTS_MAX = 1024
+NAME_CHARS_MAX = 128
+VALUE_CHARS_MAX = 160
+ABSENT = "(none)"
+"""Value of a fact that only the other side has."""
+DEFAULTS = {"hash_scheme": HashScheme.SHA256_CBOR.value}
+"""Values of facts that an engine leaves out: a new fact would change all layout ids."""
+UNKNOWN = "an older prfaas sends no facts, or the ids are made by different rules"
+
+
+def facts_id(facts: Facts) -> bytes:
+    """Return the layout id of an engine with these facts, 32 bytes; their order does not count."""
+    text = json.dumps(dict(facts), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+class Difference(NamedTuple):
+    """A fact that differs between two engines.
+
+    Attributes:
+        ours: Value at the first engine; its default or `ABSENT` if it has none.
+        theirs: Value at the second engine.
+    """
+
+    fact: str
+    ours: str
+    theirs: str
+
+
+def differences(ours: Facts, theirs: Facts) -> list[Difference]:
+    """Return the facts that differ, in the order of `ours`, then those that `theirs` alone has."""
+    names = dict.fromkeys([*ours, *theirs])
+    absent = {name: DEFAULTS.get(name, ABSENT) for name in names}
+    pairs = ((name, ours.get(name, absent[name]), theirs.get(name, absent[name])) for name in names)
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def in_words(found: Sequence[Difference], our_name: str, their_name: str, limit: int = 3) -> str:
+    """Return the first differences as a sentence, such as `dtype: A at pd, B at prfaas`.
+
+    Args:
+        found: What differs; empty if it is not known.
+        our_name: Name of the engine that `ours` is from.
+        their_name: Name of the other engine.
+        limit: Number of differences that are written out.
+    """
+    if not found:
+        return f"{our_name} and {their_name}: {UNKNOWN}"
+    shown = [f"{d.fact}: {d.ours} at {our_name}, {d.theirs} at {their_name}" for d in found[:limit]]
+    rest = len(found) - limit
+    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prfaas.core.market.choice import ClusterOffer, Costed, OfferChoice, RequestTerms, choose, total
-from prfaas.core.market.prices import Quote, Revocation, SitePrice, quote
+from prfaas.core.market.choice import (
+    ClusterOffer,
+    Costed,
+    OfferChoice,
+    Quote,
+    RequestTerms,
+    Revocation,
+    SitePrice,
+    choose,
+    quote,
+    total,
+)
 
 HYSTERESIS = 0.05
 REVOCATIONS_MAX = 100

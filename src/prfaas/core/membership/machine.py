@@ -24,8 +24,10 @@ from prfaas.core.membership.members import (
     RefusedEntry,
     Site,
     State,
+    accepted,
+    odd_engine,
+    without_identity,
 )
-from prfaas.core.membership.rules import accepted, odd_engine, without_identity
 
 GONE_SHOWN_MAX = 64
 """Members that have left and are still shown."""

@@ -28,7 +28,7 @@ what has not arrived. A fault of a pull is only recorded: its engine computes th
 
 A prompt whose prefill is given up goes to the engine that decodes, which computes it beside its
 decode steps, or to another one that prefills, whichever is sooner; the first has but a share of its
-time for that (`core/resilience/spare_time.py`). Then the request has a new route.
+time for that (`core/resilience/budgets.py`). Then the request has a new route.
 
 vLLM is told of blocks in transit, and waits for them beside its other work. SGLang computes what it
 does not find, so its legs are held until their blocks are there; the stages are the same

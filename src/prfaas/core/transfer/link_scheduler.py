@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prfaas.core.codec.lossy import Form
+from prfaas.core.codec.codecs import Form
 from prfaas.core.kv.blocks import BlockName
 from prfaas.units import NS_PER_S
 
@@ -61,7 +61,7 @@ class OutgoingBlock:
         form: Rounded form in which it goes; None if no bit may be lost.
         stream: That form, once its first fragment was taken.
         has_arrived: True if it is acknowledged, or not wanted any more.
-        born_s: Unix time at which it was computed (`core/cache/ages.py`).
+        born_s: Unix time at which it was computed (`core/cache/eviction.py`).
     """
 
     transfer_id: bytes

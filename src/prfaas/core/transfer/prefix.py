@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import BlockKey, Layout, block_key
 from prfaas.core.kv.shipping import is_worth_sending
 

@@ -11,7 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.errors import PeerError
 
 CLOCK_SKEW_NS = 30 * 10**9
@@ -81,7 +81,7 @@ class Ticket:
         layout_id: The layout of all blocks.
         source: Name of the pool that sends.
         destination: Name of the pool that receives.
-        blocks: Digest of the list of blocks that may move (`core/kv/manifest.py`), 32 bytes.
+        blocks: Digest of the list of blocks that may move (`core/kv/shipping.py`), 32 bytes.
         bytes_max: Payload bytes of all blocks together.
         expires_at_ns: When it ends, nanoseconds of Unix time.
         weight: The tenant's share of a link against the others'.

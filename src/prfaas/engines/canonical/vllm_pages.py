@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from prfaas.core.kv.blocks import KvPage
 from prfaas.core.kv.canonical.parts import LayerParts
-from prfaas.core.kv.planes import KvPage
 
 KEY_THEN_VALUE = frozenset({"FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"})
 """Backends that keep a token's key and value of a head side by side."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import blake3
 
-from prfaas.core.kv.layout_facts import NAME_CHARS_MAX, VALUE_CHARS_MAX
+from prfaas.core.kv.blocks import NAME_CHARS_MAX, VALUE_CHARS_MAX
 
 _PATH = re.compile(r"(^|[\s\"'=,:\[({])(~|\.{1,2}|[A-Za-z]:)?[/\\]|://")
 _NAME = re.compile(r"[^A-Za-z0-9_.\-]")

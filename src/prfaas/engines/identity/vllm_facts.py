@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from prfaas.core.kv.blocks import HashScheme, Layout
+from prfaas.core.kv.blocks import FACTS_MAX, HashScheme, Layout
 from prfaas.core.kv.canonical.parts import LayerParts
-from prfaas.core.kv.layout_facts import FACTS_MAX
 from prfaas.engines.canonical.vllm_parts import KernelPages
 from prfaas.engines.identity import variables
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint

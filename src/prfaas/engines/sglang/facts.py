@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from prfaas.core.kv.blocks import HashScheme
-from prfaas.core.kv.layout_facts import FACTS_MAX
+from prfaas.core.kv.blocks import FACTS_MAX, HashScheme
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, name_of, text_of, words_of

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.layout_facts import facts_id
-from prfaas.core.kv.planes import Plane
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout, Plane, facts_id
 from prfaas.engines.sglang.host_rows import HostRows
 from prfaas.engines.sglang.shapes import KV, MAMBA
 from prfaas.errors import ConfigError

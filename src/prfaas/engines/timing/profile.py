@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.layout_facts import facts_id
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout, facts_id
+from prfaas.core.routing.predictions import Costs
 from prfaas.engines.identity.values import text_of
 from prfaas.engines.launch import HASH_SEED
 from prfaas.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from math import ceil
 
-from prfaas.core.admission.output_charge import OutputRate
+from prfaas.core.admission.quotas import OutputRate
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.openai.requests import ClientRequest

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.admission.concurrency_slots import SlotLimit
 from prfaas.core.admission.fair_slots import FairSlots, widest
-from prfaas.core.admission.slot_limit import SlotLimit
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.routing.decision import Path
 from prfaas.gateway.engines.engine import Engine

@@ -17,7 +17,7 @@ from aiohttp import web
 from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import OperatorRank, is_loopback, open_doors
-from prfaas.core.admission.wrong_keys import WrongKeys
+from prfaas.core.admission.quotas import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
 from prfaas.gateway.http.rejections import RejectedError

@@ -14,7 +14,7 @@ from prfaas.config.addresses import Endpoints
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,

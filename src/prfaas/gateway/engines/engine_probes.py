@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import aiohttp
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import Engine, OtherModelError
 from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, load_in

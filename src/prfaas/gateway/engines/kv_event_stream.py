@@ -17,9 +17,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from zlib import crc32
 
+from prfaas.core.kv.block_table import tails_of
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState, Tier
-from prfaas.core.kv.short_keys import tails_of
 from prfaas.errors import PeerError
 from prfaas.wire.kv_events import KvEventBatch, decode_batch
 

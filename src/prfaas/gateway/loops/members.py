@@ -11,7 +11,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import Loop
 from prfaas.core.dispatch.types import ClusterMember as Instance
 from prfaas.core.membership.members import Member, MemberKind, RefusalCause
-from prfaas.core.resilience.guards import Guards, label_of
+from prfaas.core.resilience.quarantine import Guards, label_of
 from prfaas.gateway.engines.engine import Engine, OtherModelError
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents

@@ -13,8 +13,8 @@ from functools import partial
 from prfaas.config.routing import RoutingTable
 from prfaas.core.control.changes import Loop
 from prfaas.core.control.replication import CopiedPrompt, Copy, CopySettings, Replication
-from prfaas.core.dispatch.link_load import LinkBook
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.links import LinkBook
+from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes

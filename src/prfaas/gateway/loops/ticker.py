@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prfaas.core.control.changes import Loop, Number
-from prfaas.core.control.threshold_evidence import Evidence
-from prfaas.core.control.threshold_loop import Pressures
+from prfaas.core.control.threshold_loop import Evidence, Pressures
 from prfaas.core.dispatch.types import ThresholdMoved
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import format_seconds, seconds_of

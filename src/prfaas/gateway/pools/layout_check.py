@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.kv.layout_facts import Difference, Facts, differences, in_words
+from prfaas.core.kv.blocks import Difference, Facts, differences, in_words
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.logs import log_event

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prfaas.core.kv.manifest import manifest_of_keys
+from prfaas.core.kv.shipping import manifest_of_keys
 from prfaas.core.transfer.prefix import Prefix
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.manifest import Manifest, manifest_digest
-from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.kv.shipping import Manifest, manifest_digest, shipped_bytes
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Ticket
 from prfaas.gateway.routing.transfer_tracker import TransferView

@@ -6,7 +6,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import Loop
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.guards import Guards, Target, label_of
+from prfaas.core.resilience.quarantine import Guards, Target, label_of
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 

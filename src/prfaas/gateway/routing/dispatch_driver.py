@@ -11,11 +11,10 @@ from itertools import islice
 
 from prfaas.config.clusters import ClusterRole, EngineRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.control.role_loop import Role
+from prfaas.core.control.role_loop import InstanceQueue, Role
 from prfaas.core.control.split import decode_name, instance_of
-from prfaas.core.control.stage_load import InstanceQueue
-from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.links import LinkReport
+from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.scoring import UNREACHABLE
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -24,11 +23,11 @@ from prfaas.core.dispatch.types import (
     RefusedRequest,
     Routed,
 )
-from prfaas.core.kv.checkpoints import CheckpointRule
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.kv.shipping import CheckpointRule
 from prfaas.core.kv.source_sets import Hits
-from prfaas.core.membership.pool_links import PoolLinks
-from prfaas.core.request.books import DispatcherBooks
+from prfaas.core.membership.members import PoolLinks
+from prfaas.core.request.driver import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Reason
 from prfaas.gateway.routing.dispatcher_setup import make_dispatcher, make_split

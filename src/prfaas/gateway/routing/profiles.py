@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import Plans
-from prfaas.core.routing.cost_tables import Costs
-from prfaas.core.routing.predictions import CostModel
+from prfaas.core.routing.predictions import CostModel, Costs
 from prfaas.errors import ConfigError
 from prfaas.market.make import PlannedSite, planned_site
 

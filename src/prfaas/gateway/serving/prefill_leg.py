@@ -9,8 +9,7 @@ import aiohttp
 
 from prfaas.config.routing import RoutingTable
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.checkpoints import CheckpointRule
-from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX, manifest_of
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX, CheckpointRule, manifest_of
 from prfaas.core.request.events import PrefillFailure
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import (

@@ -15,6 +15,7 @@ from functools import partial
 from aiohttp import web
 
 from prfaas.core.request import actions
+from prfaas.core.request.driver import Executor
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -27,8 +28,7 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
-from prfaas.core.request.executor import Executor
-from prfaas.core.request.held import life_of
+from prfaas.core.request.machine import life_of
 from prfaas.core.routing.decision import Path
 from prfaas.errors import EngineError
 from prfaas.gateway.admission.engine_slots import SlotTurn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.dispatch.route_options import RouteOption
+from prfaas.core.dispatch.route_finder import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import RequestRecord

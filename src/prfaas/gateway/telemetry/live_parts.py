@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools

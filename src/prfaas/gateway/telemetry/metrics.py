@@ -12,10 +12,9 @@ from prfaas.audit.metrics import AuditMetrics
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.core.dispatch.types import RefusalReason
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.core.request.events import Outcome
-from prfaas.core.request.fallback_reasons import OTHER, REASONS, label
+from prfaas.core.request.events import OTHER, REASONS, Outcome, label
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.guards import Guards, label_of
+from prfaas.core.resilience.quarantine import Guards, label_of
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from prfaas.core.codec.quality import Quality
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.codec.codecs import Quality
+from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable, max_ages
-from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.fair_slots import FairSettings
 from prfaas.core.admission.quotas import Quota, TenantLimits
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.tenant_salts import (
     class_salt,
     class_secret_of,

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.planned import PlannedCodedLink
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.codec.gain import PlannedCodedLink
 from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem

@@ -6,10 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from prfaas.core.codec.class_gain import BLOCK_TOKENS
-from prfaas.core.codec.codecs import RATIOS, LinkCodec
-from prfaas.core.codec.gain import CODEC_BYTES_PER_S
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import TYPE_RATIOS, LinkCodec, Quality
+from prfaas.core.codec.gain import BLOCK_TOKENS, CODEC_BYTES_PER_S
 from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.toml_tables import quantity
@@ -213,7 +211,7 @@ class PlanLinkTable(_Table):
     codec: LinkCodec = LinkCodec.RAW
     """Coding of blocks without loss: raw, auto where it raises the rate of the link, as pool nodes
     do, or always. raw rounds nothing either."""
-    codec_ratio: Annotated[float, Field(ge=1, le=CODEC_RATIO_MAX)] = RATIOS["bfloat16"]
+    codec_ratio: Annotated[float, Field(ge=1, le=CODEC_RATIO_MAX)] = TYPE_RATIOS["bfloat16"]
     """Bytes of a bfloat16 block for a byte on the link; other formats are sent raw."""
     codec_rate: Bandwidth = 8 * CODEC_BYTES_PER_S
     """Blocks that one core codes, and that one decodes."""

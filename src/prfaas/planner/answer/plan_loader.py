@@ -8,8 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.codec.gain import CodecSpeed
-from prfaas.core.codec.planned import PlannedCoding
+from prfaas.core.codec.gain import CodecSpeed, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.core.transfer.tcp_goodput import TcpEnds
 from prfaas.errors import ConfigError

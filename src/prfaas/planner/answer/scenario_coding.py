@@ -7,10 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.gain import CodecSpeed
-from prfaas.core.codec.planned import BlockCoding, PlannedCoding
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.codec.gain import BlockCoding, CodecSpeed, PlannedCoding
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_file import Bandwidth
 from prfaas.planner.model.kv_geometry import KvGeometry

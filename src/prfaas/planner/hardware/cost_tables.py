@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prfaas.core.routing.cost_tables import RESUME_SHIFT, Costs
+from prfaas.core.routing.predictions import RESUME_SHIFT, Costs
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at
 from prfaas.units import NS_PER_S

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.core.codec.planned import PlannedCodedLink
+from prfaas.core.codec.gain import PlannedCodedLink
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from prfaas.core.codec.planned import PlannedCodedLink
+from prfaas.core.codec.gain import PlannedCodedLink
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import FloatArray, wire_bytes_at
 from prfaas.planner.problem import Problem

@@ -10,7 +10,7 @@ import numpy as np
 
 from prfaas.core.control.role_loop import SplitPlan
 from prfaas.core.control.split import Plans
-from prfaas.core.control.traffic_mix import TrafficMix
+from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem, Workload

@@ -23,7 +23,7 @@ from functools import partial
 
 import numpy as np
 
-from prfaas.core.codec.planned import PlannedCodedLink
+from prfaas.core.codec.gain import PlannedCodedLink
 from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PdCluster, Problem
 from prfaas.planner.workload.prompt_lengths import LengthDistribution

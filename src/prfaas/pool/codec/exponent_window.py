@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from prfaas.core.codec.codecs import CODABLE, EXPONENT_WINDOW, RATIO_MIN
-from prfaas.core.kv.planes import Planes
+from prfaas.core.kv.blocks import Planes
 from prfaas.errors import PeerError
 from prfaas.pool.codec import kernels
 from prfaas.pool.codec.kernels import HEADER_BYTES, RAW_CHUNK_BYTES, Bytes

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from prfaas.core.codec.codecs import EXPONENT_WINDOW
+from prfaas.core.codec.codecs import EXPONENT_WINDOW, LOSSY, Form
 from prfaas.core.codec.gain import CodecSpeed
-from prfaas.core.codec.lossy import LOSSY, Form
-from prfaas.core.kv.planes import Plane, Planes
+from prfaas.core.kv.blocks import Plane, Planes
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prfaas.core.codec.lossy import CodedSegment, Form, SegmentMode, read_head
+from prfaas.core.codec.codecs import CodedSegment, Form, SegmentMode, read_head
 from prfaas.pool.codec import rounding_kernels as kernels
 from prfaas.pool.codec.kernels import Bytes
 

@@ -1,4 +1,4 @@
-"""Compiled kernels of the rounded forms of blocks (`core/codec/lossy.py`).
+"""Compiled kernels of the rounded forms of blocks (`core/codec/codecs.py`).
 
 Imported once numba is wanted. Formats are in that module; numbers of more than a byte are stored as
 rows of low bytes and rows of high bytes, so that nothing has to be aligned. Every rounding is exact
@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from prfaas.core.codec.quality import GROUP_VALUES, KIVI_GROUP
+from prfaas.core.codec.codecs import GROUP_VALUES, KIVI_GROUP
 from prfaas.pool.codec.kernels import (
     _READ8,
     _READ16,

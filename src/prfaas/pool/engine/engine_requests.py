@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-from prfaas.core.cache.ages import born_at
+from prfaas.core.cache.eviction import born_at
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import TransferEnd

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from prfaas.core.cache.ages import MaxAges
+from prfaas.core.cache.eviction import MaxAges
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.block_store import BlockStore

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from prometheus_client import Counter
 
-from prfaas.core.codec.codecs import NUMBERS, LinkCodec
-from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER
+from prfaas.core.codec.codecs import LOSSY, LOSSY_NUMBER, NUMBERS, LinkCodec
 from prfaas.errors import PeerError
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels

@@ -6,9 +6,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
-from prfaas.core.cache.ages import born_in
+from prfaas.core.cache.eviction import born_in
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.core.kv.manifest import Manifest
+from prfaas.core.kv.shipping import Manifest
 from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState

@@ -7,20 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from prfaas.core.cache.ages import age_code
+from prfaas.core.cache.eviction import age_code
 from prfaas.core.codec.codecs import (
     EXPONENT_WINDOW,
     EXPONENT_WINDOW_NUMBER,
-    RATIOS,
+    LOSSY,
+    LOSSY_NUMBER,
+    TYPE_RATIOS,
+    Form,
     LinkCodec,
+    Quality,
     codec_of,
+    form_of,
 )
-from prfaas.core.codec.lossy import LOSSY, LOSSY_NUMBER, Form, form_of
-from prfaas.core.codec.planned import RATIO_WEIGHT
-from prfaas.core.codec.quality import Quality
-from prfaas.core.codec.switch import CodingSwitch
-from prfaas.core.codec.trials import Trials
-from prfaas.core.kv.planes import Planes, part
+from prfaas.core.codec.gain import RATIO_WEIGHT
+from prfaas.core.codec.switch import CodingSwitch, Trials
+from prfaas.core.kv.blocks import Planes, part
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
@@ -157,7 +159,7 @@ class LinkCoding:
             self.ratio = max(1.0, self.ratio + RATIO_WEIGHT * (fresh - self.ratio))
         if self._switch is not None and self._is_agreed:
             coded_ratio = (
-                self._coded_from / self._coded_to if self._coded_to else RATIOS["bfloat16"]
+                self._coded_from / self._coded_to if self._coded_to else TYPE_RATIOS["bfloat16"]
             )
             self._switch.sample(
                 wire_bytes_per_s, coded_ratio, sender_busy, receiver_busy, network_share

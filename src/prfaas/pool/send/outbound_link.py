@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
-from prfaas.core.kv.manifest import NamedBlocks
+from prfaas.core.kv.shipping import NamedBlocks
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock, TenantShare
 from prfaas.core.transfer.residency import Regions

@@ -24,7 +24,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from prfaas.core.cache.ages import UNKNOWN_S, born_at
+from prfaas.core.cache.eviction import UNKNOWN_S, born_at
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
-from prfaas.core.kv.manifest import Manifest
+from prfaas.core.kv.shipping import Manifest
 from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message

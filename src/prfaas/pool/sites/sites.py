@@ -13,7 +13,7 @@ from cryptography import x509
 
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.blocks import BlockName
-from prfaas.core.kv.manifest import Manifest
+from prfaas.core.kv.shipping import Manifest
 from prfaas.core.sharing.contracts import Contracts
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.errors import ConfigError

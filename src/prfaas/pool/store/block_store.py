@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from prfaas.core.cache.owned_shares import OwnedShares
-from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
+from prfaas.core.cache.tenant_shares import Held, OwnedShares, Share, TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
 from prfaas.pool.store.origins import LOCAL, Matches, Origin

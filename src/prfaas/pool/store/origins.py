@@ -21,7 +21,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from prfaas.core.cache.ages import NOT_READ_S, UNKNOWN_S
+from prfaas.core.cache.eviction import NOT_READ_S, UNKNOWN_S
 from prfaas.wire.messages.fields import EVERY, SOURCES_MAX, Sources
 
 PURGED = "purged"
@@ -40,7 +40,7 @@ class Origin:
         via: The engine or pool that handed it over.
         transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
         tenant: Tag of the tenant that it belongs to (`core/kv/tenant_salts.py`); empty if unknown.
-        born_s: Unix time at which it was computed, seconds (`core/cache/ages.py`); 0 if unknown.
+        born_s: Unix time of its computation, seconds (`eviction.py`); 0 if unknown.
     """
 
     sources: frozenset[str] = frozenset()

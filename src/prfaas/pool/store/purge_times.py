@@ -7,7 +7,7 @@ refused is certainly of before the purge.
 
 from __future__ import annotations
 
-from prfaas.core.cache.ages import GRAIN_S, UNKNOWN_S
+from prfaas.core.cache.eviction import GRAIN_S, UNKNOWN_S
 from prfaas.pool.store.origins import Origin, Scope
 from prfaas.wire.messages.fields import EVERY
 

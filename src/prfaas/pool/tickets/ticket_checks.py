@@ -8,10 +8,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.audit.pool_audit import PoolAudit
-from prfaas.core.codec.lossy import allows
-from prfaas.core.codec.quality import Quality
+from prfaas.core.codec.codecs import Quality, allows
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
+from prfaas.core.kv.shipping import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,

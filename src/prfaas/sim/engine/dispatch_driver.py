@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.fair_slots import FairSettings
 from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.route_finder import EXPECTED_TOKENS
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.route_finder import EXPECTED_TOKENS, Considered
 from prfaas.core.dispatch.types import (
     Arrival,
     ClusterMember,
@@ -20,13 +19,12 @@ from prfaas.core.dispatch.types import (
     Routed,
 )
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.membership.pool_links import LinkEnds, PoolLinks
-from prfaas.core.request.books import DispatcherBooks
-from prfaas.core.resilience.guards import Target
+from prfaas.core.membership.members import LinkEnds, PoolLinks
+from prfaas.core.request.driver import DispatcherBooks
+from prfaas.core.resilience.quarantine import Target
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.core.routing.cost_tables import ScaledBytes, layout_of
 from prfaas.core.routing.policies import PolicyName
-from prfaas.core.routing.predictions import CostModel
+from prfaas.core.routing.predictions import CostModel, ScaledBytes, layout_of
 from prfaas.sim.engine.oracle_check import LeastDelays
 from prfaas.sim.resources.pool_caches import Caches
 from prfaas.sim.system.request import Request

@@ -6,7 +6,7 @@ from collections import Counter
 
 from prfaas.core.request.actions import FellBack
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.guards import Target, label_of
+from prfaas.core.resilience.quarantine import Target, label_of
 
 
 class Reactions:

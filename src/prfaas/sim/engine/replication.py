@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prfaas.core.control.replication import CopiedPrompt, Copy, Replication
 from prfaas.core.dispatch.links import Link
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import Routed
 from prfaas.sim.system.request import Request
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request import actions
 from prfaas.core.request.blocks import Movement, told_of_link
+from prfaas.core.request.driver import Executor
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -31,12 +32,11 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
-from prfaas.core.request.executor import Executor
 from prfaas.core.request.fleet import SharedState
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
-from prfaas.core.resilience.guards import Guards
+from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
+from prfaas.core.control.role_loop import InstanceQueue, Role, RoleLoop, StageLoad
 from prfaas.core.control.roles import UNSET, Change
 from prfaas.core.control.split import Split
-from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance
 from prfaas.sim.system.request import Request

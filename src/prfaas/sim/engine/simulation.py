@@ -16,11 +16,11 @@ from itertools import product
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
-from prfaas.core.membership.pool_links import LinkEnds
+from prfaas.core.membership.members import LinkEnds
 from prfaas.core.request.events import Blocks, Outcome
 from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.guards import Guards, Target
+from prfaas.core.resilience.quarantine import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.failures import schedule

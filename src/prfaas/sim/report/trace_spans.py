@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.decision import Path
+from prfaas.core.routing.predictions import Costs
 from prfaas.sim.results.recorded_run import Attempt
 from prfaas.sim.system.request import UNSET
 

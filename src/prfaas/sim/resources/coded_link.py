@@ -1,4 +1,4 @@
-"""A link whose pool nodes code blocks by the core's rule (`core/codec/planned.py`).
+"""A link whose pool nodes code blocks by the core's rule (`core/codec/gain.py`).
 
 Flows count bytes of blocks, as gateways do. Sent bytes, and so traffic and its price, are the
 network's.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.core.codec.planned import BlockCoder, BlockCoding
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.codec.gain import BlockCoder, BlockCoding
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
 from prfaas.sim.system.clock import Clock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prfaas.core.cache.tiered_cache import TieredCache, TieredHit
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.cache.prefix_cache import TieredCache, TieredHit
+from prfaas.core.routing.predictions import Costs
 from prfaas.records import Record
 from prfaas.sim.resources.device_caches import Devices
 from prfaas.sim.system.request import Request

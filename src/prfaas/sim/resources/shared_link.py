@@ -15,7 +15,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from math import isfinite
 
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.predictions import Costs
 from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.resources.shared_link import Flow, Purpose
 from prfaas.sim.system.clock import Clock

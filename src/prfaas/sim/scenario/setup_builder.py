@@ -5,7 +5,7 @@ from __future__ import annotations
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
-from prfaas.core.routing.cost_tables import Costs, with_checkpoints
+from prfaas.core.routing.predictions import Costs, with_checkpoints
 from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.market.scenario import make_market_plan

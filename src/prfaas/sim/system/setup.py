@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.codec.planned import BlockCoding
+from prfaas.core.codec.gain import BlockCoding
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
 from prfaas.core.control.split import Plans
 from prfaas.core.dispatch.links import SITE_BITS_PER_S
-from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.routing.predictions import Costs
 from prfaas.core.transfer.residency import EVERYWHERE, Residency
 from prfaas.market.make import MarketPlan
 from prfaas.planner.hardware.step_time import StepTime

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
-from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.core.kv.tenant_salts import TAG_CHARS, TAG_PATTERN
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
@@ -47,7 +47,7 @@ Blocks = Annotated[
     dict[Count, Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]],
     msgspec.Meta(max_length=GROUPS_MAX),
 ]
-"""The list of blocks that a transfer may move (`core/kv/manifest.py`)."""
+"""The list of blocks that a transfer may move (`core/kv/shipping.py`)."""
 SOURCES_MAX = 8
 """Pools that a block names as where it came from; more of them are EVERY."""
 EVERY = "*"

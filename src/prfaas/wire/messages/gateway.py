@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (

@@ -7,9 +7,19 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.layout_facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
-from prfaas.core.kv.planes import DTYPE_CHARS_MAX, PLANES_MAX, KvPage, Plane
+from prfaas.core.kv.blocks import (
+    DTYPE_CHARS_MAX,
+    FACTS_MAX,
+    NAME_CHARS_MAX,
+    PLANES_MAX,
+    VALUE_CHARS_MAX,
+    CacheGroup,
+    GroupKind,
+    HashScheme,
+    KvPage,
+    Layout,
+    Plane,
+)
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
 FactName = Annotated[

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.core.kv.blocks import Plane
 from prfaas.core.kv.canonical.copies import CopyRun, RankPages, page_bytes, row_runs
 from prfaas.core.kv.canonical.parts import (
     LayerPart,
@@ -20,7 +21,6 @@ from prfaas.core.kv.canonical.parts import (
 )
 from prfaas.core.kv.canonical.pieces import FRAGMENTS_MAX, Pieces, pieces
 from prfaas.core.kv.canonical.shards import divides, shard
-from prfaas.core.kv.planes import Plane
 from tests.core.kv.canonical.model_kinds import (
     Site,
     attention,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prfaas.core.dispatch.prefill_times import PrefillTimes
+from prfaas.core.dispatch.stages import PrefillTimes
 from prfaas.core.market.choice import ClusterOffer, Exclusion, OfferChoice
 from prfaas.core.routing.decision import Decision, Path, Reason
 
 if TYPE_CHECKING:
-    from prfaas.core.dispatch.route_options import RouteOption
+    from prfaas.core.dispatch.route_finder import RouteOption
 
 
 def offers_of(

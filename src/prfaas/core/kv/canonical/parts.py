@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prfaas.core.kv.planes import Plane, Planes, merged
+from prfaas.core.kv.blocks import Plane, Planes, merged
 
 
 class Strip(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from prfaas.core.cache.ages import NOT_READ_S
+from prfaas.core.cache.eviction import NOT_READ_S
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.store.origins import UNKNOWN, Origin
 

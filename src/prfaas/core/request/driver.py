@@ -1,17 +1,41 @@
-"""The dispatcher's books of requests under way, as the machine keeps them for both drivers."""
+"""The dispatcher's books of requests under way, as the machine keeps them for both drivers.
+
+Execution of actions: the method of a driver for each type of action.
+
+Gateway and simulator have one subclass each. A driver without a method for an action cannot be
+made, and the type of each method is checked against the action.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.route_options import Considered
+from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import Arrival, RefusedRequest, Routed
+from prfaas.core.request.actions import (
+    ACTIONS,
+    Abort,
+    Action,
+    AwaitBlocks,
+    ContinueOn,
+    Fail,
+    FellBack,
+    HoldBack,
+    Release,
+    Retry,
+    StartDecode,
+    StartPrefill,
+    StartPull,
+    StopPrefill,
+    WakeAt,
+)
 from prfaas.core.request.fleet import Again
-from prfaas.core.resilience.guards import Target
+from prfaas.core.resilience.quarantine import Target
 from prfaas.core.routing.decision import Path
 
 
@@ -215,3 +239,59 @@ class DispatcherBooks(ABC):
         """Throughput of a link; None is unknown."""
         seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
         return None if seen is None else seen.bits_per_s
+
+
+Methods: TypeAlias = Mapping[type[Action], Callable[[Any, Any], None]]
+_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
+NAMES = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in ACTIONS}
+"""Name of the method by type of action: `_start_pull` for `StartPull`."""
+
+
+class Executor(ABC):
+    """Executes the actions of one request; see `actions.py` for the effect of each."""
+
+    __slots__ = ()
+    methods: ClassVar[Methods]
+    """Methods of the driver by type of action."""
+
+    def __init_subclass__(cls) -> None:
+        cls.methods = {kind: getattr(cls, name) for kind, name in NAMES.items()}
+
+    @abstractmethod
+    def _start_pull(self, action: StartPull) -> None: ...
+
+    @abstractmethod
+    def _start_prefill(self, action: StartPrefill) -> None: ...
+
+    @abstractmethod
+    def _await_blocks(self, action: AwaitBlocks) -> None: ...
+
+    @abstractmethod
+    def _stop_prefill(self, action: StopPrefill) -> None: ...
+
+    @abstractmethod
+    def _start_decode(self, action: StartDecode) -> None: ...
+
+    @abstractmethod
+    def _hold_back(self, action: HoldBack) -> None: ...
+
+    @abstractmethod
+    def _continue_on(self, action: ContinueOn) -> None: ...
+
+    @abstractmethod
+    def _abort(self, action: Abort) -> None: ...
+
+    @abstractmethod
+    def _release(self, action: Release) -> None: ...
+
+    @abstractmethod
+    def _fell_back(self, action: FellBack) -> None: ...
+
+    @abstractmethod
+    def _retry(self, action: Retry) -> None: ...
+
+    @abstractmethod
+    def _fail(self, action: Fail) -> None: ...
+
+    @abstractmethod
+    def _wake_at(self, action: WakeAt) -> None: ...
