@@ -24,7 +24,11 @@ from prfaas.sim.scenario.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
 LEVELS = [f"logging.{level}" for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [
+    page
+    for folder in ("*", "docs/**/*", "examples/**/*", "tests/**/*", "deploy/**/*")
+    for page in sorted(ROOT.glob(f"{folder}.md"))
+]
 
 
 def test_the_deployment_reference_is_written_from_the_types() -> None:
@@ -123,6 +127,28 @@ def test_links_lead_somewhere(page: Path) -> None:
         there = page.parent / file if file else page
         assert there.exists(), target
         assert not anchor or anchor in _anchors(there), target
+
+
+def test_pages_that_the_product_names_exist() -> None:
+    """Errors, help texts, comments and charts refer to pages, some with a heading."""
+    files = [
+        file
+        for folder in ("src", "deploy", "examples", "benchmarks", "tests", "dashboards")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in {".py", ".yaml", ".yml", ".toml", ".service", ".tpl", ".txt"}
+    ]
+    named = {
+        (place, anchor)
+        for file in (*files, ROOT / "pyproject.toml", ROOT / "Makefile")
+        for place, anchor in re.findall(
+            r"\b(docs/[\w/.-]+?\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8")
+        )
+    }
+
+    assert len(named) > 20
+    for place, anchor in sorted(named):
+        assert (ROOT / place).exists(), place
+        assert not anchor or anchor in _anchors(ROOT / place), f"{place}#{anchor}"
 
 
 def _anchors(page: Path) -> set[str]:

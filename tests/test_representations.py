@@ -1,4 +1,4 @@
-"""Few representations: each fact of a request is stored, and written, where ARCHITECTURE says."""
+"""Few representations: each fact of a request is stored once, in the classes of the decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prfaas.gateway.telemetry.request_record import RequestRecord
 SOURCE = Path(prfaas.__file__).parent
 LIVE = ("core", "gateway")
 """Packages that a live request passes."""
-ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
+PAGE = Path(__file__).parents[1] / "docs" / "decisions" / "0042-one-copy-of-a-fact.md"
 ROW = re.compile(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 """A row of the tables of classes."""
 RECORD = SOURCE / "gateway" / "telemetry" / "request_record.py"
@@ -76,8 +76,8 @@ def test_the_state_of_a_link_is_described_once_for_every_decision() -> None:
     assert classes_with("link_backlog_bytes") == set()
 
 
-def test_every_class_of_the_tables_in_architecture_is_where_they_say() -> None:
-    rows = ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))
+def test_every_class_of_the_tables_is_where_they_say() -> None:
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     missing = []
     for name, module in rows:
         tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))

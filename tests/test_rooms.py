@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def crowded(counts: dict[str, int]) -> list[str]:
     """Packages with too many modules, in words."""
     return [
         f"{package} has {count} modules, more than {MODULES_MAX}: group some in a sub-package, "
-        "see 'Packages' in ARCHITECTURE.md"
+        "see 'Rooms' in ARCHITECTURE.md"
         for package, count in sorted(counts.items())
         if count > MODULES_MAX
     ]
@@ -78,6 +80,36 @@ def test_every_package_says_what_it_holds() -> None:
     ]
 
     assert not silent
+
+
+def test_the_architecture_names_every_package() -> None:
+    page = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = page.partition("## Rooms")[2].partition("## ")[0]
+    rooms = {package.name for package in PACKAGES if package.parent == SOURCE}
+
+    assert not [room for room in rooms if f"`{room}`" not in table]
+
+
+def test_every_path_of_the_architecture_exists() -> None:
+    page = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([a-z_]+/[\w/]+(?:\.py)?)`", page)
+    inside = [place for place in places if not place.startswith(("src/", "tests/"))]
+
+    assert len(inside) > 40
+    assert not [place for place in inside if not (SOURCE / place).exists()]
+
+
+def test_the_order_of_imports_in_the_architecture_is_the_contract() -> None:
+    settings = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    page = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    order = " ".join(page.partition("Imports go one way: `")[2].partition("`")[0].split())
+    shown = [set(layer.split(" | ")) for layer in order.split(" > ")]
+    named = set().union(*shown)
+    rooms = {package.name for package in PACKAGES if package.parent == SOURCE}
+
+    assert not rooms - named
+    assert shown == [found for layer in layers if (found := named & set(layer.split(" | ")))]
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
