@@ -14,7 +14,7 @@ from prfaas.gateway.telemetry.request_record import RequestRecord
 SOURCE = Path(prfaas.__file__).parent
 LIVE = ("core", "gateway")
 """Packages that a live request passes."""
-PAGE = Path(__file__).parents[1] / "docs" / "decisions" / "0042-one-copy-of-a-fact.md"
+PAGE = Path(__file__).parents[1] / "docs" / "decisions" / "0045-one-copy-of-a-fact.md"
 ROW = re.compile(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 """A row of the tables of classes."""
 RECORD = SOURCE / "gateway" / "telemetry" / "request_record.py"
