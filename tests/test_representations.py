@@ -51,11 +51,11 @@ def assigned(tree: ast.Module) -> Iterator[ast.Attribute]:
 
 
 def test_the_length_of_a_prompt_is_stored_where_it_is_routed_and_where_it_is_recorded() -> None:
-    assert classes_with("num_prompt_tokens") == {"Arrival", "RoutingFacts", "Record"}
+    assert classes_with("num_prompt_tokens") == {"Arrival", "RoutingFacts", "RequestRecord"}
 
 
 def test_the_prefix_that_the_pd_cluster_holds_has_one_meaning() -> None:
-    assert classes_with("pd_hit_tokens") == {"RoutingFacts", "Record"}
+    assert classes_with("pd_hit_tokens") == {"RoutingFacts", "RequestRecord"}
 
 
 def test_the_record_of_a_request_is_written_in_one_place() -> None:
@@ -68,7 +68,7 @@ def test_the_record_of_a_request_is_written_in_one_place() -> None:
         if node.attr in names
     ]
 
-    assert not elsewhere, "write it by a method of Record that is named after what happened"
+    assert not elsewhere, "write it by a method of RequestRecord that is named after what happened"
 
 
 def test_the_state_of_a_link_is_described_once_for_every_decision() -> None:
