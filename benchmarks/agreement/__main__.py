@@ -19,7 +19,7 @@ from rich.progress import track
 
 from benchmarks.agreement.measured import LOADS, Cell, Task, measure
 from benchmarks.agreement.table import table
-from prfaas.sim.sizing.trial import SIMULATED_WITH
+from prfaas.sim.sizing import SIMULATED_WITH
 from prfaas.sweeps import SweepJob, run_jobs
 
 

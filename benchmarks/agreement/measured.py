@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from benchmarks.agreement.carried import carried
 from benchmarks.agreement.random_plans import random_plan
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.sizing.confidence import noted_variation
-from prfaas.planner.solve.overload import carried
+from prfaas.planner.sizing.obstacles import noted_variation
 from prfaas.planner.solve.search import OperatingPoint, optimum
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.sim.sizing.trial import trial_of, try_out
+from prfaas.sim.sizing import trial_of, try_out
 
 SEED = 14
 LOADS = (0.95, 1.05, 1.3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.agreement.measured import LOADS, Cell, planned, wander_of
-from prfaas.planner import formatting as w
+from prfaas import units as w
 from prfaas.planner.solve.search import Bottleneck
 
 _SHORT = {

@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.two_sites import PLAN
-from prfaas.planner.answer.overrides import override
-from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.answer.plan_loader import Question, override
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.setup_builder import make_setup

@@ -17,14 +17,14 @@ from pathlib import Path as File
 
 from benchmarks.fit.confirm import Confirmed, confirm
 from benchmarks.fit.families import FAMILIES, file_of
+from benchmarks.fit.picture import svg
+from prfaas import units as w
 from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds, TcpPath
 from prfaas.planner.answer.plan_loader import Question, load_question
-from prfaas.planner.fit_map import words
 from prfaas.planner.fit_map.axes import parse_axes
 from prfaas.planner.fit_map.make import FitMap, make_map, scaled
-from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.fit_map.point import Fit
-from prfaas.sim.sizing.trial import SIMULATED_WITH
+from prfaas.sim.sizing import SIMULATED_WITH
 
 PLANS = File(__file__).parents[2] / "examples" / "plan" / "families"
 LENGTHS, LOSSES = "0.125,0.5,1", "0,0.1%,1%"
@@ -80,7 +80,7 @@ def _maps(questions: Sequence[Question], control: CongestionControl) -> list[Fit
 
 def crossovers(maps: Sequence[FitMap]) -> None:
     axes = maps[0].axes
-    losses = [words.loss(loss) for loss in axes.loss]
+    losses = [w.loss(loss) for loss in axes.loss]
     head("family", "mean new tokens", "loss", *(f"{rtt_s * 1e3:g} ms" for rtt_s in axes.rtt_s))
     for found in maps:
         for mix in found.mixes:
@@ -151,7 +151,7 @@ def _paths(found: FitMap, factor: float) -> Iterator[TcpPath]:
 
 def _cells(found: Confirmed) -> Iterator[str]:
     path, point = found.point.path, found.point
-    yield f"{words.bandwidth(path.bits_per_s)}, {path.rtt_s * 1e3:g} ms, {words.loss(path.loss)}"
+    yield f"{w.short_bandwidth(path.bits_per_s)}, {path.rtt_s * 1e3:g} ms, {w.loss(path.loss)}"
     yield f"{found.planned_per_s:.3f}"
     yield f"{found.simulated_per_s:.3f}"
     yield f"{point.gain:+.1%}"

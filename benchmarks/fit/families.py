@@ -14,11 +14,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fit import paper_tables
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import Roofline, prefill_profile
-from prfaas.planner.model.catalogue import find_accelerator, find_model, paper_tables
+from prfaas.planner.hardware.roofline import ModelSize, Roofline, prefill_profile
+from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes
 
@@ -150,10 +150,11 @@ def _remote(family: Family, geometry: KvGeometry) -> tuple[PrefillProfile, str]:
             source=family.times.source,
         )
         return prefill_profile(family.name, peaks, geometry, size), family.times.source
-    tables = paper_tables()
-    rates = zip(tables.lengths, tables.kv_gbps[family.times], strict=True)
+    rates = zip(paper_tables.LENGTHS, paper_tables.KV_GBPS[family.times], strict=True)
     times = tuple(kv_bytes(geometry, tokens) * 8 / (gbps * 1e9) for tokens, gbps in rates)
-    return PrefillProfile(family.name, TABLE_3, tuple(map(float, tables.lengths)), times), TABLE_3
+    return PrefillProfile(
+        family.name, TABLE_3, tuple(map(float, paper_tables.LENGTHS)), times
+    ), TABLE_3
 
 
 def _slower(tokens: int) -> float:

@@ -22,7 +22,7 @@ from pathlib import Path
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.codec.gain import BlockCoding, PlannedCoding
 from prfaas.lab.wan import Wan
-from prfaas.sim.resources.coded_link import make_link
+from prfaas.sim.resources.transport import make_link
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import LinkSetup

@@ -28,7 +28,7 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.solve.search import optimum, thresholds
 from prfaas.planner.solve.sensitivity import inputs
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.planner.workload import LogNormalLengths
 
 CASE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 RATIO_MIN = 50.0

@@ -14,16 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.hardware.operations import ModelSize, attention_tokens
 from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import Roofline, prefill_profile
+from prfaas.planner.hardware.roofline import ModelSize, Roofline, attention_tokens, prefill_profile
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.problem import Problem
+from prfaas.planner.solve.latency import best_operation
 from prfaas.planner.solve.sensitivity import gain, with_workload
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.solve.within_target import best_operation
-from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
+from prfaas.planner.workload import EmpiricalLengths
 
 PREFIX, NEW = 88_600, 2_830
 MODELS = (

@@ -29,8 +29,7 @@ import numpy as np
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
-from prfaas.sim.workloads.synthetic import Synthetic
-from prfaas.sim.workloads.trace import Trace
+from prfaas.sim.workloads.requests import Synthetic, Trace
 from prfaas.traces.reader import read_requests
 from prfaas.units import NS_PER_S
 

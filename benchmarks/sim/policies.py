@@ -10,7 +10,7 @@ python -m benchmarks.sim.policies [--tables grid,rows,...] [--seeds 1,2,3] [--mi
 | loops | the short-term loop and changes of roles |
 | capacity | highest load of a trace at which 90 % of the requests meet the targets |
 
-The bound is that of `prfaas simulate --bound`; the best static threshold is the best of seven in
+The bound is that of `sim/scenario/bound.py`; the best static threshold is the best of seven in
 hindsight.
 """
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from prfaas.cli.common.console import console_for
 from prfaas.cli.deploy.demo_requests import DemoRequest
 from prfaas.cli.deploy.demo_table import DemoRow, table_of
+from prfaas.presentation import console_for
 
 RECORD: dict[str, Any] = {
     "path": "remote",

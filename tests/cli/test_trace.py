@@ -15,7 +15,7 @@ from rich.console import Console
 from prfaas.cli.common import reading_progress
 from prfaas.cli.main import cli
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.traces import read_trace
+from prfaas.planner.workload import read_trace
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import RecordedRequest

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from prfaas.planner.hardware.profiles import PrefillProfile, fixed_decode
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind
 from prfaas.planner.problem import PdCluster, PlannedLink, PrfaasCluster, Problem, Workload
-from prfaas.planner.workload.prompt_lengths import (
+from prfaas.planner.workload import (
     EmpiricalLengths,
     LengthDistribution,
     LogNormalLengths,
 )
-from prfaas.planner.workload.prompt_lengths import mean_length as mean
+from prfaas.planner.workload import mean_length as mean
 
 KNOTS = (16.0, 1_000.0, 8_000.0, 32_000.0, 128_000.0, 300_000.0)
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.agreement.carried import carried
 from prfaas.cli.plan import plan_confirm
 from prfaas.cli.plan.plan_command import plan
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.sizing import neighbours
+from prfaas.planner.sizing import fleet as fleet_sizes
 from prfaas.planner.sizing.fleet import size
-from prfaas.planner.solve.overload import carried
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.sim.sizing.trial import Figures, Trial
+from prfaas.sim.sizing import Figures, Trial
 
 from .paths import EXAMPLES
 
@@ -160,7 +160,7 @@ def test_an_answer_is_simulated_in_processes_of_its_own() -> None:
 
 def test_fleets_for_larger_demands_are_tried_once_each() -> None:
     problem = load_question(CASE).problem
-    found = neighbours.larger(problem, 2.0)
+    found = fleet_sizes.larger(problem, 2.0)
     sizes = [(c.problem.prfaas[0].num_instances, c.problem.pd.num_instances) for c in found]
     assert len(set(sizes)) == len(sizes) > 1
 
@@ -169,8 +169,8 @@ def test_neighbours_of_a_large_fleet_try_fewer_thresholds() -> None:
     question = load_question(CASE)
     fleet = size(question.problem, 100.0).cheapest
     assert fleet is not None
-    for candidate in neighbours.one_less(question.problem, fleet, 100.0):
+    for candidate in fleet_sizes.one_less(question.problem, fleet, 100.0):
         lengths, count = candidate.problem.workload.lengths, candidate.problem.pd.num_instances
         points = (lengths.high - lengths.low) / candidate.problem.step_tokens * count
-        assert points <= neighbours.POINTS_MAX
+        assert points <= fleet_sizes.POINTS_MAX
         assert candidate.found.rate_per_s > 95

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.plan.plan_command import plan
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.sizing.cures import cure_of_demand
+from prfaas.planner.sizing.obstacles import cure_of_demand
 
 from .paths import EXAMPLES
 

@@ -19,7 +19,7 @@ from prfaas.planner.solve.latency import queued_ttft
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.sensitivity import with_bandwidth
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.planner.workload import LogNormalLengths
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.toml_tables import read_toml, validated

@@ -23,9 +23,9 @@ from prfaas.planner.report.terminal import print_plan
 from prfaas.planner.sizing.fleet import Fleet, size
 from prfaas.planner.sizing.obstacles import obstacle
 from prfaas.planner.solve import sensitivity
+from prfaas.planner.solve.latency import best_operation
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.solve.within_target import best_operation
 
 from .strategies import problems
 

@@ -18,11 +18,10 @@ from prfaas.cli.plan.plan_command import profile
 from prfaas.errors import ConfigError, EngineError
 from prfaas.planner.answer.plan_file import ProfileFile
 from prfaas.planner.answer.plan_loader import prefill_from
-from prfaas.planner.hardware.engine_http import HttpEngine
-from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, profile_toml
-from prfaas.planner.hardware.layer_stack import LayerStack
+from prfaas.planner.hardware.fit import LayerStack, ResumedFit, fit_prefill, profile_toml
 from prfaas.planner.hardware.measure import (
     Completion,
+    HttpEngine,
     MeasuredPoint,
     Prompts,
     measure_decode,

@@ -8,16 +8,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.fit.paper_tables import KV_GBPS, LENGTHS
 from prfaas.planner.answer.plan import compare
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.model.catalogue import paper_tables
 from prfaas.planner.model.kv_geometry import kv_bytes
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.latency import service_ttft
 from prfaas.planner.solve.search import Bottleneck, at_threshold, optimum
-from prfaas.planner.solve.throughput import StageMode, cluster_egress, kv_throughput
-from prfaas.planner.workload.prompt_lengths import mean_length
+from prfaas.planner.solve.throughput import StageMode, kv_throughput
+from prfaas.planner.workload import mean_length
 
 MIB = 2**20
 K32 = 2  # column of 32K in table 3
@@ -61,7 +61,7 @@ def test_scale_of_section_2(
     num_gpus: int, model: str, column: int, printed_gbps: float, digits: int
 ) -> None:
     # The paper prints two digits, so its rounding is up to 2.5 %: 165.8 is printed as "~170".
-    egress = cluster_egress(num_gpus, 8, paper_tables().kv_gbps[model][column])
+    egress = num_gpus / 8 * KV_GBPS[model][column]
     assert float(f"{egress:.{digits}g}") == printed_gbps
 
 
@@ -75,7 +75,7 @@ def test_scale_of_section_2(
     ],
 )
 def test_scale_of_section_2_unrounded(num_gpus: int, model: str, column: int, gbps: float) -> None:
-    egress = cluster_egress(num_gpus, 8, paper_tables().kv_gbps[model][column])  # [C]
+    egress = num_gpus / 8 * KV_GBPS[model][column]  # [C]
     assert egress == pytest.approx(gbps, rel=0.001)
 
 
@@ -84,8 +84,7 @@ def test_scale_of_section_2_unrounded(num_gpus: int, model: str, column: int, gb
     [("MiniMax-M2.5", "MiMo-V2-Flash", 13), ("Qwen3-235B", "Qwen3.5-397B", 4)],
 )
 def test_ratios_of_table_3(dense: str, hybrid: str, ratio: int) -> None:
-    table = paper_tables().kv_gbps
-    assert round(table[dense][K32] / table[hybrid][K32]) == ratio
+    assert round(KV_GBPS[dense][K32] / KV_GBPS[hybrid][K32]) == ratio
 
 
 def test_workload(problem: Problem) -> None:
@@ -176,12 +175,11 @@ def test_table_3_of_catalogue_models_gives_plausible_prefill_times() -> None:
         "MiniMax-M2.5": "minimax_m2_5",
         "Qwen3-235B": "qwen3_235b_a22b",
     }
-    table = paper_tables()
     for name, key in keys.items():
         geometry = geometry_from_config(find_model(key).config)
         seconds = [
             kv_bytes(geometry, tokens) * 8 / (gbps * 1e9)
-            for tokens, gbps in zip(table.lengths, table.kv_gbps[name], strict=True)
+            for tokens, gbps in zip(LENGTHS, KV_GBPS[name], strict=True)
         ]
         assert 0.3 < seconds[0] < 0.5
         assert seconds == sorted(seconds)

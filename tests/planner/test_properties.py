@@ -15,7 +15,7 @@ from prfaas.planner.solve import throughput as tp
 from prfaas.planner.solve.search import grid_for, optimum, search_grid, thresholds
 from prfaas.planner.solve.sensitivity import scaled_geometry, with_bandwidth
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.workload.prompt_lengths import LengthDistribution
+from prfaas.planner.workload import LengthDistribution
 
 from .strategies import affine_profiles, lengths, problems
 

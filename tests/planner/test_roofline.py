@@ -7,11 +7,12 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.hardware.operations import ModelSize, prefill_flops
 from prfaas.planner.hardware.roofline import (
+    ModelSize,
     Roofline,
     decode_profile,
     kv_capacity_bytes,
+    prefill_flops,
     prefill_profile,
 )
 from prfaas.planner.model.catalogue import find_accelerator, find_model

@@ -16,12 +16,11 @@ from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import fleet
-from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.sizing.obstacles import few_long_prompts
 from prfaas.planner.solve.designs import DEAD_PER_S
-from prfaas.planner.solve.latency import queued_ttft
+from prfaas.planner.solve.latency import best_operation, queued_ttft
 from prfaas.planner.solve.search import Bottleneck, optimum
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.solve.within_target import best_operation
 
 from .paths import EXAMPLES
 

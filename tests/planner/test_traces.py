@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.traces import read_trace
-from prfaas.traces.block_cache import BlockCache
+from prfaas.planner.workload import read_trace
+from prfaas.traces.requests import BlockCache
 
 TRACES = Path(__file__).parents[2] / "examples" / "sim" / "traces"
 

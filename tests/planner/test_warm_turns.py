@@ -14,7 +14,6 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_file import ProfileFile
 from prfaas.planner.answer.plan_loader import Question, load_question, prefill_from
-from prfaas.planner.hardware.cost_tables import make_costs
 from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, fit_resumed, profile_toml
 from prfaas.planner.hardware.measure import (
     Completion,
@@ -23,21 +22,21 @@ from prfaas.planner.hardware.measure import (
     measure_prefill,
     measure_resumed,
 )
-from prfaas.planner.hardware.operations import (
+from prfaas.planner.hardware.profiles import PrefillProfile, make_costs
+from prfaas.planner.hardware.roofline import (
     ModelSize,
+    Roofline,
     attention_tokens,
     attention_tokens_of,
     prefill_flops,
+    prefill_profile,
 )
-from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import Roofline, prefill_profile
 from prfaas.planner.model.catalogue import find_accelerator, find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.solve.throughput import StageMode, stage_terms
-from prfaas.planner.workload.prompt_lengths import EmpiricalLengths, LogNormalLengths
-from prfaas.planner.workload.traces import read_trace
-from prfaas.sim.sizing.trial import Trial, try_out
+from prfaas.planner.workload import EmpiricalLengths, LogNormalLengths, read_trace
+from prfaas.sim.sizing import Trial, try_out
 from prfaas.toml_tables import read_toml, validated
 from tests.planner.paths import EXAMPLES
 

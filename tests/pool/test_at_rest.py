@@ -20,10 +20,9 @@ from tests.s3.fixtures import Bucket
 
 from .conftest import World
 from .killed_node import KEYS, SPILLED, Killed
-from .old_packs import version_1
 from .purges import ask, fails, on_disk
 from .shared_sites import OTHER, all_written, loads_right, start, tier_of
-from .sites import HASHES, LAYOUT, content, dial_port, subscribe, until
+from .sites import HASHES, content, dial_port, subscribe, until
 
 pytestmark = pytest.mark.timeout(300)
 GONE, KEPT = tenant_tag("gone"), tenant_tag("kept")
@@ -217,30 +216,6 @@ async def test_a_pack_with_blocks_of_two_tenants_loses_those_of_one(
     assert await other.look_up(BLOCKS) == [MISS] * 16 + [HIT] * 16
     assert await loads_right(other, BLOCKS[16:]) == [True] * 16
     assert late.held() == set(BLOCKS[16:])
-
-
-async def test_packs_of_version_1_with_blocks_of_a_tenant_are_deleted(
-    world: World, bucket: Bucket
-) -> None:
-    """The site's key opens them; also one of a layout that this node does not follow."""
-    keys, layout = load_keys(bucket.settings.keys), LAYOUT.layout_id
-    mixed = dict.fromkeys(BLOCKS[:2], GONE) | dict.fromkeys(BLOCKS[2:4], KEPT)
-    packs = [
-        version_1(keys, layout, "pd-old", mixed),
-        version_1(keys, layout, "pd-old", dict.fromkeys(BLOCKS[4:8], KEPT)),
-        version_1(keys, bytes(32), "pd-old", mixed),
-    ]
-    for name, data in packs:
-        await bucket.direct.write(name.path, data, 60)
-    site = await start(world, bucket.settings)
-    engine = await world.engine("pd-pool")
-    await until(lambda: len(tier_of(site)) == 8)
-    assert await loads_right(engine, BLOCKS[:8]) == [True] * 8
-    gateway = await subscribe(site, world.identities)
-    answer = await ask(gateway, source="", tenant=GONE)
-    gateway.channel.close("done")
-    assert answer.problem == ""
-    assert list(await bucket.objects()) == [packs[1][0].path]
 
 
 async def test_the_key_of_the_site_alone_opens_no_block_in_a_bucket(

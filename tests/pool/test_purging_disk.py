@@ -1,17 +1,13 @@
 """Blocks of a pool that proved wrong leave the disk tier, whatever breaks meanwhile."""
 
 import asyncio
-import struct
 import threading
 from pathlib import Path
 from typing import Any
 
-import blake3
 import pytest
 
-from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.store.disk_records import ALIGN_BYTES, MAGIC_1
-from prfaas.pool.store.disk_segments import MARKER, SegmentFiles
+from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.origins import (
     ORIGIN_BYTES_MAX,
     UNKNOWN,
@@ -20,7 +16,6 @@ from prfaas.pool.store.origins import (
     origin_bytes,
     origin_in,
 )
-from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.fields import SOURCES_MAX
 from prfaas.wire.messages.gateway import PurgeEnd
 
@@ -32,12 +27,11 @@ from .purges import (
     fails,
     forget_memory,
     on_disk,
-    origins,
     restarted,
     ship,
     store,
 )
-from .sites import LAYOUT, PROMPT, Peer, Site, content, subscribe, until
+from .sites import PROMPT, Peer, Site, subscribe, until
 
 
 async def with_blocks_on_disk(world: World, folder: Path) -> tuple[Site, Peer]:
@@ -154,38 +148,6 @@ async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
     assert await loading == [False]
     assert pd.held() == set()
     gateway.channel.close("done")
-
-
-async def test_a_folder_of_format_1_is_read_and_purged(world: World, tmp_path: Path) -> None:
-    folder = tmp_path / "disk"
-    write_format_1(folder, OWN)
-    pd = await world.start_pd(disk=folder, disk_bytes=1 << 20)
-    assert pd.node.disk is not None
-    disk = pd.node.disk
-    await until(lambda: disk.is_ready)
-    engine, gateway = await world.engine("pd-pool"), await subscribe(pd, world.identities)
-    assert set(origins(pd).values()) == {UNKNOWN}
-    assert await engine.load(OWN) == [True] * len(OWN)
-    # Of blocks that were kept before origins were, nobody knows where they came from.
-    assert (await ask(gateway)).num_blocks == len(OWN)
-    again = await restarted(world, pd, folder)
-    assert again.held() == set()
-    assert (folder / MARKER).read_text() == "2\n"
-
-
-def write_format_1(folder: Path, keys: list[BlockKey]) -> None:
-    """One segment as versions before origins wrote it."""
-    folder.mkdir(mode=0o700)
-    (folder / MARKER).write_text("1\n")
-    header = struct.Struct(">8s32sI32sQ32s")
-    data = b""
-    for key in keys:
-        block = content(key)
-        digest = block_digest(LAYOUT.layout_id, key, block)
-        head = header.pack(MAGIC_1, LAYOUT.layout_id, key.group, key.block_hash, len(block), digest)
-        record = head + blake3.blake3(head).digest(8) + block
-        data += record + bytes(-len(record) % ALIGN_BYTES)
-    (folder / f"{0:016d}.seg").write_bytes(data)
 
 
 async def test_a_disk_that_is_still_read_says_that_it_is_not_done(

@@ -8,7 +8,7 @@ from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.codec.gain import BlockCoding, PlannedCoding
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.pool.store.tier_ports import StoredBlock
-from prfaas.sim.resources.coded_link import make_link
+from prfaas.sim.resources.transport import make_link
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import LinkSetup

@@ -99,12 +99,3 @@ def test_a_purge_of_the_longest_prompt_survives_a_crash(tmp_path: Path) -> None:
     assert intents.pending() == [target]
     intents.end(target)
     assert intents.pending() == []
-
-
-def test_a_purge_that_an_earlier_version_began_ends(tmp_path: Path) -> None:
-    intents = Intents(tmp_path, "gateway")
-    target = Target("prfaas-pool")
-    intents.begin(target)
-    [file] = (tmp_path / "purges").iterdir()
-    # The digest that earlier versions gave it.
-    assert file.name == "gateway.9735a633c43f3b589525f5516b5d98e9.json"

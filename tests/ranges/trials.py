@@ -55,7 +55,7 @@ def scenario(path: Path, change: str) -> None:
 
 def _reads(model: type[Any]) -> Callable[[Path, str], None]:
     def read(path: Path, change: str) -> None:
-        from prfaas.planner.answer.overrides import override
+        from prfaas.planner.answer.plan_loader import override
         from prfaas.toml_tables import read_toml, validated
 
         tables = read_toml(path)

@@ -4,7 +4,7 @@ import pytest
 
 from prfaas.core.cache.prefix_cache import PrefixCache
 from prfaas.sim.system.request import Request
-from prfaas.sim.workloads.trace import Trace
+from prfaas.sim.workloads.requests import Trace
 from prfaas.traces.reader import read_requests
 from tests.sim.systems import EXAMPLES
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.engine.oracle_check import News
+from prfaas.sim.engine.dispatch_driver import News
 from prfaas.sim.engine.signals import Telemetry
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.resources.transport import Transport

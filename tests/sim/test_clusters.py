@@ -16,8 +16,7 @@ from prfaas.errors import ConfigError
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.resources.shared_link import Purpose
 from prfaas.sim.results.invariants import check
-from prfaas.sim.results.link_traffic import traffic_of
-from prfaas.sim.results.summary import digest
+from prfaas.sim.results.summary import digest, traffic_of
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.system.request import Request

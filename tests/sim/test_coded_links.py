@@ -13,11 +13,10 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.codec.gain import BlockCoding, PlannedCoding
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.errors import ConfigError
-from prfaas.sim.resources.coded_link import make_link
 from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
+from prfaas.sim.resources.transport import make_link
 from prfaas.sim.results.invariants import check
-from prfaas.sim.results.link_traffic import traffic_of
-from prfaas.sim.results.summary import digest
+from prfaas.sim.results.summary import digest, traffic_of
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.system.clock import Clock

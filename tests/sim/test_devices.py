@@ -11,7 +11,7 @@ from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.resources.prefill_instance import PrefillJob
 from prfaas.sim.results.invariants import check
-from prfaas.sim.results.link_traffic import traffic_of
+from prfaas.sim.results.summary import traffic_of
 from prfaas.sim.scenario.run import run
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup, Failure, FailureKind, Setup

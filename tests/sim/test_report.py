@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prfaas.cli.main import cli
-from prfaas.cli.plan.policy_table import ROWS
 from prfaas.errors import ConfigError
 from prfaas.sim.report.html_report import html_report
 from prfaas.sim.report.run_figures import figures_of
@@ -64,9 +63,7 @@ def test_hostile_text_is_escaped() -> None:
     scenario = load_scenario(Path(CUT), [*SHORT, "workload.rate=0.5"])
     evil = "<script>alert(1)</script>&"
     found = run(replace(scenario, title=evil, notes=(evil,)))
-    page = html_report(
-        found.scenario, {"paper": figures_of(found)}, ROWS, {"command": f"prfaas {evil}"}
-    )
+    page = html_report(found.scenario, {"paper": figures_of(found)}, {"command": f"prfaas {evil}"})
     assert evil not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;&amp;") == 4
 
@@ -76,11 +73,11 @@ def test_a_run_without_requests_or_failures_still_has_a_report() -> None:
     setup = replace(scenario.setup, failures=())
     found = run(replace(scenario, setup=setup))
     assert found.results.num_requests == 0
-    page = html_report(found.scenario, {"paper": figures_of(found)}, ROWS, {})
+    page = html_report(found.scenario, {"paper": figures_of(found)}, {})
     assert "Decisions by reason" in page
 
 
-@pytest.mark.parametrize("option", ["--report", "--chrome-trace"])
+@pytest.mark.parametrize("option", ["--report", "--series"])
 def test_a_missing_directory_is_noticed_before_the_run(option: str, tmp_path: Path) -> None:
     result = call(option, str(tmp_path / "no" / "out"))
     assert isinstance(result.exception, ConfigError)

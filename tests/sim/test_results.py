@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.signals import NUM_SAMPLES_MAX
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.engine.time_series import NUM_SAMPLES_MAX
-from prfaas.sim.results.percentiles import spread
+from prfaas.sim.results.columns import PARTS, by_percentile, means, spread
 from prfaas.sim.results.summary import Results, digest, summarise
-from prfaas.sim.results.ttft_breakdown import PARTS, by_percentile, means
 from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 from tests.sim.systems import requests_at, system

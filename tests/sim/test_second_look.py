@@ -9,8 +9,7 @@ import pytest
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check
-from prfaas.sim.results.link_traffic import traffic_of
-from prfaas.sim.results.summary import summarise
+from prfaas.sim.results.summary import summarise, traffic_of
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup, Setup, SignalSetup
 from prfaas.units import NS_PER_S

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from prfaas.cli.plan.simulate_command import simulate
 from prfaas.planner.model.kv_geometry import FloatArray
-from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.run import interval, percentile_interval, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.scenario.seeds import interval, percentile_interval
 from tests.sim.systems import EXAMPLES
 
 SETTINGS = ('workload.duration="4min"', 'workload.warmup="0s"')

@@ -13,8 +13,7 @@ import pytest
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
-from prfaas.sim.workloads.synthetic import Synthetic
-from prfaas.sim.workloads.trace import Trace
+from prfaas.sim.workloads.requests import Synthetic, Trace
 from prfaas.units import NS_PER_S
 from tests.instructions import counted
 from tests.sim.systems import EXAMPLES

@@ -12,7 +12,7 @@ from prfaas.core.cache.tenant_shares import Share
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup
-from prfaas.sim.workloads.trace import Trace
+from prfaas.sim.workloads.requests import Trace
 from prfaas.traces.reader import read_requests
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, linear_costs, system

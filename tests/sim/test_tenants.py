@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.sim.results.tenant_figures import jain_index
+from prfaas.sim.results.summary import jain_index
 from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES

@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.planner.workload import LogNormalLengths
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.workloads.arrivals import SineSwing, draw_arrivals
-from prfaas.sim.workloads.scaling import ScaledWorkload, stretched
-from prfaas.sim.workloads.synthetic import Synthetic
-from prfaas.sim.workloads.trace import Trace
+from prfaas.sim.workloads.make import ScaledWorkload, stretched
+from prfaas.sim.workloads.requests import SineSwing, Synthetic, Trace, draw_arrivals
+from prfaas.traces.checks import TraceLimits
 from prfaas.traces.formats.rate_curve import Steps, read_rate_curve
-from prfaas.traces.limits import TraceLimits
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.session_file import read_sessions

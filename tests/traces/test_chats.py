@@ -13,10 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from prfaas.core.cache.prefix_cache import PrefixCache
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.traces import read_trace
-from prfaas.sim.workloads.scaling import with_followers
+from prfaas.planner.workload import read_trace
+from prfaas.sim.workloads.make import with_followers
 from prfaas.sim.workloads.sessions import Sessions
-from prfaas.traces.limits import TraceLimits
+from prfaas.traces.checks import TraceLimits
+from prfaas.traces.sessions.block_chain import TextUnits, characters, tokens_of
 from prfaas.traces.sessions.chats import (
     EMPTY,
     NOT_TEXT,
@@ -27,9 +28,7 @@ from prfaas.traces.sessions.chats import (
     read_chats,
 )
 from prfaas.traces.sessions.session_file import Session, read_sessions
-from prfaas.traces.sessions.session_writer import session_lines
-from prfaas.traces.sessions.text_units import TextUnits, characters, tokens_of
-from prfaas.traces.writer import write_lines
+from prfaas.traces.sessions.session_writer import session_lines, write_lines
 from prfaas.units import NS_PER_S
 
 ONE = characters(1)

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.traces import read_trace
+from prfaas.planner.workload import read_trace
+from prfaas.traces.checks import TraceLimits
 from prfaas.traces.formats.detect import detect
-from prfaas.traces.limits import TraceLimits
-from prfaas.traces.part import TracePart
-from prfaas.traces.reader import read_requests
+from prfaas.traces.reader import TracePart, read_requests
 from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
 

@@ -14,18 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.planner.workload.traces import read_trace
+from prfaas.planner.workload import read_trace
+from prfaas.traces.checks import TraceLimits
 from prfaas.traces.figures import figures_of
-from prfaas.traces.formats.mooncake import mooncake_line
-from prfaas.traces.limits import TraceLimits
-from prfaas.traces.part import TracePart
-from prfaas.traces.reader import read_requests
+from prfaas.traces.formats.detect import mooncake_line
+from prfaas.traces.reader import TracePart, read_requests
 from prfaas.traces.requests import RecordedRequest
+from prfaas.traces.sessions.block_chain import characters
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_file import read_sessions
-from prfaas.traces.sessions.session_writer import session_lines
-from prfaas.traces.sessions.text_units import characters
-from prfaas.traces.writer import write_lines
+from prfaas.traces.sessions.session_writer import session_lines, write_lines
 
 DATA = Path(__file__).parent / "data"
 READERS: tuple[Callable[[Path], object], ...] = (

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.trace.importing import Import
+from prfaas.cli.trace.actions import Import
 from prfaas.errors import ConfigError
-from prfaas.traces.formats.mooncake import Unit
-from prfaas.traces.part import TracePart
-from prfaas.traces.reader import read_requests
+from prfaas.traces.formats.detect import Unit
+from prfaas.traces.reader import TracePart, read_requests
 from prfaas.units import NS_PER_MS, NS_PER_S
 
 _ROWS = [{"timestamp": 1000 * i, "input_length": 600, "output_length": 5} for i in range(30)]

@@ -11,7 +11,7 @@ from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath, goodput_bits_per_
 from prfaas.errors import ConfigError
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry
-from prfaas.planner.workload.prompt_lengths import LengthDistribution, mean_length
+from prfaas.planner.workload import LengthDistribution, mean_length
 
 HOST_GPUS = 8
 """GPUs of a host; each host of a PrfaaS cluster runs a pool node, unless the number is given."""

@@ -75,11 +75,7 @@ class Intents:
         return found
 
     def _path(self, target: Target) -> Path:
-        # Earlier versions have the first three fields: a purge that they began ends here.
-        named: object = target
-        if not target.request:
-            named = {"source": target.source, "tenant": target.tenant, "tag": target.tag}
-        digest = hashlib.blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(msgspec.json.encode(target), digest_size=16).hexdigest()
         return self._folder / f"{self._gateway}.{digest}.json"
 
     def _synchronise(self) -> None:

@@ -1,13 +1,100 @@
-"""Checks on the values of a line."""
+"""Limits of traces, checks of their fields, and what was dropped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from prfaas.traces import limits
-from prfaas.traces.drops import DroppedError
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """Limits on the size of a trace and of what it holds.
+
+    Attributes:
+        num_prompt_tokens_max: Tokens of a prompt of chat transcripts.
+        num_block_ids_max: Ids of blocks, over all requests of a trace.
+        num_chat_blocks_max: Different blocks of chat transcripts.
+    """
+
+    file_bytes_max: int = 4 * 2**30
+    line_bytes_max: int = 2**24
+    num_requests_max: int = 5_000_000
+    num_prompt_tokens_max: int = 2_000_000
+    num_block_ids_max: int = 50_000_000
+    num_chat_blocks_max: int = 8_000_000
+
+
+LIMITS = TraceLimits()
+NUM_REQUESTS_MAX = LIMITS.num_requests_max
+NUM_PROMPT_TOKENS_MAX = LIMITS.num_prompt_tokens_max
+NUM_OUTPUT_TOKENS_MAX = 2_000_000
+BLOCK_ID_MAX = 2**48
+TENANT_CHARS_MAX = 128
+SECONDS_MAX = 10.0**9
+"""Limit of a pause."""
+INSTANT_S_MAX = 10.0**10
+"""Seconds since 1970 in the year 2286."""
+SPAN_S = 366 * 86_400
+"""An instant that is further from the trace's median is damaged."""
+
+
+class DroppedError(Exception):
+    """A line that gives no request.
+
+    Args:
+        reason: The same for all lines with this problem; the count goes by it.
+        detail: The problem of this line, with its value and the limit.
+        damaged: False for a line that is as it should be but not wanted.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, damaged: bool = True) -> None:
+        super().__init__(detail or reason)
+        self.reason, self.damaged = reason, damaged
+
+
+@dataclass(slots=True)
+class DropReason:
+    """Number of lines dropped for one reason, with the first of them."""
+
+    damaged: bool
+    first_line: int
+    first_detail: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Drops:
+    """Count of dropped lines by reason.
+
+    Attributes:
+        num_lines: Lines that were read and are not blank, without a header.
+    """
+
+    num_lines: int = 0
+    reasons: dict[str, DropReason] = field(default_factory=dict)
+
+    def add(self, line: int, error: DroppedError) -> None:
+        """Count a dropped line."""
+        reason = self.reasons.setdefault(error.reason, DropReason(error.damaged, line, str(error)))
+        reason.count += 1
+
+    @property
+    def num_dropped(self) -> int:
+        """Dropped lines."""
+        return sum(reason.count for reason in self.reasons.values())
+
+    @property
+    def num_damaged(self) -> int:
+        """Dropped lines that are damaged."""
+        return sum(reason.count for reason in self.reasons.values() if reason.damaged)
+
+    @property
+    def damaged_ratio(self) -> float:
+        """Share of damaged lines in all lines."""
+        return self.num_damaged / max(self.num_lines, 1)
+
 
 Decoded = TypeVar("Decoded")
 
@@ -45,7 +132,7 @@ def check_prompt(field: str, num_tokens: int) -> None:
     Raises:
         DroppedError: It is below 1 or too long.
     """
-    in_range(field, num_tokens, 1, limits.NUM_PROMPT_TOKENS_MAX, "tokens")
+    in_range(field, num_tokens, 1, NUM_PROMPT_TOKENS_MAX, "tokens")
 
 
 def check_output(field: str, num_tokens: int) -> None:
@@ -54,7 +141,7 @@ def check_output(field: str, num_tokens: int) -> None:
     Raises:
         DroppedError: It is negative or too long.
     """
-    in_range(field, num_tokens, 0, limits.NUM_OUTPUT_TOKENS_MAX, "tokens")
+    in_range(field, num_tokens, 0, NUM_OUTPUT_TOKENS_MAX, "tokens")
 
 
 def shown_name(name: str) -> str:

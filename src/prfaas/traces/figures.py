@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.traces.block_cache import new_tokens
-from prfaas.traces.requests import RecordedRequest
+from prfaas.traces.requests import RecordedRequest, new_tokens
 from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
 

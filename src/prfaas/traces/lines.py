@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
 from prfaas.errors import ConfigError
-from prfaas.traces.drops import DroppedError
-from prfaas.traces.limits import LIMITS, TraceLimits
+from prfaas.traces.checks import LIMITS, DroppedError, TraceLimits
 
 OnProgress = Callable[[int], None]
 _UNPACKERS: dict[bytes, Callable[[BinaryIO], object]] = {

@@ -1,4 +1,4 @@
-"""Requests of a trace in any of the formats, in order of arrival, the first one at 0."""
+"""Reading of recorded workloads, whole or in part."""
 
 from __future__ import annotations
 
@@ -11,15 +11,93 @@ from pathlib import Path
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.traces.drops import DroppedError, Drops
-from prfaas.traces.formats import mooncake
+from prfaas.traces import checks
+from prfaas.traces.checks import LIMITS, SPAN_S, DroppedError, Drops, TraceLimits
 from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
-from prfaas.traces.formats.detect import CHATS, REQUEST_FORMATS, SESSIONS, detect
-from prfaas.traces.limits import LIMITS, SPAN_S, TraceLimits
+from prfaas.traces.formats.detect import (
+    BLOCK_TOKENS,
+    CHATS,
+    NAME,
+    REQUEST_FORMATS,
+    SESSIONS,
+    MooncakeRows,
+    Unit,
+    detect,
+    looks_like_seconds,
+)
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
-from prfaas.traces.part import Days, OutsideError, TracePart
 from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
+
+_DAY_NS = 86_400 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class TracePart:
+    """A part of a trace; instants count from the earliest request of the file.
+
+    Attributes:
+        start_ns: Earlier requests are left out.
+        duration_ns: Length of the part; None is all that is left.
+        num_requests: The earliest requests of the part are kept, up to this number; None is all.
+    """
+
+    start_ns: int = 0
+    duration_ns: int | None = None
+    num_requests: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if the part is the whole trace."""
+        return not self.start_ns and self.duration_ns is None and self.num_requests is None
+
+    def check(self, since_ns: int) -> None:
+        """Check an instant.
+
+        Raises:
+            DroppedError: It is outside.
+        """
+        late = self.duration_ns is not None and since_ns >= self.start_ns + self.duration_ns
+        if late or since_ns < self.start_ns:
+            raise OutsideError
+
+
+class OutsideError(DroppedError):
+    """A request outside the part."""
+
+    def __init__(self) -> None:
+        super().__init__("outside the part that was asked for", damaged=False)
+
+
+@dataclass(slots=True)
+class Days:
+    """Number of requests and earliest instant of each day of a trace."""
+
+    _counts: dict[int, int] = field(default_factory=dict)
+    _earliest_ns: dict[int, int] = field(default_factory=dict)
+
+    def add(self, at_ns: int) -> None:
+        """Count a request."""
+        day = at_ns // _DAY_NS
+        self._counts[day] = self._counts.get(day, 0) + 1
+        self._earliest_ns[day] = min(self._earliest_ns.get(day, at_ns), at_ns)
+
+    def earliest_ns(self) -> int | None:
+        """Return the earliest instant, or None without requests.
+
+        Days that are further than `checks.SPAN_S` from the median day do not count: their instants
+        are damaged.
+        """
+        half, median = sum(self._counts.values()) / 2, 0
+        for day in sorted(self._counts):
+            half -= self._counts[day]
+            if half <= 0:
+                median = day
+                break
+        span = checks.SPAN_S * NS_PER_S // _DAY_NS
+        near = [at for day, at in self._earliest_ns.items() if abs(day - median) <= span]
+        return min(near, default=None)
+
 
 _Parse = Callable[[bytes], RecordedRequest]
 _ELSEWHERE = {
@@ -53,13 +131,13 @@ def read_requests(
     path: Path,
     form: str | None = None,
     *,
-    block_tokens: int = mooncake.BLOCK_TOKENS,
+    block_tokens: int = BLOCK_TOKENS,
     complete: bool = True,
     damaged_max: float = 0.0,
     part: TracePart | None = None,
     on_progress: OnProgress | None = None,
     limits: TraceLimits = LIMITS,
-    unit: mooncake.Unit | None = None,
+    unit: Unit | None = None,
 ) -> Reading:
     """Read a trace.
 
@@ -88,7 +166,7 @@ def read_requests(
         reader = _Reader(path, damaged_max, wanted, name != LENGTHS.name, first_ns, limits)
         parse = _parser(path, name, lines, block_tokens, complete, unit)
         reader.read(lines, parse)
-        reader.has_unit = not isinstance(parse, mooncake.MooncakeRows) or parse.unit is not None
+        reader.has_unit = not isinstance(parse, MooncakeRows) or parse.unit is not None
         return reader
 
     found = read(None)
@@ -104,14 +182,14 @@ def _parser(
     lines: Iterator[tuple[int, bytes | None]],
     block_tokens: int,
     complete: bool,
-    unit: mooncake.Unit | None,
+    unit: Unit | None,
 ) -> _Parse:
     if name in _ELSEWHERE:
         raise ConfigError(f"trace {path} holds {_ELSEWHERE[name]}")
     if name not in REQUEST_FORMATS:
         raise ConfigError(f"no format is called {name!r}; there are {', '.join(REQUEST_FORMATS)}")
-    if name == mooncake.NAME:
-        return mooncake.MooncakeRows(block_tokens, complete=complete, unit=unit)
+    if name == NAME:
+        return MooncakeRows(block_tokens, complete=complete, unit=unit)
     if unit is not None:
         raise ConfigError(f"trace {path} is in the format {name}, which has a unit of its own")
     if name == LENGTHS.name and complete:
@@ -206,7 +284,7 @@ class _Reader:
         num_unordered = sum(row.at_ns < at_ns for row, at_ns in zip(kept, latest, strict=True))
         kept.sort(key=lambda row: row.at_ns)
         first_ns = kept[0].at_ns
-        if not self.has_unit and (why := mooncake.looks_like_seconds([r.at_ns for r in kept])):
+        if not self.has_unit and (why := looks_like_seconds([r.at_ns for r in kept])):
             raise ConfigError(
                 f"trace {self.path}: {why}; name their unit: prfaas trace import FILE --out FILE "
                 "--timestamps s (or ms)"

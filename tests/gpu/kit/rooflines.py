@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prfaas.planner.hardware.operations import ModelSize, prefill_flops
+from prfaas.planner.hardware.roofline import ModelSize, prefill_flops
 from prfaas.planner.model.catalogue import Accelerator, accelerators
 from prfaas.planner.model.hf_config import geometry_from_config
 

@@ -8,8 +8,7 @@ import pytest
 
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.problem import Problem
-from prfaas.sim.sizing.findings import Finding, in_words, report
-from prfaas.sim.sizing.trial import Figures
+from prfaas.sim.sizing import Figures, Finding, in_words, report
 from tests.planner.paths import EXAMPLES
 
 GOOD = Figures(

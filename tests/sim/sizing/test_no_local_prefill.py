@@ -13,11 +13,11 @@ from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.report.emit_settings import deployment_settings, recommended
-from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
+from prfaas.planner.workload import EmpiricalLengths
 from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioRoutingTable
 from prfaas.sim.scenario.setup_builder import make_setup
-from prfaas.sim.sizing.trial import trial_of, try_out
-from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.sim.sizing import trial_of, try_out
+from prfaas.sim.workloads.make import WorkloadTable
 from tests.planner.paths import EXAMPLES
 
 SHORTEST = 8000

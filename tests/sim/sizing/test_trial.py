@@ -10,7 +10,7 @@ from benchmarks.agreement.measured import LOADS, Task, measure, planned, wander_
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.sim.sizing.trial import Trial, trial_of, try_out
+from prfaas.sim.sizing import Trial, trial_of, try_out
 from tests.deployments import ROOT
 from tests.planner.paths import EXAMPLES
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.console import console_for
 from prfaas.cli.common.options import logs_of_parts
 from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.deployment_checks import (
@@ -62,6 +61,7 @@ from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_doors
 from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
+from prfaas.presentation import console_for
 
 console = console_for(160)
 

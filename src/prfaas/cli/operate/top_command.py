@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.common.console import console_for
 from prfaas.cli.operate.control_client import ControlClient, asks_gateway, operator_key
+from prfaas.presentation import console_for
 
 
 @click.command()

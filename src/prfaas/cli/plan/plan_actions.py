@@ -1,5 +1,4 @@
-"""Actions of `prfaas plan` and `prfaas model`, in a separate module since imports take most of a
-second."""
+"""Actions of `prfaas plan` and `prfaas model`; their imports take most of a second."""
 
 from __future__ import annotations
 
@@ -10,15 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import Progress
 
-from prfaas.cli.common.console import console_for
 from prfaas.cli.plan import plan_confirm
+from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import Plan, make_plan
-from prfaas.planner.answer.plan_loader import load_question, read_config_json
+from prfaas.planner.answer.plan_loader import Question, load_question, read_config_json
 from prfaas.planner.answer.verdict import VerdictAnswer
-from prfaas.planner.hardware.operations import ModelSize
+from prfaas.planner.fit_map.axes import Axes
+from prfaas.planner.fit_map.make import FitMap, as_dict, make_map
+from prfaas.planner.fit_map.view import html_page, print_maps
 from prfaas.planner.hardware.profiles import PrefillProfile
+from prfaas.planner.hardware.roofline import ModelSize
 from prfaas.planner.model.active_parameters import active_parameters
 from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config
@@ -31,9 +35,75 @@ from prfaas.planner.report.emit_settings import (
 )
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
+from prfaas.presentation import console_for, write_file
 from prfaas.sweeps import SweepPlace
 
+FILES_MAX = 16
+"""Plan files of one map."""
 _COLUMNS = 100  # of output that goes to a file or a pipe
+
+
+@dataclass(frozen=True, slots=True)
+class MapView:
+    """A request for maps: the questions, the axes, the form of the answer.
+
+    Args:
+        settings: Changes to each of them.
+        axes: The points of the map.
+        control: Congestion control; None is the plan's, of its first PrfaaS cluster.
+        num_nodes: Pool nodes of each PrfaaS cluster; 0 is what the plan has.
+        as_json: JSON instead of tables.
+        report: File of the tables, .html, or None.
+    """
+
+    files: Sequence[Path]
+    settings: Sequence[str]
+    axes: Axes
+    control: CongestionControl | None
+    num_nodes: int
+    as_json: bool
+    report: Path | None
+
+
+def show_maps(view: MapView) -> None:
+    """Make the maps and show them.
+
+    Raises:
+        ConfigError: A plan is wrong, there are too many, or the file cannot be written.
+    """
+    if len(view.files) > FILES_MAX:
+        raise ConfigError(f"{len(view.files)} plan files are given; at most {FILES_MAX} are drawn")
+    if view.report is not None and view.report.suffix != ".html":
+        raise ConfigError(f"--report {view.report}: a map is written as .html")
+    maps = _made(view)
+    if view.report is not None:
+        _write(view.report, html_page(maps))
+    if view.as_json:
+        found = {"maps": [as_dict(each) for each in maps]}
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    print_maps(maps, console_for(_COLUMNS))
+
+
+def _made(view: MapView) -> list[FitMap]:
+    questions = [load_question(file, view.settings) for file in view.files]
+    shown = Console(stderr=True)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
+        maps = []
+        for question in questions:
+            task = progress.add_task(question.problem.title)
+
+            def report(done: int, rows: int, task: object = task) -> None:
+                progress.update(task, completed=done, total=rows)  # type: ignore[arg-type]
+
+            maps.append(make_map(question, view.axes, _transport(view, question), report))
+    return maps
+
+
+def _transport(view: MapView, question: Question) -> TcpEnds:
+    ends = next((cluster.link.transport for cluster in question.problem.prfaas), None)
+    planned = CongestionControl.BBR if ends is None else ends.control
+    return TcpEnds(view.num_nodes, control=view.control or planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +170,14 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     if view.report is not None and view.report.suffix not in {".html", ".htm"}:
-        raise ConfigError(f"--report {view.report}: a plan is written as .html; .svg is for --map")
+        raise ConfigError(f"--report {view.report}: a plan is written as .html")
     answer = make_plan(load_question(file, settings), with_classes=view.with_classes)
     confirmation = (
         plan_confirm.confirm(answer, view.num_seeds, view.place) if view.num_seeds else None
     )
     if view.report is not None:
         said = [] if confirmation is None else [confirmation.sentence]
-        _write_report(replace(answer, notes=[*answer.notes, *said]), view.report)
+        _write(view.report, html_report(replace(answer, notes=[*answer.notes, *said])))
     if view.emit:
         _emit(answer, confirmation)
     elif view.as_json:
@@ -142,11 +212,8 @@ def _emit(answer: Plan, confirmation: plan_confirm.Confirmation | None) -> None:
         )
 
 
-def _write_report(answer: Plan, report: Path) -> None:
-    try:
-        report.write_text(html_report(answer), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--report {report}: {error.strerror}") from None
+def _write(report: Path, page: str) -> None:
+    write_file("--report", report, page)
     click.echo(f"wrote {report}", err=True)
 
 

@@ -61,7 +61,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.option(
     "--report",
     type=_FILE,
-    help="Write a self-contained HTML report; with --map also an SVG picture.",
+    help="Write a self-contained HTML report.",
 )
 @click.option("--emit", is_flag=True, help="Print only settings for a deployment file.")
 @click.option(
@@ -147,11 +147,11 @@ def plan(
       prfaas plan FILE --report plan.html       one HTML file without external resources
       prfaas plan FILE --emit                   settings for `prfaas up`
       prfaas plan FILE --map                    the verdict over bandwidth, round trip and loss
-      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
+      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.html
       prfaas plan FILE --set workload.arrival_rate=10 --confirm    simulate the answer
     """
     if as_map:
-        from prfaas.cli.plan.map_actions import MapView, show_maps
+        from prfaas.cli.plan.plan_actions import MapView, show_maps
 
         axes = parse_axes(bandwidths, rtts, losses, lengths)
         control = CongestionControl(congestion_control) if congestion_control else None
@@ -346,7 +346,7 @@ def profile(
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
     from prfaas.cli.plan.profile_actions import Sweep, measure_engine
-    from prfaas.planner.hardware.layer_stack import LayerStack
+    from prfaas.planner.hardware.fit import LayerStack
 
     longest = lengths[-1]
     sweep = Sweep(

@@ -10,15 +10,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prfaas import units as w
 from prfaas.cli.plan.sweeping import run_all
-from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Plan
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing import neighbours
-from prfaas.planner.sizing.confidence import REQUESTS
-from prfaas.planner.sizing.neighbours import FleetCandidate
-from prfaas.sim.sizing.findings import Finding, FleetReport, in_words, report
-from prfaas.sim.sizing.trial import SIMULATED_WITH, Figures, Trial, trial_of, try_out
+from prfaas.planner.sizing import fleet as fleet_sizes
+from prfaas.planner.sizing.fleet import FleetCandidate
+from prfaas.planner.sizing.obstacles import REQUESTS
+from prfaas.sim.sizing import (
+    SIMULATED_WITH,
+    Figures,
+    Finding,
+    FleetReport,
+    Trial,
+    in_words,
+    report,
+    trial_of,
+    try_out,
+)
 from prfaas.sweeps import SweepJob, SweepPlace
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
@@ -107,9 +116,9 @@ def confirm(
         return runs.confirmation(demand, (), nothing)
     fleet = plan.sizing.cheapest
     asked = [
-        neighbours.answered("cheapest", problem, fleet),
-        *neighbours.one_less(problem, fleet, demand),
-        neighbours.as_given("as in the file", problem, demand),
+        fleet_sizes.answered("cheapest", problem, fleet),
+        *fleet_sizes.one_less(problem, fleet, demand),
+        fleet_sizes.as_given("as in the file", problem, demand),
     ]
     judged = _judged(asked, demand, runs)
     next_one = None
@@ -135,7 +144,7 @@ def _given_fleet(plan: Plan, runs: _Runs, no_demand_ratio: float) -> Confirmatio
 
 
 def _first_that_holds(problem: Problem, demand: float, runs: _Runs) -> Judged | None:
-    for candidate in neighbours.larger(problem, demand):
+    for candidate in fleet_sizes.larger(problem, demand):
         judged = _judged([candidate], demand, runs)[0]
         if judged.report.finding is Finding.HOLDS:
             return judged

@@ -12,10 +12,15 @@ import aiohttp
 import click
 
 from prfaas.errors import ConfigError, EngineError
-from prfaas.planner.hardware.engine_http import HttpEngine
-from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, fit_resumed, profile_toml
-from prfaas.planner.hardware.layer_stack import LayerStack
+from prfaas.planner.hardware.fit import (
+    LayerStack,
+    ResumedFit,
+    fit_prefill,
+    fit_resumed,
+    profile_toml,
+)
 from prfaas.planner.hardware.measure import (
+    HttpEngine,
     MeasuredPoint,
     NoPrefixCacheError,
     Prompts,

@@ -12,14 +12,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from prfaas.cli.common.console import console_for
-from prfaas.cli.plan.policy_table import ROWS
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.sim.report.chrome_trace import write_chrome_trace
-from prfaas.sim.results.recorded_run import NUM_RECORDED_MAX
+from prfaas.presentation import console_for, write_file
+from prfaas.sim.report.run_figures import comparison_table
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import ScenarioRun, run
@@ -35,7 +32,6 @@ class Output:
     Attributes:
         report: Where the HTML report goes, if one is wanted.
         series: Where the time series go, if they are wanted.
-        chrome_trace: Where the Chrome trace goes, if one is wanted.
         command: The command that makes the same again.
         with_bound: Print the offline bound of the goodput.
     """
@@ -43,7 +39,6 @@ class Output:
     as_json: bool = False
     report: Path | None = None
     series: Path | None = None
-    chrome_trace: Path | None = None
     command: str = ""
     with_bound: bool = False
 
@@ -65,28 +60,26 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     Raises:
         ConfigError: A file cannot be written.
     """
-    _check(scenarios, output)
+    _check(output)
     first = next(iter(scenarios.values()))
     most = bound(first) if output.with_bound else None
     found, drawn = {}, {}
     for name, scenario in scenarios.items():
-        done = _with_progress(name, scenario, recorded=output.chrome_trace is not None)
+        done = _with_progress(name, scenario)
         found[name] = done.results
         if output.report is not None or output.series is not None:
             from prfaas.sim.report.run_figures import figures_of
 
             drawn[name] = figures_of(done)
-        if output.chrome_trace is not None:
-            _write_trace(done, output.chrome_trace, output.command)
     if output.report is not None:
         from prfaas.sim.report.html_report import html_report
 
         origin = {"command": output.command, "prfaas": version("prfaas")}
-        _write(output.report, html_report(first, drawn, ROWS, origin))
+        write_file("--report", output.report, html_report(first, drawn, origin))
     if output.series is not None:
-        from prfaas.sim.report.series_file import series_of
+        from prfaas.sim.report.run_figures import series_of
 
-        _write(output.series, json.dumps(series_of(first.title, drawn)))
+        write_file("--series", output.series, json.dumps(series_of(first.title, drawn)))
     for name, results in found.items():
         if warning := warning_of(results):
             click.echo(f"prfaas: {name}: {warning}", err=True)
@@ -100,11 +93,11 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
         return
     console = console_for(_COLUMNS)
     console.print(f"{first.title}; seed {first.seed}; " + "; ".join(first.notes), soft_wrap=True)
-    console.print(_table(found))
+    console.print(comparison_table(found))
     if most is not None:
         shares = ", ".join(f"{name} {r.goodput / most:.1%}" for name, r in found.items() if most)
         console.print(f"offline bound of the goodput {most:.3f} req/s: {shares}", soft_wrap=True)
-    for path in (output.report, output.series, output.chrome_trace):
+    for path in (output.report, output.series):
         if path is not None:
             console.print(f"wrote {path}", soft_wrap=True, markup=False)
     for name, results in found.items():
@@ -145,40 +138,14 @@ def load_scenarios(
     return {name: scenario.with_policy(PolicyName(name)) for name in names}
 
 
-def _check(scenarios: Mapping[str, Scenario], output: Output) -> None:
+def _check(output: Output) -> None:
     """Before a run of minutes: can its files be written at all?"""
-    if output.chrome_trace is not None and len(scenarios) > 1:
-        raise ConfigError(
-            f"--chrome-trace shows one run and {len(scenarios)} policies were asked for; "
-            "choose one with --policy"
-        )
-    for path in (output.report, output.series, output.chrome_trace):
+    for path in (output.report, output.series):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: the directory {path.absolute().parent} is not there")
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-
-
-def _write_trace(done: ScenarioRun, path: Path, command: str) -> None:
-    try:
-        write_chrome_trace(done, path, {"command": command, "prfaas": version("prfaas")})
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    count = len(done.simulation.requests)
-    if count > NUM_RECORDED_MAX:
-        click.echo(
-            f"{path}: the first {NUM_RECORDED_MAX:,} of {count:,} requests; more would be too much "
-            "for a trace viewer",
-            err=True,
-        )
-
-
-def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> ScenarioRun:
+def _with_progress(name: str, scenario: Scenario) -> ScenarioRun:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -190,12 +157,4 @@ def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> Scenario
         return run(
             scenario,
             lambda done, total: progress.update(task, completed=done, total=total),
-            num_recorded=NUM_RECORDED_MAX if recorded else 0,
         )
-
-
-def _table(found: dict[str, Results]) -> Table:
-    table = Table("", *found, box=None, padding=(0, 2))
-    for label, cell in ROWS:
-        table.add_row(label, *(cell(results) for results in found.values()))
-    return table

@@ -47,11 +47,6 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=_FILE, help="Write one HTML file without external resources.")
 @click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
-@click.option(
-    "--chrome-trace",
-    type=_FILE,
-    help="Write a trace of one policy for Perfetto or chrome://tracing.",
-)
 def simulate(
     *,
     scenario: Path,
@@ -67,7 +62,6 @@ def simulate(
     as_json: bool,
     report: Path | None,
     series: Path | None,
-    chrome_trace: Path | None,
 ) -> None:
     """Run a scenario on a virtual clock, with the policies that serve traffic.
 
@@ -81,20 +75,15 @@ def simulate(
       prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive --report cut.html
       prfaas simulate examples/sim/link-cut.toml --series cut.json
-      prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
       prfaas simulate examples/sim/bursty.toml --bound
       prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
       prfaas simulate examples/sim/scarce-link.toml --sweep --seeds 5 --ray 10.0.0.5:6379
     """
-    if num_seeds is not None and (report or series or chrome_trace):
-        raise click.UsageError(
-            "--seeds makes many runs; --report, --series and --chrome-trace take one seed"
-        )
-    if sweep and (report or series or chrome_trace):
-        raise click.UsageError(
-            "--sweep makes many runs; --report, --series and --chrome-trace show one load"
-        )
+    if num_seeds is not None and (report or series):
+        raise click.UsageError("--seeds makes many runs; --report and --series take one seed")
+    if sweep and (report or series):
+        raise click.UsageError("--sweep makes many runs; --report and --series show one load")
     if with_bound and (sweep or num_seeds is not None):
         raise click.UsageError("--bound is of one run; leave out --sweep and --seeds")
     from prfaas.cli.plan import simulate_actions as actions
@@ -113,5 +102,5 @@ def simulate(
     if num_workers is not None or ray_address is not None:
         raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")
     command = actions.command_of(scenario, settings, policies, seed)
-    output = actions.Output(as_json, report, series, chrome_trace, command, with_bound)
+    output = actions.Output(as_json, report, series, command, with_bound)
     actions.show_runs(scenarios, output)

@@ -10,17 +10,17 @@ from typing import Generic, TypeVar
 import click
 from rich.table import Table
 
-from prfaas.cli.common.console import console_for
 from prfaas.cli.plan.sweeping import run_all
+from prfaas.presentation import console_for
 from prfaas.sim.results.summary import Results
-from prfaas.sim.scenario.scenario_loader import Scenario
-from prfaas.sim.scenario.seeds import (
+from prfaas.sim.scenario.run import (
     Interval,
     interval,
     knee_job,
     percentile_interval,
     results_job,
 )
+from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sweeps import SweepJob, SweepPlace
 
 Made = TypeVar("Made")

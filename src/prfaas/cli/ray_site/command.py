@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.console import console_for
 from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.topology import prepare_identities
 from prfaas.cli.deploy.up_command import check_deployment, prepare_model, state_lock
@@ -24,7 +23,8 @@ from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
-from prfaas.ray_connection import AUTO, check_installed, ray_cluster
+from prfaas.presentation import console_for
+from prfaas.sweeps import AUTO, check_installed, ray_cluster
 
 KINDS = ("engine", "pool", "gateway")
 console = console_for(160)

@@ -127,8 +127,8 @@ def import_(
     """
     if tokenizer is not None and chars_per_token is not None:
         raise click.UsageError("give --tokenizer or --chars-per-token, not both")
-    from prfaas.cli.trace.importing import Import
-    from prfaas.traces.part import TracePart
+    from prfaas.cli.trace.actions import Import
+    from prfaas.traces.reader import TracePart
 
     Import(
         file,
@@ -165,6 +165,6 @@ def show(*, file: Path, block_tokens: int, as_json: bool) -> None:
       prfaas trace show examples/sim/traces/azure_code_2023.csv.gz
       prfaas trace show sessions.jsonl.gz --json
     """
-    from prfaas.cli.trace.showing import show_trace
+    from prfaas.cli.trace.actions import show_trace
 
     show_trace(file, block_tokens, as_json=as_json)

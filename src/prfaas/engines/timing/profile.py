@@ -12,9 +12,7 @@ from prfaas.engines.identity.values import text_of
 from prfaas.engines.launch import HASH_SEED
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question, load_question
-from prfaas.planner.hardware.cost_tables import make_costs
-from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.step_time import StepTime, step_time
+from prfaas.planner.hardware.profiles import PrefillProfile, StepTime, make_costs, step_time
 from prfaas.planner.model.kv_geometry import KvGeometry
 
 

@@ -114,7 +114,7 @@ async def _models(_: web.Request) -> web.Response:
 
 @cache
 def _sizes() -> bytes:
-    from prfaas.planner.report.what_if_api import cache_sizes
+    from prfaas.planner.report.json_report import cache_sizes
 
     return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
 

@@ -147,11 +147,11 @@ def _toml(value: float, unit: str) -> str:
 
 
 def answer(plan: Path | None, overrides: list[str]) -> dict[str, Any]:
-    """Answer one question; runs in the planner's process. See `prfaas.planner.report.what_if_api`.
+    """Answer one question; runs in the planner's process. See `prfaas.planner.report.json_report`.
 
     Raises:
         ConfigError: The plan or a setting is wrong.
     """
-    from prfaas.planner.report.what_if_api import interactive
+    from prfaas.planner.report.json_report import interactive
 
     return {**interactive(plan or CASE_STUDY, overrides), "is_own": plan is not None}

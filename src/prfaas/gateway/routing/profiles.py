@@ -87,7 +87,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
 
 def _attention_tokens(model: Path) -> int:
     """`attention_tokens` of a checkpoint directory; 0 if its config cannot be read."""
-    from prfaas.planner.hardware.operations import attention_tokens_of
+    from prfaas.planner.hardware.roofline import attention_tokens_of
 
     try:
         config = json.loads((model / "config.json").read_bytes())
@@ -123,7 +123,7 @@ def _scaled(table: Sequence[int], factor: float) -> list[int]:
 
 
 def _costs(question: Question, remotes: PrfaasCluster | None) -> Costs:
-    from prfaas.planner.hardware.cost_tables import make_costs
+    from prfaas.planner.hardware.profiles import make_costs
 
     problem = question.problem
     profiles = [problem.pd.prefill, remotes.prefill if remotes else problem.pd.prefill]

@@ -15,13 +15,17 @@ from prfaas.planner.answer.coding import (
     side_of,
     without_coding,
 )
-from prfaas.planner.answer.left_out import LeftOut, better_without
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.answer.verdict import Verdict, judge
+from prfaas.planner.answer.verdict import LeftOut, Verdict, better_without, judge
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing.confidence import REQUESTS, few_long_prompts, rate_variation
 from prfaas.planner.sizing.fleet import Sizing, size
-from prfaas.planner.sizing.obstacles import doubt, obstacle
+from prfaas.planner.sizing.obstacles import (
+    REQUESTS,
+    doubt,
+    few_long_prompts,
+    obstacle,
+    rate_variation,
+)
 from prfaas.planner.solve import designs, latency, sensitivity
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
 from prfaas.planner.solve.latency import Latency, TransferOverlap

@@ -1,7 +1,8 @@
-"""Conversion of a plan file to a `Problem`, with errors that an operator can act on."""
+"""Loading of a plan file into a question, with settings changed."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +14,6 @@ from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.core.transfer.tcp_goodput import TcpEnds
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_json
-from prfaas.planner.answer.overrides import override
 from prfaas.planner.answer.plan_file import (
     DecodeTable,
     PdTable,
@@ -26,24 +26,64 @@ from prfaas.planner.answer.plan_file import (
     ProfileFile,
 )
 from prfaas.planner.hardware import roofline as rl
-from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
-from prfaas.planner.hardware.roofline import Roofline
+from prfaas.planner.hardware.roofline import ModelSize, Roofline
 from prfaas.planner.model.catalogue import find_accelerator, find_model
-from prfaas.planner.model.hf_config import geometry_from_config
-from prfaas.planner.model.hf_quantization import read_quantization_beside
-from prfaas.planner.model.kv_dtype import KV_DTYPES, canonical_dtype
-from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind, attention_share
+from prfaas.planner.model.hf_config import geometry_from_config, read_quantization_beside
+from prfaas.planner.model.kv_geometry import (
+    KV_DTYPES,
+    KvGeometry,
+    LayerGroup,
+    LayerKind,
+    attention_share,
+    canonical_dtype,
+)
 from prfaas.planner.problem import PdCluster, PlannedLink, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import check_threshold
-from prfaas.planner.workload.prompt_lengths import (
+from prfaas.planner.workload import (
     EmpiricalLengths,
     LengthDistribution,
     LogNormalLengths,
     mean_length,
+    read_trace,
 )
-from prfaas.planner.workload.traces import read_trace
 from prfaas.toml_tables import read_toml, validated
+
+
+def override(tables: dict[str, Any], setting: str) -> None:
+    """Apply one "a.b=value" to tables in place; the value is TOML or plain text.
+
+    Raises:
+        ConfigError: The setting has no value, or its key leads nowhere.
+    """
+    name, separator, text = setting.partition("=")
+    steps = name.strip().split(".")
+    if not separator or not all(steps):
+        raise ConfigError(f'--set {setting!r}: expected key=value, as in "pd.instances=10"')
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target: Any = tables
+    for step in steps[:-1]:
+        target = _step_into(target, step, setting)
+    if isinstance(target, list):
+        raise ConfigError(f"--set {setting!r}: name an item by its index, as in {steps[0]}.0.name")
+    target[steps[-1]] = value
+
+
+def _step_into(target: Any, step: str, setting: str) -> Any:
+    if isinstance(target, list):
+        if not step.isdecimal() or int(step) >= len(target):
+            raise ConfigError(
+                f"--set {setting!r}: {step!r} is not an index below {len(target)}; items are "
+                "counted from 0"
+            )
+        return target[int(step)]
+    inner = target.setdefault(step, {})
+    if not isinstance(inner, dict | list):
+        raise ConfigError(f"--set {setting!r}: {step!r} is a value, not a table")
+    return inner
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
-"""Make the map of one question."""
+"""Make the map of one question; its points as JSON values."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.fit_map import movers as mv
 from prfaas.planner.fit_map.axes import Axes
-from prfaas.planner.fit_map.crossover import Crossover
-from prfaas.planner.fit_map.movers import Mover
+from prfaas.planner.fit_map.crossover import Crossover, Mover, at, movers
 from prfaas.planner.fit_map.point import Fit, PathPlans, Point
 from prfaas.planner.problem import Problem
+from prfaas.planner.report.json_report import without_infinity
 from prfaas.planner.solve.sensitivity import with_workload
 
 Progress = Callable[[int, int], None]
@@ -126,15 +126,15 @@ def make_map(
 
 
 def _moved(plans: PathPlans, path: TcpPath) -> Moved:
-    base = mv.at(plans, path)
-    return Moved(path, base, mv.movers(plans, path, base))
+    base = at(plans, path)
+    return Moved(path, base, movers(plans, path, base))
 
 
 def _add_row(mix: Mix, plans: PathPlans, axes: Axes, loss: float, rtt_s: float) -> None:
     for bits_per_s in axes.bits_per_s:
         point = plans.point(TcpPath(bits_per_s, rtt_s, loss))
         mix.points[loss, rtt_s, bits_per_s] = point
-    mix.crossovers[loss, rtt_s] = mv.at(plans, TcpPath(axes.bits_per_s[0], rtt_s, loss))
+    mix.crossovers[loss, rtt_s] = at(plans, TcpPath(axes.bits_per_s[0], rtt_s, loss))
 
 
 def scaled(problem: Problem, factor: float) -> Problem:
@@ -147,3 +147,57 @@ def scaled(problem: Problem, factor: float) -> Problem:
 
 def _middle(values: tuple[float, ...]) -> float:
     return values[(len(values) - 1) // 2]
+
+
+def as_dict(found: FitMap) -> dict[str, Any]:
+    """Nested dicts, lists and numbers; None is a crossover that no bandwidth reaches."""
+    transport = found.transport
+    values: dict[str, Any] = {
+        "title": found.title,
+        "congestion_control": transport.control.value,
+        "pool_nodes": transport.num_nodes or None,
+        "lengths": [_mix(mix) for mix in found.mixes],
+        "moved": [_moved_as_dict(moved) for moved in found.moved],
+    }
+    cleaned: dict[str, Any] = without_infinity(values)
+    return cleaned
+
+
+def _moved_as_dict(moved: Moved) -> dict[str, Any]:
+    return {
+        "rtt_s": moved.path.rtt_s,
+        "loss": moved.path.loss,
+        "crossover_bits_per_s": moved.base.bits_per_s,
+        "changes": [
+            {
+                "what": mover.what,
+                "crossover_bits_per_s": mover.crossover.bits_per_s,
+                "ratio": mover.ratio,
+            }
+            for mover in moved.movers
+        ],
+    }
+
+
+def _mix(mix: Mix) -> dict[str, Any]:
+    return {
+        "factor": mix.factor,
+        "mean_new_tokens": mix.mean_tokens,
+        "points": [
+            {
+                "bits_per_s": point.path.bits_per_s,
+                "rtt_s": point.path.rtt_s,
+                "loss": point.path.loss,
+                "goodput_bits_per_s": point.goodput_bits_per_s,
+                "gain_at_equal_cost": point.gain,
+                "fit": point.fit.value,
+                "doubt": None if point.doubt is None else point.doubt.value,
+                "reason": point.reason,
+            }
+            for point in mix.points.values()
+        ],
+        "crossovers": [
+            {"loss": loss, "rtt_s": rtt_s, "bits_per_s": crossover.bits_per_s}
+            for (loss, rtt_s), crossover in mix.crossovers.items()
+        ],
+    }

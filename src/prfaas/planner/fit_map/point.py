@@ -21,8 +21,7 @@ from prfaas.core.transfer.tcp_goodput import (
 )
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.problem import PrfaasCluster, Problem
-from prfaas.planner.sizing.confidence import load_variation
-from prfaas.planner.sizing.obstacles import doubt
+from prfaas.planner.sizing.obstacles import doubt, load_variation
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
 from prfaas.planner.solve.throughput import StageMode

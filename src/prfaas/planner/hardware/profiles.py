@@ -1,15 +1,19 @@
-"""Prefill and decode times of one instance, with the source of the numbers."""
+"""Prefill and decode times of an instance, and tables of them."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
+from prfaas.core.routing.predictions import RESUME_SHIFT, Costs
 from prfaas.errors import ConfigError
-from prfaas.planner.model.kv_geometry import FloatArray
+from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry, kv_bytes_at
+from prfaas.units import NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -226,3 +230,76 @@ class DecodeProfile:
 def fixed_decode(name: str, source: str, batch: int, step_seconds: float) -> DecodeProfile:
     """A decode profile of one figure: batch and step time do not depend on the context."""
     return DecodeProfile(name, source, (batch,), (1.0,), ((step_seconds,),))
+
+
+def prefill_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
+    """Prefill time at every length from 0 to `num_tokens_max`, ns; 0 at 0."""
+    seconds = profile.at(np.arange(num_tokens_max + 1, dtype=np.float64))
+    table: list[int] = np.rint(seconds * NS_PER_S).astype(np.int64).tolist()
+    table[0] = 0
+    return table
+
+
+def resume_table(profile: PrefillProfile, num_tokens_max: int) -> list[int]:
+    """Time of a resumed prefill beside its tokens, ns, for each 2**`RESUME_SHIFT` tokens of prefix:
+    that of the one in the middle."""
+    step = 1 << RESUME_SHIFT
+    prefixes = np.arange(0, num_tokens_max + 1, step, dtype=np.float64) + step / 2
+    table: list[int] = np.rint(profile.resume_at(prefixes) * NS_PER_S).astype(np.int64).tolist()
+    return table
+
+
+def make_costs(
+    geometry: KvGeometry,
+    local: PrefillProfile,
+    remote: PrefillProfile,
+    *,
+    num_tokens_max: int,
+    chunk_tokens: int,
+    overlap: bool,
+) -> Costs:
+    """Tables up to `num_tokens_max` tokens."""
+    lengths = np.arange(num_tokens_max + 1, dtype=np.float64)
+    sizes: list[int] = np.rint(kv_bytes_at(geometry, lengths)).astype(np.int64).tolist()
+    return Costs(
+        prefill_table(local, num_tokens_max),
+        prefill_table(remote, num_tokens_max),
+        sizes,
+        geometry.state_bytes,
+        chunk_tokens,
+        overlap,
+        local_resume_ns=resume_table(local, num_tokens_max),
+        remote_resume_ns=resume_table(remote, num_tokens_max),
+    )
+
+
+StepTime = Callable[[int, float], int]
+
+
+def step_time(profile: DecodeProfile) -> StepTime:
+    """Step time in ns by batch and mean context: linear in between, constant outside."""
+    batches, contexts = list(profile.batches), list(profile.contexts)
+    table = [[step * NS_PER_S for step in row] for row in profile.step_seconds]
+    if len(batches) == len(contexts) == 1:
+        only = round(table[0][0])
+        return lambda _batch, _context: only
+
+    def at(batch: int, context: float) -> int:
+        i, u = _place(batches, float(batch))
+        j, v = _place(contexts, context)
+        i1, j1 = min(i + 1, len(batches) - 1), min(j + 1, len(contexts) - 1)
+        near = table[i][j] * (1 - v) + table[i][j1] * v
+        far = table[i1][j] * (1 - v) + table[i1][j1] * v
+        return max(round(near * (1 - u) + far * u), 1)
+
+    return at
+
+
+def _place(knots: list[int] | list[float], x: float) -> tuple[int, float]:
+    """Index of the knot at or below `x`, and the share of the way to the next."""
+    if x <= knots[0]:
+        return 0, 0.0
+    if x >= knots[-1]:
+        return len(knots) - 1, 0.0
+    i = bisect_right(knots, x) - 1
+    return i, (x - knots[i]) / (knots[i + 1] - knots[i])

@@ -1,10 +1,10 @@
-"""Public models and accelerators, read from the data files that carry their sources."""
+"""Models and accelerators of the catalogue."""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -12,7 +12,12 @@ from types import MappingProxyType
 import msgspec
 
 from prfaas.errors import ConfigError
-from prfaas.planner.model.suggest import nearest
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" or "" when nothing comes close."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,19 +55,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class PaperTables:
-    """Tables of arXiv:2604.15039 that examples and tests quote.
-
-    Args:
-        lengths: Row labels of table 3, tokens.
-        kv_gbps: Model name -> Φ_kv of an 8xH200 instance at each of `lengths`, Gbit/s.
-    """
-
-    lengths: tuple[int, ...]
-    kv_gbps: Mapping[str, tuple[float, ...]]
-
-
 def _load(name: str) -> dict[str, object]:
     text = resources.files("prfaas.planner").joinpath("data", name).read_text(encoding="utf-8")
     return tomllib.loads(text)
@@ -78,14 +70,6 @@ def models() -> Mapping[str, CatalogueModel]:
 def accelerators() -> Mapping[str, Accelerator]:
     """Catalogue key -> accelerator."""
     return MappingProxyType(msgspec.convert(_load("accelerators.toml"), dict[str, Accelerator]))
-
-
-@cache
-def paper_tables() -> PaperTables:
-    """Table 3 of the paper."""
-    table = msgspec.convert(_load("paper.toml")["table3"], dict[str, tuple[float, ...]])
-    lengths = tuple(int(x) for x in table.pop("lengths"))
-    return PaperTables(lengths, MappingProxyType(table))
 
 
 def find_model(key: str) -> CatalogueModel:

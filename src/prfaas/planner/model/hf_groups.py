@@ -10,8 +10,13 @@ from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
 from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader
-from prfaas.planner.model.kv_dtype import element_bytes, mla_vector_bytes, vector_bytes
-from prfaas.planner.model.kv_geometry import LayerGroup, LayerKind
+from prfaas.planner.model.kv_geometry import (
+    LayerGroup,
+    LayerKind,
+    element_bytes,
+    mla_vector_bytes,
+    vector_bytes,
+)
 
 # Shapes of what MLA computes from the latent, which is not stored.
 _EXPANDED = (

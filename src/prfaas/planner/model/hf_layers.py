@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from prfaas.errors import ConfigError
-from prfaas.planner.model.hf_defaults import is_decoder, layer_pattern
-from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader
+from prfaas.planner.model.hf_reader import BY_HAND, ConfigReader, is_decoder, layer_pattern
 
 FULL, SLIDING, CHUNKED, STATE, CONV, PARALLEL, NONE = (
     "full",

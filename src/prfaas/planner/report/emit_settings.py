@@ -6,8 +6,8 @@ from math import ceil
 
 from prfaas.planner.answer.plan import Plan, no_offload
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing import neighbours
-from prfaas.planner.sizing.neighbours import FleetCandidate
+from prfaas.planner.sizing import fleet as fleet_sizes
+from prfaas.planner.sizing.fleet import FleetCandidate
 
 AS_GIVEN = "as in the plan file"
 
@@ -26,7 +26,7 @@ def recommended(plan: Plan) -> FleetCandidate:
         name = f"{AS_GIVEN}, since no fleet carries {demand}"
         return FleetCandidate(name, problem, found, False, plan.exact.prfaas.price_per_h)
     name = f"the cheapest that carries {demand}"
-    return neighbours.answered(name, problem, sizing.cheapest)
+    return fleet_sizes.answered(name, problem, sizing.cheapest)
 
 
 def is_of_the_file(plan: Plan, fleet: FleetCandidate) -> bool:

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prfaas import units as w
 from prfaas.errors import ConfigError
-from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan_file import ProfileFile
 from prfaas.planner.answer.plan_loader import prefill_from
-from prfaas.planner.hardware.operations import ModelSize
 from prfaas.planner.hardware.profiles import PrefillProfile
-from prfaas.planner.hardware.roofline import Roofline, prefill_profile
+from prfaas.planner.hardware.roofline import ModelSize, Roofline, prefill_profile
 from prfaas.planner.model.catalogue import CatalogueModel, find_accelerator
 from prfaas.planner.model.kv_geometry import (
     KvGeometry,

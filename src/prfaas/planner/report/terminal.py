@@ -1,26 +1,227 @@
-"""The plan as tables and a plot for a terminal."""
+"""The plan as tables and a plot for a terminal; the HTML report has the same tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import isfinite
+
 import numpy as np
 import plotext
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from prfaas.planner import formatting as w
+from prfaas import units as w
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.planner.answer.coding import CodingSide, LinkEffect
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import VerdictAnswer
-from prfaas.planner.report.coding import (
-    CLASS_HEAD,
-    HEAD,
-    class_rows,
-    coding_rows,
-    links_in_words,
+from prfaas.planner.sizing.obstacles import fleet_in_words
+from prfaas.planner.solve.search import Curve, against_threshold
+from prfaas.presentation import plain_table
+from prfaas.units import format_size
+
+
+def designs_tables(plan: Plan, *, wide: bool = False) -> list[Table]:
+    """Designs in both modes; the price of an hour only if wide."""
+    return [
+        _designs("Exact expectations E[T(L)]", plan.exact, wide=wide),
+        _designs("The paper's representative lengths T(E[L])", plan.paper, wide=wide),
+    ]
+
+
+def _designs(title: str, comparison: Comparison, *, wide: bool) -> Table:
+    rates = [design.operation.rate_per_s for design in comparison.all]
+    gain = w.percent(comparison.gain, signed=True) if any(rates) else "nothing is carried"
+    columns = ["design", "GPUs", "t", "instances", "Λ/s", "egress", "per Mtok"]
+    table = plain_table(
+        f"{title}: {gain} at equal cost", *columns, *(["price / h"] if wide else [])
+    )
+    table.caption = "t in tokens; instances of PrfaaS/PD-P/PD-D; price of 1 M prompt tokens"
+    for design in comparison.all:
+        found = design.operation
+        row = (
+            design.name,
+            w.gpus(design.num_gpus),
+            w.tokens(found.whole_threshold),
+            f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
+            w.rate(found.rate_per_s),
+            w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-",
+            w.price(design.price_per_mtoken),
+        )
+        table.add_row(*row, *([w.price(design.price_per_h)] if wide else []))
+    return table
+
+
+def coding_tables(plan: Plan) -> list[Table]:
+    """Effect of coding the links, and of every class, as far as they were asked for."""
+    found = []
+    if (effect := plan.coding) is not None:
+        raw, coded = effect.raw, effect.coded
+        table = plain_table(
+            f"Coding of links, {effect.quality}, exact", "", "raw", "coded", "change"
+        )
+        table.caption = "; ".join(f"{link.cluster}: {_link(link)}" for link in effect.links)
+        table.add_row("verdict", raw.answer.value, coded.answer.value, "")
+        gains = (w.percent(side.gain, signed=True) for side in (raw, coded))
+        table.add_row("gain at equal cost", *gains, "")
+        for name, shown, value in _SIDE:
+            table.add_row(name, *_compared(shown, value(raw), value(coded)))
+        found.append(table)
+    if plan.classes:
+        found.append(_classes(plan.classes))
+    return found
+
+
+def _size(num_bytes: float) -> str:
+    return format_size(round(num_bytes))
+
+
+_SIDE: tuple[tuple[str, Callable[[float], str], Callable[[CodingSide], float | None]], ...] = (
+    ("t, tokens", w.tokens, lambda side: side.offload_threshold),
+    ("Λ, req/s", w.rate, lambda side: side.rate_per_s),
+    ("egress", w.bandwidth, lambda side: side.egress_bits_per_s),
+    ("bytes of an offload", _size, lambda side: side.offloaded_bytes),
+    ("traffic per hour", w.price, lambda side: side.traffic_price_per_h),
+    ("per Mtok", w.price, lambda side: side.price_per_mtoken),
 )
-from prfaas.planner.report.summary import facts, overloads
-from prfaas.planner.solve.curves import Curve, against_threshold
-from prfaas.planner.solve.designs import Design
+"""Figures of coded or raw links: name, form, value."""
+
+
+def _classes(classes: Mapping[str, CodingSide]) -> Table:
+    columns = ("class", "verdict", "gain", "t", "Λ/s", "egress", "an offload", "traffic/h")
+    table = plain_table("Classes of the links, exact, at this bandwidth", *columns, "per Mtok")
+    for name, side in classes.items():
+        figures = (_shown(value(side), shown) for _, shown, value in _SIDE)
+        table.add_row(name, side.answer.value, w.percent(side.gain, signed=True), *figures)
+    return table
+
+
+def _link(link: LinkEffect) -> str:
+    """Whether a link codes, and why not."""
+    if link.is_coding:
+        if link.hand_off_ratio == 1:
+            return "codes, but no cache of this model is bfloat16: all is sent raw"
+        return f"codes {link.ratio:.2f}:1, the whole hand-off {link.hand_off_ratio:.2f}:1"
+    if link.codec is LinkCodec.RAW:
+        return "raw"
+    return f"raw, since coded blocks would be carried at {link.gain:.2f} of the rate"
+
+
+def _compared(
+    shown: Callable[[float], str], raw: float | None, coded: float | None
+) -> tuple[str, str, str]:
+    change = ""
+    if raw is not None and coded is not None and raw > 0 and isfinite(raw) and isfinite(coded):
+        change = w.percent(coded / raw - 1, signed=True)
+    return _shown(raw, shown), _shown(coded, shown), change
+
+
+def _shown(value: float | None, shown: Callable[[float], str]) -> str:
+    return "-" if value is None else shown(value)
+
+
+def throughputs_table(plan: Plan) -> Table:
+    """Rates of the stages of each design, in both modes."""
+    table = plain_table(
+        "Stage throughputs Θ, req/s",
+        "design", "exact\nprfaas", "\npd-p", "\npd-d", "paper's\nprfaas", "\npd-p", "\npd-d",
+    )  # fmt: skip
+    for exact, paper in zip(plan.exact.all, plan.paper.all, strict=True):
+        both = (exact.operation, paper.operation)
+        rates = [r for o in both for r in (o.prfaas_per_s, o.pd_prefill_per_s, o.decode_per_s)]
+        table.add_row(exact.name, *(w.rate(rate) for rate in rates))
+    return table
+
+
+def stages_table(plan: Plan) -> Table:
+    """Rate at which each stage binds, and its slack."""
+    found = plan.exact.prfaas.operation
+    title = f"Stages: {found.binding.value} binds"
+    table = plain_table(title, "stage", "binds at Λ, req/s", "slack")
+    for stage, capacity in found.capacity_per_s.items():
+        table.add_row(stage.value, w.rate(capacity), w.percent(found.slack(stage)))
+    return table
+
+
+def latency_table(plan: Plan, *, wide: bool = False) -> Table:
+    """Times to first token; the median of queued ones and P90 of overlapped ones only if wide."""
+    times = plan.latencies
+    columns = ["service\nmean", "\nP90", "overlap\nmean", "queued\nmean", "\nP90", "\nP99"]
+    if wide:
+        columns = [*columns[:3], "overlap P90", columns[3], "queued P50", *columns[4:]]
+    title = f"Time to first token; queued at {times.arrival_per_s:.2f} req/s (approximate)"
+    table = plain_table(title, "design", *columns)
+    overloads = "".join(
+        f"; inf: {stage.value} of {name} is overloaded" for name, stage in times.overloaded.items()
+    )
+    table.caption = f"service: the paper's way; P99: range seen in simulation{overloads}"
+    for name, service in times.service.items():
+        overlapped, queued = times.overlapped[name], times.queued[name]
+        shown = [service.mean, service.p90, overlapped.mean, queued.mean, queued.p90]
+        if wide:
+            shown = [*shown[:3], overlapped.p90, queued.mean, queued.p50, queued.p90]
+        table.add_row(name, *(w.seconds(value) for value in shown), w.between(*queued.p99_range))
+    return table
+
+
+def shadow_table(plan: Plan) -> Table:
+    """Value of one more unit of each resource."""
+    table = plain_table("One more unit, settings re-optimised", "unit", "ΔΛ, req/s")
+    for value in plan.shadow:
+        table.add_row(value.what, f"{value.rate_gain_per_s:+.3f}")
+    return table
+
+
+def facts_table(plan: Plan) -> Table:
+    """Single figures of the plan: name and value in words."""
+    found, price = plan.exact.prfaas.operation, plan.break_even_price
+    table = Table.grid(padding=(0, 2))
+    rows = [
+        ("offloaded", f"{w.percent(found.offload_fraction)} of requests"),
+        ("mean length offloaded / local", f"{found.mean_long:,.0f} / {found.mean_short:,.0f}"),
+        ("pays above a bandwidth of", w.bandwidth(plan.break_even_bits_per_s)),
+        ("fetching beats recomputing above", w.bandwidth(plan.recompute_bits_per_s)),
+        ("break-even price of 1 TB", price.reason or w.price(price.per_tb)),
+    ]
+    if (sizing := plan.sizing) is not None:
+        problem, demand = plan.question.problem, f"{sizing.demand_per_s:,.6g} req/s"
+        fleets = {
+            f"cheapest for {demand}": sizing.cheapest,
+            "without PrfaaS instances": sizing.homogeneous,
+        }
+        rows[:0] = [
+            (name, "none" if fleet is None else fleet_in_words(problem, fleet))
+            for name, fleet in fleets.items()
+        ]
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), value)
+    return table
+
+
+def tornado_table(plan: Plan) -> Table:
+    """Gain with each input lower and higher."""
+    table = plain_table("Gain at equal cost with one input 20 % off", "input", "-20 %", "+20 %")
+    for swing in plan.tornado:
+        low, high = (w.percent(x, signed=True) for x in (swing.low, swing.high))
+        table.add_row(swing.what, low, high)
+    return table
+
+
+def sources_table(plan: Plan) -> Table:
+    """Origins of the plan's times and sizes."""
+    problem, geometry = plan.question.problem, plan.question.problem.geometry
+    table = plain_table("", "what", "source")
+    for profile in problem.prefill_profiles:
+        table.add_row(f"prefill, {profile.name}", profile.source)
+    table.add_row(f"decode, {problem.pd.name}", problem.pd.decode.source)
+    for group in geometry.groups:
+        shape = f"{group.num_layers} x {group.kind.value}: {group.detail}".rstrip(": ")
+        size = f"{group.token_bytes:,} B per token" if group.token_bytes else ""
+        state = f"{group.state_bytes:,} B per sequence" if group.state_bytes else ""
+        table.add_row(f"KV cache of {geometry.name}", f"{shape}, {size or state} and layer")
+    return table
+
 
 _ANSWER_STYLE = {
     VerdictAnswer.PAYS: "green",
@@ -37,150 +238,22 @@ def print_plan(plan: Plan, console: Console) -> None:
     style = f"bold {_ANSWER_STYLE[plan.verdict.answer]}"
     console.print(Text(plan.question.problem.title, style="bold"))
     console.print(Text(plan.verdict.sentence, style=style))
-    for part in _parts(plan):
+    parts = [
+        *designs_tables(plan),
+        *coding_tables(plan),
+        throughputs_table(plan),
+        stages_table(plan),
+        latency_table(plan),
+        Group(shadow_table(plan), facts_table(plan)),
+        tornado_table(plan),
+    ]
+    for part in parts:
         console.print()
         console.print(part)
     console.print()
     console.print(_threshold_plot(plan, min(console.width, _PLOT_COLUMNS_MAX)), end="")
     for note in plan.notes:
         console.print(f"Note: {note}", style="yellow", highlight=False)
-
-
-def _parts(plan: Plan) -> list[RenderableType]:
-    return [
-        _designs_table("Exact expectations E[T(L)]", plan.exact),
-        _designs_table("The paper's representative lengths T(E[L])", plan.paper),
-        *_coding_table(plan),
-        *_class_table(plan),
-        _throughputs_table(plan),
-        _stages_table(plan),
-        _latency_table(plan),
-        Group(_shadow_table(plan), _facts(plan)),
-        _tornado_table(plan),
-    ]
-
-
-def _table(title: str, *columns: str) -> Table:
-    """A table without lines, narrow enough for 80 columns."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", vertical="bottom")
-    return table
-
-
-def _designs_table(title: str, comparison: Comparison) -> Table:
-    rates = [design.operation.rate_per_s for design in comparison.all]
-    gain = w.percent(comparison.gain, signed=True) if any(rates) else "nothing is carried"
-    table = _table(
-        f"{title}: {gain} at equal cost",
-        "design", "GPUs", "t", "instances", "Λ/s", "egress", "per Mtok",
-    )  # fmt: skip
-    table.caption = "t in tokens; instances of PrfaaS/PD-P/PD-D; price of 1 M prompt tokens"
-    table.caption_justify = "left"
-    for design in comparison.all:
-        table.add_row(*_design_row(design))
-    return table
-
-
-def _design_row(design: Design) -> tuple[str, ...]:
-    found = design.operation
-    return (
-        design.name,
-        w.gpus(design.num_gpus),
-        w.tokens(found.whole_threshold),
-        f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
-        w.rate(found.rate_per_s),
-        w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-",
-        w.price(design.price_per_mtoken),
-    )
-
-
-def _coding_table(plan: Plan) -> list[Table]:
-    effect = plan.coding
-    if effect is None:
-        return []
-    table = _table(f"Coding of links, {effect.quality}, exact", *HEAD)
-    table.caption = links_in_words(effect)
-    table.caption_justify = "left"
-    for row in coding_rows(effect):
-        table.add_row(*row)
-    return [table]
-
-
-def _class_table(plan: Plan) -> list[Table]:
-    if not plan.classes:
-        return []
-    table = _table("Classes of the links, exact, at this bandwidth", *CLASS_HEAD)
-    for row in class_rows(plan.classes):
-        table.add_row(*row)
-    return [table]
-
-
-def _throughputs_table(plan: Plan) -> Table:
-    table = _table(
-        "Stage throughputs Θ, req/s",
-        "design", "exact\nprfaas", "\npd-p", "\npd-d", "paper's\nprfaas", "\npd-p", "\npd-d",
-    )  # fmt: skip
-    for exact, paper in zip(plan.exact.all, plan.paper.all, strict=True):
-        both = (exact.operation, paper.operation)
-        rates = [r for o in both for r in (o.prfaas_per_s, o.pd_prefill_per_s, o.decode_per_s)]
-        table.add_row(exact.name, *(w.rate(rate) for rate in rates))
-    return table
-
-
-def _stages_table(plan: Plan) -> Table:
-    found = plan.exact.prfaas.operation
-    table = _table(
-        f"Stages: {found.binding.value} binds",
-        "stage", "binds at Λ, req/s", "slack",
-    )  # fmt: skip
-    for stage, capacity in found.capacity_per_s.items():
-        table.add_row(stage.value, w.rate(capacity), w.percent(found.slack(stage)))
-    return table
-
-
-def _latency_table(plan: Plan) -> Table:
-    times = plan.latencies
-    table = _table(
-        f"Time to first token; queued at {times.arrival_per_s:.2f} req/s (approximate)",
-        "design", "service\nmean", "\nP90", "overlap\nmean", "queued\nmean", "\nP90", "\nP99",
-    )  # fmt: skip
-    table.caption = f"service: the paper's way; P99: range seen in simulation{overloads(times)}"
-    table.caption_justify = "left"
-    for name, service in times.service.items():
-        overlapped, queued = times.overlapped[name], times.queued[name]
-        shown = (service.mean, service.p90, overlapped.mean, queued.mean, queued.p90)
-        table.add_row(name, *(w.seconds(value) for value in shown), w.between(*queued.p99_range))
-    return table
-
-
-def _shadow_table(plan: Plan) -> Table:
-    table = _table("One more unit, settings re-optimised", "unit", "ΔΛ, req/s")
-    for value in plan.shadow:
-        table.add_row(value.what, f"{value.rate_gain_per_s:+.3f}")
-    return table
-
-
-def _facts(plan: Plan) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, value in facts(plan):
-        table.add_row(Text(name, style="dim"), value)
-    return table
-
-
-def _tornado_table(plan: Plan) -> Table:
-    table = _table("Gain at equal cost with one input 20 % off", "input", "-20 %", "+20 %")
-    for swing in plan.tornado:
-        low, high = (w.percent(x, signed=True) for x in (swing.low, swing.high))
-        table.add_row(swing.what, low, high)
-    return table
 
 
 def _threshold_plot(plan: Plan, width: int) -> Text:

@@ -8,9 +8,9 @@ import numpy as np
 
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
+from prfaas.planner.solve.latency import best_operation, within_target
 from prfaas.planner.solve.search import OperatingPoint, grid_for
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.solve.within_target import best_operation, within_target
 from prfaas.units import BYTES_PER_TB
 
 SECONDS_PER_H = 3600

@@ -10,9 +10,9 @@ import numpy as np
 from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes_at
 from prfaas.planner.problem import PlannedLink, PrfaasCluster, Problem, Workload
 from prfaas.planner.solve import designs
+from prfaas.planner.solve.latency import best_operation
 from prfaas.planner.solve.throughput import BITS, StageMode
-from prfaas.planner.solve.within_target import best_operation
-from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.planner.workload import LogNormalLengths
 
 Change = Callable[[float], Problem]
 

@@ -16,7 +16,7 @@ from prfaas.planner.model.kv_geometry import kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PrfaasCluster, Problem, Workload
 from prfaas.planner.solve.search import best_thresholds, search_grid
 from prfaas.planner.solve.throughput import StageMode
-from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
+from prfaas.planner.workload import EmpiricalLengths
 
 _STEP = 1.1
 """Links whose capacities differ by less than this factor share a plan."""

@@ -26,7 +26,7 @@ import numpy as np
 from prfaas.core.codec.gain import PlannedCodedLink
 from prfaas.planner.model.kv_geometry import FloatArray, kv_bytes_at, wire_bytes_at
 from prfaas.planner.problem import PdCluster, Problem
-from prfaas.planner.workload.prompt_lengths import LengthDistribution
+from prfaas.planner.workload import LengthDistribution
 
 BITS = 8
 
@@ -64,11 +64,6 @@ class StageTerms:
 def kv_throughput(kv_size_bytes: float, prefill_s: float) -> float:
     """Φ_kv of an instance, bit/s: equation (1)."""
     return kv_size_bytes * BITS / prefill_s
-
-
-def cluster_egress(num_gpus: int, gpus_per_instance: int, kv_bits_per_s: float) -> float:
-    """Egress that a prefill cluster needs, bit/s: equation (2)."""
-    return num_gpus / gpus_per_instance * kv_bits_per_s
 
 
 def stage_terms(problem: Problem, threshold: FloatArray, mode: StageMode) -> StageTerms:

@@ -11,7 +11,7 @@ from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
-from prfaas.pool.shared.packs import KIND_1, PackedBlock, PackName, read_front
+from prfaas.pool.shared.packs import PackedBlock, PackName, read_front
 from prfaas.pool.shared.settings import S3Timing
 from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.units import NS_PER_S
@@ -61,18 +61,6 @@ class PackFronts:
         """A pack is gone."""
         self._skipped.pop(name, None)
 
-    async def is_version_1(self, name: PackName) -> bool:
-        """Return True if the blocks of a pack are sealed with a key of the site.
-
-        Raises:
-            TransferError: The server failed, or did not answer in time.
-        """
-        try:
-            head = await self._bucket.read(name.path, 0, len(KIND_1), self._timing.request_s)
-        except GoneError:
-            return False
-        return bytes(head) == KIND_1
-
     async def read(self, name: PackName) -> dict[BlockName, PackedBlock] | None:
         """The blocks of a pack; None if it is gone or unreadable.
 
@@ -99,7 +87,7 @@ class PackFronts:
 
     async def _readable(self, blocks: dict[BlockName, PackedBlock]) -> dict[BlockName, PackedBlock]:
         refs = {block.ref for block in blocks.values()}
-        lost = {ref for ref in refs if ref and await self._tenants.get(ref) is None}
+        lost = {ref for ref in refs if await self._tenants.get(ref) is None}
         return {name: block for name, block in blocks.items() if block.ref not in lost}
 
     def _skip(self, name: PackName, until_ns: int | None, reason: str, why: str) -> None:

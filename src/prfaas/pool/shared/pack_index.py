@@ -23,8 +23,6 @@ class PackIndex:
         self._sources: dict[PackName, frozenset[str]] = {}
         self._tenant: dict[PackName, str] = {}
         """The tenant of each pack that has blocks of only one."""
-        self._bare: dict[PackName, frozenset[str]] = {}
-        """Tenants of the blocks of each pack that are sealed with a key of the site."""
         self._aside: dict[BlockName, tuple[PackedBlock, int]] = {}
         """Blocks that could not be read, and until when, ns. Their packs list them all the same."""
 
@@ -62,10 +60,6 @@ class PackIndex:
         """Packs that have blocks of one tenant only."""
         return [pack for pack, tag in self._tenant.items() if tag == tenant]
 
-    def bare_of(self, pack: PackName) -> frozenset[str] | None:
-        """Tenants whose blocks in a pack need no key of theirs; None if it is not in the index."""
-        return self._bare.get(pack)
-
     def add(
         self,
         pack: PackName,
@@ -87,7 +81,6 @@ class PackIndex:
             self._places[name] = blocks[name]
         self._packs[pack] = new
         self._sources[pack] = all_sources(blocks.values())
-        self._bare[pack] = bare_tenants(blocks.values())
         tags = {block.origin.tenant for block in blocks.values()}
         if len(tags) == 1:
             self._tenant[pack] = tags.pop()
@@ -102,7 +95,6 @@ class PackIndex:
         gone: list[BlockName] = []
         for pack in packs:
             self._sources.pop(pack, None)
-            self._bare.pop(pack, None)
             self._tenant.pop(pack, None)
             for name in self._packs.pop(pack, ()):
                 place = self._places.get(name)
@@ -159,8 +151,3 @@ def all_sources(blocks: Iterable[PackedBlock]) -> frozenset[str]:
     """Pools that some blocks came from, together."""
     kinds = {block.origin.sources for block in blocks}
     return frozenset().union(*kinds)
-
-
-def bare_tenants(blocks: Iterable[PackedBlock]) -> frozenset[str]:
-    """Tenants of the blocks that are sealed with a key of the site."""
-    return frozenset(block.origin.tenant for block in blocks if not block.ref)

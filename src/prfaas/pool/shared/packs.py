@@ -7,7 +7,7 @@ A pack holds blocks of one layout:
     blocks, sealed as parts 1, 2, ...                   each as long as its block and a tag of 16
 
 The index is sealed with a key of the site, each block with one of its tenant (`tier_keys`), which
-the index names. Packs of version 1, whose blocks are sealed with a key of the site, are read.
+the index names.
 
 A pack is named `LAYOUT/TIME_WRITER_RANDOM_FRONT`: layout id, creation in ms, name of the pool node,
 random bytes, and length of the front, the numbers in hexadecimal. The index is bound to the name: a
@@ -17,14 +17,13 @@ renamed pack is unreadable.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from secrets import token_hex
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from prfaas.core.cache.eviction import UNKNOWN_S, born_at
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
@@ -42,7 +41,7 @@ from prfaas.pool.shared.tier_keys import ref_of
 from prfaas.pool.store.origins import Origin, origin_bytes, origin_in, read_by
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
-KIND, KIND_1 = b"PFSP\x02", b"PFSP\x01"
+KIND = b"PFSP\x02"
 """Magic and version."""
 PURPOSE = b"pack 2"
 BLOCKS_MAX = 1 << 16
@@ -103,7 +102,7 @@ class PackedBlock(NamedTuple):
         num_bytes: Size of the block; the part has TAG_BYTES more.
         digest: Over name and bytes.
         origin: Where it came from; another node that wrote the pack is among the sources.
-        ref: Name of the key of its tenant; empty for a key of the site.
+        ref: Name of the key of its tenant.
     """
 
     pack: Pack
@@ -112,7 +111,7 @@ class PackedBlock(NamedTuple):
     num_bytes: int
     digest: bytes
     origin: Origin
-    ref: str = ""
+    ref: str
 
 
 _Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -126,13 +125,13 @@ class _Entry(msgspec.Struct, array_like=True):
     num_bytes: _Size
     digest: _Hash
     origin: _Number
-    ref: _Number = 0
+    ref: _Number
 
 
 class _Index(msgspec.Struct, array_like=True):
     origins: list[bytes]
     blocks: Annotated[list[_Entry], msgspec.Meta(max_length=BLOCKS_MAX)]
-    refs: list[str] = msgspec.field(default_factory=list)
+    refs: list[str]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -209,13 +208,10 @@ def read_front(
     if len(front) != name.front_bytes:
         raise AlteredError(f"{name.path} ends after {len(front)} bytes of its front")
     try:
-        kind = KIND_1 if bytes(front[: len(KIND_1)]) == KIND_1 else KIND
-        pack = Pack(name, seal_of(kind, front, keys))
+        pack = Pack(name, seal_of(KIND, front, keys))
         plain = pack.seal.open(0, front[HEAD_BYTES:], name.path.encode())
         index = _decoder.decode(plain)
-        origins = [
-            read_by(reader, name.writer, _dated(origin_in(data), name)) for data in index.origins
-        ]
+        origins = [read_by(reader, name.writer, origin_in(data)) for data in index.origins]
         sizes = (entry.num_bytes + TAG_BYTES for entry in index.blocks)
         offsets = accumulate(sizes, initial=name.front_bytes)
         return {
@@ -226,7 +222,7 @@ def read_front(
                 entry.num_bytes,
                 entry.digest,
                 origins[entry.origin],
-                index.refs[entry.ref] if kind == KIND else "",
+                index.refs[entry.ref],
             )
             for part, (entry, offset) in enumerate(zip(index.blocks, offsets, strict=False), 1)
         }
@@ -236,21 +232,13 @@ def read_front(
         raise AlteredError(f"the index of {name.path} is broken: {error}") from None
 
 
-def _dated(origin: Origin, name: PackName) -> Origin:
-    """An origin of an earlier version has the time at which its pack was written."""
-    if origin.born_s != UNKNOWN_S:
-        return origin
-    return replace(origin, born_s=born_at(name.at_ms / 1000))
-
-
 def open_block(
-    name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey | None
+    name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey
 ) -> None:
     """Write the bytes of a block.
 
     Args:
         into: As long as the block. Its content is undefined after an error.
-        key: Key of its tenant; None if it has no `ref`.
 
     Raises:
         AlteredError: Part, place and name do not belong together.
@@ -258,7 +246,7 @@ def open_block(
     if len(part) != block.num_bytes + TAG_BYTES or len(into) != block.num_bytes:
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
     pack = block.pack
-    seal = pack.seal if key is None else _seal_with(pack.seal.head, key)
+    seal = _seal_with(pack.seal.head, key)
     try:
         seal.open_into(block.part, part, into)
     except AlteredError as error:

@@ -27,7 +27,7 @@ from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.following import FRONTS, BucketFollower, Names
 from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.pack_fronts import ATTEMPTS, PackFronts
-from prfaas.pool.shared.pack_index import PackIndex, all_sources, bare_tenants
+from prfaas.pool.shared.pack_index import PackIndex, all_sources
 from prfaas.pool.shared.pack_list import PackList
 from prfaas.pool.shared.pack_writer import PackWriter
 from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
@@ -199,8 +199,8 @@ class S3Tier(ShownBlocks[PackedBlock]):
         """Decrypt a block on a thread; return False if it is altered."""
         loop, lent = asyncio.get_running_loop(), [into]
         try:
-            key = await self._tenants.get(place.ref) if place.ref else None
-            if place.ref and key is None:
+            key = await self._tenants.get(place.ref)
+            if key is None:
                 raise AlteredError(f"the key {place.ref} is gone")
             await loop.run_in_executor(self._threads, _open_lent, name, place, part, lent, key)
         except TransferError as error:
@@ -337,8 +337,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             )
 
     async def _drop_tenant(self, scope: Scope) -> None:
-        """Destroy the keys of a tenant, and delete packs with blocks that need no such key, or
-        with only its blocks."""
+        """Destroy the keys of a tenant, and delete packs with only its blocks."""
         await self._marks.add(scope, _now_ms())
         await self._tenants.destroy(scope.tenant or "")
         found, _ = await self.count(scope)  # Written while the keys were deleted.
@@ -346,23 +345,13 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._on_gone(found)
         tenant, limit_s = scope.tenant or "", self._settings.timing.request_s
         self._follower.forget(await self._packs.refresh(limit_s))
-        victims = set(self._blocks.only_of(tenant))
-        victims |= await self._those(lambda pack: self._holds_bare(pack, tenant))
-        await self._destroy(scope, victims)
-        unread = [await self._fronts.is_version_1(name) for name in self._fronts.skipped]
-        self._tell_unread(sum(unread) + self._packs.num_ignored)
+        await self._destroy(scope, set(self._blocks.only_of(tenant)))
+        self._tell_unread(self._packs.num_ignored)
 
     def _is_of(self, entry: PackedBlock, scope: Scope) -> bool:
         if scope.tenant is not None:
             return scope.matches(entry.origin)
         return _is_of(entry.pack.name, entry.origin.sources, scope.source)
-
-    async def _holds_bare(self, pack: PackName, tenant: str) -> bool:
-        """Return True if a pack has a block of a tenant that needs no key of the tenant."""
-        tenants = self._blocks.bare_of(pack)
-        if tenants is None:
-            tenants = bare_tenants((await self._fronts.read(pack) or {}).values())
-        return tenant in tenants
 
     async def _holds(self, pack: PackName, source: str) -> bool:
         """Return True if a pack has a block of a source."""
@@ -386,6 +375,6 @@ def _open_lent(
     place: PackedBlock,
     part: memoryview,
     lent: list[memoryview],
-    key: TenantKey | None,
+    key: TenantKey,
 ) -> None:
     open_block(name, place, part, lent.pop(), key)

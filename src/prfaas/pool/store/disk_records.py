@@ -4,8 +4,7 @@
              | origin length u16 | check 8 (of all before, and the origin) | origin | block bytes
              | zeros up to the next multiple
 
-The magic "PFKVGON2" makes a record one that was dropped. Folders of format 1 are read: their
-records ("PFKVREC1", "PFKVGON1") have no origin, and no length of one.
+The magic "PFKVGON2" makes a record one that was dropped.
 
 In a sealed folder the digest is zero, a stamp (`keys/record_seals.py`) follows the origin, and the
 block is followed by its tag ("PFKVREC3", "PFKVGON3"). All of the header, the number of the segment
@@ -27,7 +26,6 @@ from prfaas.pool.keys.record_seals import STAMP_BYTES, TAG_BYTES
 from prfaas.pool.store.origins import (
     ORIGIN_BYTES_MAX,
     SHARED_MAX,
-    UNKNOWN,
     Origin,
     origin_bytes,
     origin_in,
@@ -35,15 +33,13 @@ from prfaas.pool.store.origins import (
 from prfaas.wire.fragments import BLOCK_BYTES_MAX
 
 MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"
-MAGIC_1, MAGIC_GONE_1 = b"PFKVREC1", b"PFKVGON1"
 MAGIC_SEALED, MAGIC_GONE_SEALED = b"PFKVREC3", b"PFKVGON3"
 ALIGN_BYTES = 4096
 CHECK_BYTES = 8
-_HEADER_1 = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
+_HEADER = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
 _ORIGIN = struct.Struct(">H")
 PLACE = struct.Struct(">QQ")
-_FIXED_BYTES = _HEADER_1.size + _ORIGIN.size + CHECK_BYTES
-HEADER_BYTES_1 = _HEADER_1.size + CHECK_BYTES
+_FIXED_BYTES = _HEADER.size + _ORIGIN.size + CHECK_BYTES
 HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX + STAMP_BYTES
 
 
@@ -116,19 +112,13 @@ def record_header(
     """Header of the record of a block; `seal` is its stamp in a sealed folder."""
     layout_id, key = name
     whence = origin_bytes(origin)
-    head = _HEADER_1.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
+    head = _HEADER.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
     head += _ORIGIN.pack(len(whence))
     return head + _check(head + whence + seal) + whence + seal
 
 
 def dropped_header(name: BlockName, place: DiskPlace) -> bytes:
     """A header as long as that of the record it is written over, so that the next is found."""
-    if place.head_bytes == HEADER_BYTES_1:
-        layout_id, key = name
-        head = _HEADER_1.pack(
-            MAGIC_GONE_1, layout_id, key.group, key.block_hash, place.num_bytes, bytes(32)
-        )
-        return head + _check(head)
     if place.key_id:
         seal = place.key_id + bytes(STAMP_BYTES - len(place.key_id))
         return record_header(
@@ -139,35 +129,22 @@ def dropped_header(name: BlockName, place: DiskPlace) -> bytes:
 
 def parse_header(data: bytes | bytearray) -> Header | None:
     """Parse the header of a record; None if it is invalid."""
-    if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
-        return _parse_1(data)
     magic = bytes(data[: len(MAGIC)])
     is_sealed = magic in (MAGIC_SEALED, MAGIC_GONE_SEALED)
     if len(data) < _FIXED_BYTES or not (is_sealed or magic in (MAGIC, MAGIC_GONE)):
         return None
-    head = bytes(data[: _HEADER_1.size + _ORIGIN.size])
-    [size] = _ORIGIN.unpack_from(head, _HEADER_1.size)
+    head = bytes(data[: _HEADER.size + _ORIGIN.size])
+    [size] = _ORIGIN.unpack_from(head, _HEADER.size)
     end = _FIXED_BYTES + size + (STAMP_BYTES if is_sealed else 0)
     rest = bytes(data[_FIXED_BYTES:end])
     if len(data) < end or _check(head + rest) != data[len(head) : _FIXED_BYTES]:
         return None
-    return _checked(head, origin_in(rest[:size]), end, rest[size:])
-
-
-def _parse_1(data: bytes | bytearray) -> Header | None:
-    head = bytes(data[: _HEADER_1.size])
-    if len(data) < HEADER_BYTES_1 or _check(head) != data[_HEADER_1.size : HEADER_BYTES_1]:
-        return None
-    return _checked(head, UNKNOWN, HEADER_BYTES_1)
-
-
-def _checked(head: bytes, origin: Origin, head_bytes: int, seal: bytes = b"") -> Header | None:
-    magic, layout_id, group, block_hash, num_bytes, digest = _HEADER_1.unpack_from(head)
+    _, layout_id, group, block_hash, num_bytes, digest = _HEADER.unpack_from(head)
     if not 1 <= num_bytes <= BLOCK_BYTES_MAX:
         return None
-    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1, MAGIC_GONE_SEALED)
+    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_SEALED)
     name = layout_id, BlockKey(group, block_hash)
-    return Header(name, num_bytes, digest, origin, head_bytes, is_gone, seal)
+    return Header(name, num_bytes, digest, origin_in(rest[:size]), end, is_gone, rest[size:])
 
 
 def _check(head: bytes) -> bytes:

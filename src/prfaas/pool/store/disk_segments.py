@@ -49,7 +49,7 @@ from prfaas.wire.fragments import block_digest
 _log = logging.getLogger(__name__)
 
 MARKER = "prfaas-disk-tier"
-FORMAT, FORMAT_1, FORMAT_SEALED = "2", "1", "sealed 1"
+FORMAT, FORMAT_SEALED = "2", "sealed 1"
 SUFFIX = ".seg"
 
 
@@ -349,7 +349,7 @@ def _claim(folder: Path, *, is_sealed: bool = False) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         written = os.pread(lock, 64, 0).decode(errors="replace").strip()
-        if written not in ("", FORMAT, FORMAT_1, FORMAT_SEALED):
+        if written not in ("", FORMAT, FORMAT_SEALED):
             raise ConfigError(
                 f"{folder} has format {written!r} of the disk tier; this version writes "
                 f"{FORMAT!r}: name another folder, or delete this one"

@@ -166,10 +166,8 @@ class _Spec(msgspec.Struct, array_like=True, frozen=True):
     sources: Sources
     via: str
     transfer_id: bytes
-    tenant: str = ""
-    """Missing in records of earlier versions."""
-    born_s: Annotated[int, msgspec.Meta(ge=0, lt=NOT_READ_S)] = UNKNOWN_S
-    """The same."""
+    tenant: str
+    born_s: Annotated[int, msgspec.Meta(ge=0, lt=NOT_READ_S)]
 
 
 _encoder = msgspec.msgpack.Encoder()

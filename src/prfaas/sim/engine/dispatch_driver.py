@@ -1,8 +1,16 @@
-"""The simulator's driver of the core's dispatcher: what happens in the run, in the core's words."""
+"""The core's dispatcher in a run, and how late it is told.
+
+A decision uses only reports that a gateway could have received by then: `LeastDelays` records how
+late
+the dispatcher is informed, and every run is checked. That the dispatcher holds
+no reference into the simulation is tested (`tests/sim/test_checks.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import count
 
 from prfaas.core.admission.fair_slots import FairSettings
@@ -25,10 +33,44 @@ from prfaas.core.resilience.quarantine import Target
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import CostModel, ScaledBytes, layout_of
-from prfaas.sim.engine.oracle_check import LeastDelays
 from prfaas.sim.resources.pool_caches import Caches
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
+
+
+class News(StrEnum):
+    """Kinds of reports to a gateway."""
+
+    REPORT = "report of an instance or a link"
+    LINK_DEAD = "silence of a link"
+    LINK_ALIVE = "recovery of a link"
+
+
+@dataclass(slots=True)
+class LeastDelays:
+    """The least time that passed between something and its telling, by kind, ns."""
+
+    least_ns: dict[News, int] = field(default_factory=dict)
+
+    def note(self, news: News, happened_at_ns: int, told_at_ns: int) -> None:
+        """Something that happened, or began, at an instant is told at another."""
+        late_ns = told_at_ns - happened_at_ns
+        known = self.least_ns.get(news)
+        if known is None or late_ns < known:
+            self.least_ns[news] = late_ns
+
+
+def too_early(heard: LeastDelays, needed_ns: dict[News, int]) -> list[str]:
+    """One line for each kind of news that was told before it could be known.
+
+    Args:
+        needed_ns: How long each kind takes, ns.
+    """
+    return [
+        f"the gateway heard of a {news} after {late_ns} ns; that takes {needed_ns[news]} ns"
+        for news, late_ns in heard.least_ns.items()
+        if late_ns < needed_ns[news]
+    ]
 
 
 class SimulatedDriver(DispatcherBooks):

@@ -40,8 +40,7 @@ from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
-from prfaas.sim.engine.reactions import Reactions
-from prfaas.sim.engine.suspects import SimulatedSuspects
+from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.transport import Transport

@@ -22,22 +22,17 @@ from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import Guards, Target
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.sim.engine.dispatch_driver import SimulatedDriver
+from prfaas.sim.engine.dispatch_driver import News, SimulatedDriver
 from prfaas.sim.engine.failures import schedule
-from prfaas.sim.engine.oracle_check import News
-from prfaas.sim.engine.reactions import Reactions
-from prfaas.sim.engine.replication import SimulatedReplication
+from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
 from prfaas.sim.engine.request_run import RunParts, SimulatedRequestRun
 from prfaas.sim.engine.role_changes import RoleChanges
-from prfaas.sim.engine.signals import Telemetry
-from prfaas.sim.engine.suspects import SimulatedSuspects
-from prfaas.sim.engine.time_series import NUM_SAMPLES_MAX, Series
+from prfaas.sim.engine.signals import NUM_SAMPLES_MAX, Series, SimulatedReplication, Telemetry
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.shared_link import HostLinks, SharedLink
 from prfaas.sim.resources.transport import Transport
-from prfaas.sim.system.arrivals import Arrivals, Progress
-from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.clock import Arrivals, Clock, Progress
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 

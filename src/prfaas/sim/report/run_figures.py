@@ -1,16 +1,19 @@
-"""Data of one run for the report, so that the run itself is not kept."""
+"""Data of one run for the report and the console's replay, and the table of policies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from prfaas.planner.model.kv_geometry import FloatArray
-from prfaas.sim.engine.time_series import SeriesSample
+from prfaas.sim.engine.signals import SeriesSample
 from prfaas.sim.results.columns import FinishedRequests, columns_of, have_finished
-from prfaas.sim.results.link_traffic import window_bytes
-from prfaas.sim.results.summary import Results
+from prfaas.sim.results.summary import Results, window_bytes
 from prfaas.sim.scenario.run import ScenarioRun
 from prfaas.units import BITS_PER_BYTE, NS_PER_MS, NS_PER_S
 
@@ -80,3 +83,113 @@ def _egress(window_bytes: dict[int, float], now_ns: int) -> tuple[FloatArray, Fl
 def _thinned(samples: list[SeriesSample]) -> list[SeriesSample]:
     step = -(-len(samples) // NUM_POINTS_MAX) if samples else 1
     return samples[::step]
+
+
+KIND = "prfaas-series"
+_COLUMNS: Mapping[str, Callable[[SeriesSample], float]] = {
+    "link capacity, bit/s": lambda s: s.link_bits_per_s,
+    "link backlog, bytes": lambda s: s.link_backlog_bytes,
+    "transfers": lambda s: s.num_flows,
+    "work before a PD-P instance, ms": lambda s: s.local_wait_ns / 1e6,
+    "work before a PrfaaS instance, ms": lambda s: s.remote_wait_ns / 1e6,
+    "offload threshold, tokens": lambda s: s.offload_threshold,
+    "requests waiting for decode": lambda s: s.num_decode_waiting,
+    "requests decoding": lambda s: s.num_decode_running,
+    "PD instances that prefill": lambda s: s.num_prefill,
+    "PD instances that decode": lambda s: s.num_decode,
+    "PrfaaS instances": lambda s: s.num_prfaas,
+}
+
+
+def series_of(title: str, runs: Mapping[str, RunFigures]) -> dict[str, Any]:
+    """JSON values: for each policy the instants, s, and named columns of the same length."""
+    return {
+        "kind": KIND,
+        "title": title,
+        "runs": {policy: _run(figures) for policy, figures in runs.items()},
+    }
+
+
+def _run(figures: RunFigures) -> dict[str, Any]:
+    at_s = np.array([sample.at_ns / NS_PER_S for sample in figures.samples])
+    egress = np.interp(at_s, figures.egress_at_s, figures.egress_bits_per_s)
+    columns: dict[str, list[float]] = {
+        "link egress, bit/s": [round(float(rate)) for rate in egress]
+    }
+    columns |= {
+        name: [round(value(sample), 3) for sample in figures.samples]
+        for name, value in _COLUMNS.items()
+    }
+    return {"at_s": at_s.round(3).tolist(), "columns": columns}
+
+
+def _seconds(spread: Mapping[str, float], key: str) -> str:
+    return f"{spread[key] / 1e3:.2f} s" if key in spread else "-"
+
+
+def _ttft(results: Results, key: str) -> str:
+    return _seconds(results.time_to_first_token, key)
+
+
+def _queue(results: Results, name: str, scale: float) -> str:
+    found = results.queues[name]
+    return f"{found['avg'] / scale:.2f} / {found['p99'] / scale:.2f}" if found else "-"
+
+
+def _sent(results: Results, purpose: str) -> float:
+    """GB for a purpose, over all links."""
+    return sum(link["bytes"][purpose] for link in results.traffic.values()) / 1e9
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in found.items()) or "-"
+
+
+_SHOWN_OF_TTFT = (
+    ("mean", "avg"),
+    ("P50", "p50"),
+    ("P90", "p90"),
+    ("P99", "p99"),
+    ("longest", "max"),
+)
+ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
+    ("requests", lambda r: f"{r.num_requests:,}"),
+    ("finished", lambda r: f"{r.outcomes.get('finished', 0):,}"),
+    ("rejected", lambda r: f"{r.outcomes.get('rejected', 0):,}"),
+    ("failed", lambda r: f"{r.outcomes.get('failed', 0):,}"),
+    ("goodput", lambda r: f"{r.goodput:.3f} req/s"),
+    ("SLO attainment", lambda r: f"{r.slo_attainment:.1%}"),
+    *((f"TTFT {name}", partial(_ttft, key=key)) for name, key in _SHOWN_OF_TTFT),
+    ("TPOT mean", lambda r: f"{r.inter_token_latency.get('avg', 0):.1f} ms"),
+    ("TPOT P99", lambda r: f"{r.inter_token_latency.get('p99', 0):.1f} ms"),
+    ("E2E P90", lambda r: _seconds(r.request_latency, "p90")),
+    ("offloaded", lambda r: f"{r.offloaded_ratio:.1%}"),
+    ("prefix hits", lambda r: f"{r.prefix_hit_ratio:.1%}"),
+    ("egress mean", lambda r: f"{r.egress['avg_bits_per_s'] / 1e9:.2f} Gbit/s"),
+    ("egress P99 of 1 s", lambda r: f"{r.egress['p99_bits_per_s'] / 1e9:.2f} Gbit/s"),
+    ("PD-P busy", lambda r: f"{r.utilisation['pd_prefill']:.1%}"),
+    ("PrfaaS busy", lambda r: f"{r.utilisation['prfaas_prefill']:.1%}"),
+    ("link busy", lambda r: f"{r.utilisation['link']:.1%}"),
+    ("decode slots", lambda r: f"{r.utilisation['decode_slots']:.1%}"),
+    ("PD-P queue mean / P99, s", lambda r: _queue(r, "pd_prefill_ms", 1e3)),
+    ("PrfaaS queue mean / P99, s", lambda r: _queue(r, "prfaas_prefill_ms", 1e3)),
+    ("link backlog mean / P99, GB", lambda r: _queue(r, "link_bytes", 1e9)),
+    ("decode queue mean / P99", lambda r: _queue(r, "decode_requests", 1)),
+    ("pulled, copied, GB", lambda r: f"{_sent(r, 'pull'):.1f}, {_sent(r, 'copy'):.1f}"),
+    ("recomputed", lambda r: f"{r.num_recomputed:,}"),
+    ("routes left, by reason", lambda r: _counts(r.fallbacks)),
+    ("retries", lambda r: _counts(r.retries)),
+    ("breakers opened", lambda r: _counts(r.breakers_opened)),
+    ("cost of traffic", lambda r: f"{r.price['traffic']:.2f}"),
+    ("cost of prefills by use", lambda r: f"{r.price['prefills']:.2f}"),
+    ("cost of a request in time", lambda r: f"{r.price['per_request_in_time']:.5f}"),
+    ("cost of a million prompt tokens", lambda r: f"{r.price['per_million_prompt_tokens']:.3f}"),
+)
+
+
+def comparison_table(found: Mapping[str, Results]) -> Table:
+    """A column for each policy."""
+    table = Table("", *found, box=None, padding=(0, 2))
+    for label, cell in ROWS:
+        table.add_row(label, *(cell(results) for results in found.values()))
+    return table

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import ceil
 
-from prfaas.planner.hardware.step_time import StepTime
+from prfaas.planner.hardware.profiles import StepTime
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import DecodeLimits

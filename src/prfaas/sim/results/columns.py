@@ -1,8 +1,16 @@
-"""Attributes of many requests as arrays."""
+"""Attributes of many requests as arrays, their spread, and the parts of TTFT.
+
+    arrived ─ lost ─► routed ─ queue ─► started ─ prefill ─► prefilled ─ transfer ─► landed
+                                                      landed ─ decode admission ─► first token
+
+A request whose first token came before its last prefill (its decode instance failed later) has no
+such parts, and is left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -12,6 +20,7 @@ from prfaas.core.request.events import Outcome
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import SloSetup
+from prfaas.units import NS_PER_MS
 
 IntArray = NDArray[np.int64]
 
@@ -78,3 +87,63 @@ class FinishedRequests:
         if slo.tpot_ns is not None:
             good &= self.tpot_ns <= slo.tpot_ns
         return good
+
+
+PERCENTILES = (50, 75, 90, 95, 99)
+
+
+def spread(values: Sequence[float] | FloatArray | NDArray[np.int64]) -> dict[str, float]:
+    """avg, min, max, std (of the population) and percentiles, linear between values.
+
+    Returns:
+        Empty without values.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    if found.size == 0:
+        return {}
+    percentiles = np.percentile(found, PERCENTILES)
+    return {
+        "avg": float(found.mean()),
+        "min": float(found.min()),
+        **{f"p{p}": float(v) for p, v in zip(PERCENTILES, percentiles, strict=True)},
+        "max": float(found.max()),
+        "std": float(found.std()),
+    }
+
+
+PARTS = ("lost_attempts", "queue", "prefill", "transfer", "decode_admission")
+_INSTANTS = (
+    "arrived_at_ns",
+    "routed_at_ns",
+    "prefill_started_at_ns",
+    "prefilled_at_ns",
+    "landed_at_ns",
+    "first_token_at_ns",
+)
+BUCKETS = ((0, 50), (50, 90), (90, 99), (99, 100))
+"""Ranges of percentiles of TTFT."""
+
+
+def parts_of(done: Columns) -> FloatArray:
+    """Parts of each finished request, ms: one row a request, one column a part."""
+    instants = np.stack([done[name] for name in _INSTANTS], axis=1)
+    whole = instants[:, -1] >= instants[:, -2]
+    return np.diff(instants[whole], axis=1) / NS_PER_MS
+
+
+def means(parts: FloatArray) -> dict[str, float]:
+    """Mean of each part, ms; empty without requests."""
+    if not len(parts):
+        return {}
+    return dict(zip(PARTS, parts.mean(axis=0).tolist(), strict=True))
+
+
+def by_percentile(parts: FloatArray) -> dict[str, dict[str, float]]:
+    """Mean of each part, ms, over the requests in each range of percentiles of TTFT."""
+    ordered = parts[np.argsort(parts.sum(axis=1), kind="stable")]
+    edges = [round(len(ordered) * high / 100) for _, high in ((0, 0), *BUCKETS)]
+    return {
+        f"p{low}-p{high}": means(ordered[start:end])
+        for (low, high), (start, end) in zip(BUCKETS, pairwise(edges), strict=True)
+        if end > start
+    }

@@ -10,11 +10,11 @@ from prfaas.core.control.role_loop import Role
 from prfaas.core.request.events import Outcome
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import PrfaasError
-from prfaas.sim.engine.oracle_check import News, too_early
+from prfaas.sim.engine.dispatch_driver import News, too_early
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.resources.shared_link import Flow, SharedLink
 from prfaas.sim.results.columns import Columns, columns_of, have_finished
-from prfaas.sim.results.link_traffic import window_bytes
+from prfaas.sim.results.summary import window_bytes
 from prfaas.sim.system.request import UNSET
 from prfaas.sim.system.setup import FailureKind
 

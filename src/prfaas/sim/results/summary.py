@@ -1,4 +1,4 @@
-"""Results of a run: latencies, goodput, egress, utilisation, decisions, cost.
+"""Results of a run: latencies, goodput, traffic, utilisation, decisions, tenants, cost.
 
 Names as in AIPerf.
 """
@@ -10,22 +10,114 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import compress
+from itertools import compress, permutations
 from typing import Any
 
 import numpy as np
 
 from prfaas.core.control.role_loop import Role
+from prfaas.core.request.events import Outcome
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.role_changes import as_dict as change_as_dict
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.results.columns import Columns, FinishedRequests, columns_of, have_finished
-from prfaas.sim.results.link_traffic import traffic_of, window_bytes
-from prfaas.sim.results.percentiles import spread
-from prfaas.sim.results.tenant_figures import by_tenant, jain_index
-from prfaas.sim.results.ttft_breakdown import by_percentile, means, parts_of
-from prfaas.sim.system.request import UNSET
-from prfaas.units import BITS_PER_BYTE, NS_PER_MS, NS_PER_S
+from prfaas.sim.resources.shared_link import Purpose, SharedLink
+from prfaas.sim.resources.transport import Transport
+from prfaas.sim.results.columns import (
+    Columns,
+    FinishedRequests,
+    by_percentile,
+    columns_of,
+    have_finished,
+    means,
+    parts_of,
+    spread,
+)
+from prfaas.sim.system.request import UNSET, Request
+from prfaas.units import BITS_PER_BYTE, BYTES_PER_TB, NS_PER_MS, NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Links of one PrfaaS cluster to the PD cluster, or those between the hosts of one cluster.
+
+    Attributes:
+        network: Name of the PrfaaS cluster, or "hosts of" and a cluster.
+        bytes_by_purpose: Bytes that left, lost ones included.
+        price_by_purpose: What they cost, in the plan's currency.
+        utilisation: Share of the time in which the busiest link had bytes to send.
+    """
+
+    network: str
+    bytes_by_purpose: dict[str, float]
+    price_by_purpose: dict[str, float]
+    utilisation: float
+
+
+def traffic_of(sim: Simulation) -> list[Traffic]:
+    """The traffic of every network."""
+    found = []
+    for name, transports in networks(sim).items():
+        price = transports[0].setup.price_per_tb / BYTES_PER_TB
+        sent = dict.fromkeys((purpose.value for purpose in Purpose), 0.0)
+        for transport in transports:
+            for purpose, count in transport.link.sent_by_purpose().items():
+                sent[purpose.value] += count
+        prices = {purpose: count * price for purpose, count in sent.items()}
+        busy_ns = max(transport.link.busy_ns for transport in transports)
+        found.append(Traffic(name, sent, prices, busy_ns / max(sim.clock.now_ns, 1)))
+    return found
+
+
+def networks(sim: Simulation) -> dict[str, list[Transport]]:
+    """Links of each PrfaaS cluster to the PD cluster, and between the hosts of each cluster."""
+    found = dict(sim.wans)
+    for cluster, pools in sim.setup.pools_of.items():
+        if len(pools) > 1:
+            within = permutations(pools, 2)
+            found[f"hosts of {cluster}"] = [sim.transports[ends] for ends in within]
+    return found
+
+
+def window_bytes(links: Iterable[SharedLink]) -> dict[int, float]:
+    """Bytes that left over links, by windows of one second."""
+    total: dict[int, float] = {}
+    for link in links:
+        for window, count in link.window_bytes.items():
+            total[window] = total.get(window, 0.0) + count
+    return total
+
+
+def by_tenant(
+    sim: Simulation, arrived: Iterable[Request], good: Iterable[Request]
+) -> dict[str, dict[str, float]]:
+    """Requests that arrived, were admitted and met every target, and prefill that was admitted, s.
+
+    Args:
+        good: Those of them that met every target.
+    """
+    of_tenant: dict[str, list[Request]] = {}
+    for request in arrived:
+        of_tenant.setdefault(request.tenant, []).append(request)
+    num_good = Counter(request.tenant for request in good)
+    return {name: _row(sim, of_tenant[name], num_good[name]) for name in sorted(of_tenant)}
+
+
+def _row(sim: Simulation, arrived: list[Request], num_good: int) -> dict[str, float]:
+    let_in = [r for r in arrived if r.outcome is not Outcome.REJECTED]
+    prefill_ns = sim.setup.costs.local_prefill_ns
+    return {
+        "arrived": len(arrived),
+        "let_in": len(let_in),
+        "good": num_good,
+        "prefill_s": sum(prefill_ns(r.num_new_tokens, r.num_hit_tokens) / NS_PER_S for r in let_in),
+    }
+
+
+def jain_index(shares: list[float]) -> float:
+    """Jain's index of fairness: 1 when all shares are equal, 1/n when one of n has everything."""
+    squares = sum(share**2 for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
 
 _S_PER_H = 3600
 

@@ -27,7 +27,7 @@ from prfaas.sim.scenario.scenario_file import (
     ScenarioSloTable,
     SignalsTable,
 )
-from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.sim.workloads.make import WorkloadTable
 
 INTRODUCTION = """# The scenario file
 
@@ -37,7 +37,7 @@ so are keys that do not apply to the arrivals or the failure. `--set TABLE.KEY=V
 changes one key. Scenarios to start from: [`examples/sim`](../examples/sim).
 
 This page is written from the types in `src/prfaas/sim/scenario/scenario_file.py` and
-`src/prfaas/sim/workloads/table.py`.
+`src/prfaas/sim/workloads/make.py`.
 """
 TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("top level", ScenarioFile, ("title", "plan", "plan_settings", "seed")),

@@ -9,15 +9,12 @@ from typing import Any
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.planner.answer.overrides import override
-from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.answer.plan_loader import load_question, override
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
-from prfaas.sim.workloads.make import make_workload
-from prfaas.sim.workloads.scaling import ScaledWorkload
-from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.sim.workloads.make import ScaledWorkload, WorkloadTable, make_workload
 from prfaas.toml_tables import read_toml, validated
 from prfaas.units import ns
 

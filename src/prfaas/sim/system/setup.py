@@ -16,7 +16,7 @@ from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.routing.predictions import Costs
 from prfaas.core.transfer.residency import EVERYWHERE, Residency
 from prfaas.market.make import MarketPlan
-from prfaas.planner.hardware.step_time import StepTime
+from prfaas.planner.hardware.profiles import StepTime
 from prfaas.units import NS_PER_S
 
 

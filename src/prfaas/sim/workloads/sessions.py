@@ -16,8 +16,8 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.sim.system.request import FollowUp, Request
-from prfaas.sim.workloads.arrivals import draw_arrivals
-from prfaas.traces.limits import NUM_REQUESTS_MAX
+from prfaas.sim.workloads.requests import draw_arrivals
+from prfaas.traces.checks import NUM_REQUESTS_MAX
 from prfaas.traces.sessions.regroup import Regroup, SharedNames
 from prfaas.traces.sessions.session_file import Session, Turn
 from prfaas.units import NS_PER_S

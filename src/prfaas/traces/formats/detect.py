@@ -1,25 +1,167 @@
-"""The format of a file, from its first lines."""
+"""Formats of traces: which one a file has, and Mooncake's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from prfaas.errors import ConfigError
-from prfaas.traces.checks import shown_name
-from prfaas.traces.formats import mooncake
+from prfaas.traces import checks
+from prfaas.traces.checks import (
+    DroppedError,
+    check_output,
+    check_prompt,
+    decode,
+    in_range,
+    shown_name,
+)
 from prfaas.traces.formats.columns import CSV_FORMATS, columns_of
 from prfaas.traces.lines import read_lines
+from prfaas.traces.requests import RecordedRequest
+from prfaas.units import NS_PER_MS, NS_PER_S
+
+Unit = Literal["s", "ms"]
+_NS: dict[Unit, int] = {"s": NS_PER_S, "ms": NS_PER_MS}
+_SINCE_1970_S = (10**9, 10**10)
+# A trace this short and dense is most likely one in seconds.
+_SHORT_NS = 60 * NS_PER_S
+_DENSE_PER_S = 10.0
+_NUM_WHOLE_MIN = 10
+_WHOLE_SHORT_NS = 10 * NS_PER_S
+_WHOLE_DENSE_PER_S = 50.0
+NAME = "mooncake"
+TITLE = "Mooncake's schema"
+BLOCK_TOKENS = 512
+
+
+class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line: `timestamp` in ms, lengths in tokens, ids of the prompt's blocks, tenant.
+
+    `timestamp_unit` on the first line names the unit of all timestamps; it is written by
+    `prfaas trace import`, and elsewhere the unit is that of the format unless it cannot be.
+    """
+
+    timestamp: float | None = None
+    timestamp_unit: Unit | None = None
+    input_length: int
+    output_length: int | None = None
+    hash_ids: list[int] = []
+    tenant: str = ""
+
+
+class MooncakeRows:
+    """Rows of a file in Mooncake's schema.
+
+    Args:
+        block_tokens: Tokens of a block; where ids are given, every block of a prompt has its own.
+        complete: Instants and output lengths are needed.
+        unit: Unit of the timestamps; None takes that of the first line, else ms.
+    """
+
+    def __init__(
+        self,
+        block_tokens: int = BLOCK_TOKENS,
+        *,
+        complete: bool = True,
+        unit: Unit | None = None,
+    ) -> None:
+        self._block_tokens, self._complete = block_tokens, complete
+        self.unit = unit
+        self._decoder = msgspec.json.Decoder(MooncakeLine)
+        self._known: dict[int, int] = {}
+
+    def __call__(self, line: bytes) -> RecordedRequest:
+        """The request of a line.
+
+        Raises:
+            DroppedError: The line has no request.
+        """
+        row = decode(self._decoder, line)
+        if self._complete and (row.timestamp is None or row.output_length is None):
+            missing = "timestamp" if row.timestamp is None else "output_length"
+            raise DroppedError(f"{missing} is missing")
+        self.unit = self.unit or row.timestamp_unit
+        unit = self.unit or "ms"
+        at, output = row.timestamp or 0, row.output_length or 0
+        in_range("timestamp", at, 0, checks.INSTANT_S_MAX * NS_PER_S / _NS[unit], unit)
+        check_prompt("input_length", row.input_length)
+        check_output("output_length", output)
+        if len(row.tenant) > checks.TENANT_CHARS_MAX:
+            raise DroppedError(
+                "tenant is too long",
+                f"tenant has {len(row.tenant):,} characters; at most {checks.TENANT_CHARS_MAX}",
+            )
+        self._check_ids(row)
+        # The same int object for the same id: prompts share the memory as they share the blocks.
+        shared = tuple(map(self._known.setdefault, row.hash_ids, row.hash_ids))
+        return RecordedRequest(
+            round(at * _NS[unit]), row.input_length, max(output, 1), shared, row.tenant
+        )
+
+    def _check_ids(self, row: MooncakeLine) -> None:
+        if not row.hash_ids:
+            return
+        num_blocks = -(-row.input_length // self._block_tokens)
+        if len(row.hash_ids) != num_blocks:
+            raise DroppedError(
+                f"hash_ids are not the prompt's blocks of {self._block_tokens:,} tokens",
+                f"{len(row.hash_ids):,} hash_ids for {row.input_length:,} prompt tokens, which are "
+                f"{num_blocks:,} blocks of {self._block_tokens:,}; name every block or none, or "
+                "set the tokens of the trace's blocks: cache.block_tokens, or --block-tokens",
+            )
+        least, greatest = min(row.hash_ids), max(row.hash_ids)
+        worst = least if least < 0 else greatest
+        in_range("an id of hash_ids", worst, 0, checks.BLOCK_ID_MAX)
+
+
+def looks_like_seconds(at_ns: Sequence[int]) -> str:
+    """The reason why timestamps that were read as ms are most likely seconds; empty if none.
+
+    Args:
+        at_ns: Instants of the requests in order, read as ms.
+    """
+    first_ms = at_ns[0] / NS_PER_MS
+    if _SINCE_1970_S[0] <= first_ms < _SINCE_1970_S[1]:
+        return f"timestamp {first_ms:.0f} is a time since 1970 in seconds, and 20 days in ms"
+    span_ns = at_ns[-1] - at_ns[0]
+    rate_per_s = (len(at_ns) - 1) / span_ns * NS_PER_S if span_ns else 0.0
+    load = f"{rate_per_s:,.3g} req/s for {span_ns / NS_PER_S:.3g} s"
+    if any(at % NS_PER_MS for at in at_ns):
+        if span_ns < _SHORT_NS and rate_per_s > _DENSE_PER_S:
+            return f"timestamps have decimals, and in ms they are {load}"
+    elif (
+        len(at_ns) >= _NUM_WHOLE_MIN
+        and span_ns < _WHOLE_SHORT_NS
+        and rate_per_s > _WHOLE_DENSE_PER_S
+    ):
+        return f"in ms the timestamps are {load}"
+    return ""
+
+
+def mooncake_line(row: RecordedRequest, unit: Unit | None = None) -> MooncakeLine:
+    """The line that a request is written as, in ms; with `unit` it names that unit."""
+    at_ms = row.at_ns / NS_PER_MS
+    return MooncakeLine(
+        timestamp=int(at_ms) if at_ms.is_integer() else at_ms,
+        timestamp_unit=unit,
+        input_length=row.num_prompt_tokens,
+        output_length=row.num_output_tokens,
+        hash_ids=list(row.block_ids),
+        tenant=row.tenant,
+    )
+
 
 SESSIONS = "sessions"
 CHATS = "chats"
-REQUEST_FORMATS = (mooncake.NAME, *(form.name for form in CSV_FORMATS))
+REQUEST_FORMATS = (NAME, *(form.name for form in CSV_FORMATS))
 """Formats of requests that come at instants of their own."""
 _NUM_LINES = 20
 _MARKS = (
-    (mooncake.NAME, {"input_length"}),
+    (NAME, {"input_length"}),
     (SESSIONS, {"block_size", "requests"}),
     (CHATS, {"messages"}),
     (CHATS, {"conversations"}),

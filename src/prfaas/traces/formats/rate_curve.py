@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prfaas.errors import ConfigError
-from prfaas.traces.checks import in_range
-from prfaas.traces.drops import DroppedError
+from prfaas.traces.checks import DroppedError, in_range
 from prfaas.traces.formats.columns import cells_of
 from prfaas.traces.lines import read_lines, refuse, text_of
 

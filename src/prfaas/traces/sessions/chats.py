@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.traces.drops import DroppedError, Drops
-from prfaas.traces.limits import LIMITS, NUM_OUTPUT_TOKENS_MAX, TraceLimits
+from prfaas.traces.checks import LIMITS, NUM_OUTPUT_TOKENS_MAX, DroppedError, Drops, TraceLimits
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.reader import refuse_if_damaged
-from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers
+from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers, TextUnits
 from prfaas.traces.sessions.messages import SessionMessage, transcript_of
 from prfaas.traces.sessions.regroup import Runs
 from prfaas.traces.sessions.session_file import NUM_SESSIONS_MAX, NUM_TURNS_MAX
-from prfaas.traces.sessions.text_units import TextUnits
 
 REPEATED = "answers that an earlier line of the session has"
 UNANSWERED = "prompts without an answer"

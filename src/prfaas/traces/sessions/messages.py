@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from prfaas.traces import limits
-from prfaas.traces.checks import decode
-from prfaas.traces.drops import DroppedError
+from prfaas.traces import checks
+from prfaas.traces.checks import DroppedError, decode
 
 NUM_MESSAGES_MAX = 100_000
 """Limit of one line."""
@@ -184,7 +183,7 @@ def _seconds(value: object) -> float | None:
     """Seconds of an instant: a number of seconds or milliseconds, or a date and time; else None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = value / 1000 if abs(value) > 10**11 else value
-        return float(seconds) if abs(seconds) <= limits.INSTANT_S_MAX else None
+        return float(seconds) if abs(seconds) <= checks.INSTANT_S_MAX else None
     if not isinstance(value, str) or len(value) > 40:
         return None
     try:

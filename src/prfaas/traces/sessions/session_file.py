@@ -1,4 +1,6 @@
-"""A file of recorded agent sessions: one session a line, runs of block ids instead of all ids.
+"""A file of recorded agent sessions, and its requests one by one.
+
+A line is a session; it has runs of block ids instead of all ids.
 
 The form is that of kv-cache-tester's traces of Claude Code, run-length encoded:
 
@@ -14,18 +16,21 @@ with `dup_of` repeats another session and is left out.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from prfaas.errors import ConfigError
-from prfaas.traces import limits
-from prfaas.traces.checks import check_output, check_prompt, decode, in_range
-from prfaas.traces.drops import DroppedError
+from prfaas.traces import checks
+from prfaas.traces.checks import DroppedError, check_output, check_prompt, decode, in_range
 from prfaas.traces.formats.detect import SESSIONS, detect
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
-from prfaas.traces.sessions.regroup import Runs
+from prfaas.traces.requests import RecordedRequest
+from prfaas.traces.sessions.regroup import Regroup, Runs, SharedNames
+from prfaas.units import NS_PER_S
 
 NUM_TURNS_MAX = 100_000
 """Limit of one session."""
@@ -127,12 +132,12 @@ def _session(raw: _Session) -> Session | None:
         return None
     in_range("block_size", raw.block_size, 1, 2**20, "tokens")
     if raw.start is not None:
-        in_range("start", raw.start, 0, limits.SECONDS_MAX, "s")
+        in_range("start", raw.start, 0, checks.SECONDS_MAX, "s")
     turns: list[Turn] = []
     _append(turns, raw.requests)
     if not turns:
         return None
-    _check_runs("shared", raw.shared, limits.NUM_PROMPT_TOKENS_MAX)
+    _check_runs("shared", raw.shared, checks.NUM_PROMPT_TOKENS_MAX)
     return Session(tuple(turns), raw.block_size, tuple(sorted(raw.shared)), raw.start)
 
 
@@ -152,7 +157,7 @@ def _append(
     """
     ended_s = 0.0
     for request in requests:
-        in_range("t", request.t, 0, limits.SECONDS_MAX, "s")
+        in_range("t", request.t, 0, checks.SECONDS_MAX, "s")
         gap_s = max(request.t - ended_s, 0.0)
         if request.sub is not None:
             if before is None:
@@ -171,7 +176,7 @@ def _turn(request: _Request, think_s: float, before: int | None, at_s: float) ->
         raise DroppedError("a request needs `in` and `out`, or `sub`")
     check_prompt("in", request.input_tokens)
     check_output("out", request.out)
-    in_range("think, or t after the answer before", think_s, 0, limits.SECONDS_MAX, "s")
+    in_range("think, or t after the answer before", think_s, 0, checks.SECONDS_MAX, "s")
     _check_runs("h", request.h, request.input_tokens)
     runs, out = tuple(request.h), max(request.out, 1)
     return Turn(request.input_tokens, out, runs, think_s, before, at_s)
@@ -179,10 +184,59 @@ def _turn(request: _Request, think_s: float, before: int | None, at_s: float) ->
 
 def _check_runs(field: str, runs: list[tuple[int, int]], num_blocks_max: int) -> None:
     for first, count in runs:
-        in_range(f"first id of a run in {field}", first, 0, limits.BLOCK_ID_MAX)
+        in_range(f"first id of a run in {field}", first, 0, checks.BLOCK_ID_MAX)
         in_range(f"length of a run in {field}", count, 1, num_blocks_max, "blocks")
     if sum(count for _, count in runs) > num_blocks_max:
         raise DroppedError(
             f"{field} names too many blocks",
             f"{field} names more blocks than the {num_blocks_max:,} tokens of a prompt",
         )
+
+
+NUM_BLOCKS = 4_000_000
+"""Limit of blocks above which blocks of sessions are merged: the replay takes a second per million.
+"""
+
+
+def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
+    """Tokens of a block to flatten sessions with.
+
+    Args:
+        coarse_tokens: For sessions with many blocks, if it is a multiple of theirs.
+    """
+    own = max(session.block_tokens for session in sessions)
+    num_tokens = sum(turn.num_prompt_tokens for session in sessions for turn in session.turns)
+    divides = all(coarse_tokens % session.block_tokens == 0 for session in sessions)
+    same = all(own % session.block_tokens == 0 for session in sessions)
+    return coarse_tokens if divides and (num_tokens > own * NUM_BLOCKS or not same) else own
+
+
+def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[RecordedRequest, ...]:
+    """All turns, in order of arrival.
+
+    A session without a start begins when the one before it has ended, since nothing is known of
+    what ran beside it.
+
+    Args:
+        sessions: In the order of their file.
+        block_tokens: Tokens of a block of the requests, a multiple of those of the sessions.
+
+    Raises:
+        ConfigError: The value is invalid.
+    """
+    names, shared_names = itertools.count(), SharedNames()
+    rows: list[RecordedRequest] = []
+    ended_s = 0.0
+    for session in sessions:
+        start_s = ended_s if session.start_s is None else session.start_s
+        regroup = Regroup(session.block_tokens, block_tokens, names, session.shared, shared_names)
+        for turn in session.turns:
+            before = None if turn.after is None else session.turns[turn.after]
+            blocks = regroup.blocks(turn.runs, None if before is None else before.runs)
+            at_ns = round((start_s + turn.at_s) * NS_PER_S)
+            rows.append(
+                RecordedRequest(at_ns, turn.num_prompt_tokens, turn.num_output_tokens, blocks)
+            )
+        ended_s = start_s + max(turn.at_s for turn in session.turns)
+    rows.sort(key=lambda row: row.at_ns)
+    return tuple(rows)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
-from prfaas.planner.fit_map import words
+from prfaas import units as w
 from prfaas.planner.fit_map.make import FitMap, Mix
 from prfaas.planner.fit_map.point import Fit
+from prfaas.planner.fit_map.view import MARK, transport
 
 _CELL_W, _CELL_H = 34, 18
 _LEFT, _GAP, _TOP = 62, 26, 46
@@ -58,8 +59,8 @@ def _least_width(maps: Sequence[FitMap]) -> int:
 
 
 def _title(found: FitMap) -> str:
-    loss = words.loss(found.shown_loss)
-    return f"Gain at equal cost at {loss} loss, {words.transport(found.transport)}"
+    loss = w.loss(found.shown_loss)
+    return f"Gain at equal cost at {loss} loss, {transport(found.transport)}"
 
 
 def _headline(found: FitMap) -> Iterator[str]:
@@ -77,11 +78,11 @@ def _panel(found: FitMap, mix: Mix, left: float, top: float) -> Iterator[str]:
             point = mix.points[found.shown_loss, rtt_s, bits_per_s]
             x = cells + column * _CELL_W
             yield _rect(x, y, _CELL_W, _CELL_H, _FILL[point.fit], "#ffffff")
-            yield _text(x + _CELL_W / 2, y + 13, words.MARK[point.fit], "m", "middle")
+            yield _text(x + _CELL_W / 2, y + 13, MARK[point.fit], "m", "middle")
     bottom = top + len(axes.rtt_s) * _CELL_H
     for column, bits_per_s in enumerate(axes.bits_per_s):
         x = cells + (column + 0.5) * _CELL_W
-        yield _text(x, bottom + 15, words.bandwidth(bits_per_s), "m", "middle")
+        yield _text(x, bottom + 15, w.short_bandwidth(bits_per_s), "m", "middle")
     for index, loss in enumerate(axes.loss):
         yield from _crossovers(found, mix, loss, (cells, top), _DASHES[index % len(_DASHES)])
 
@@ -119,7 +120,7 @@ def _legend(found: FitMap, top: float) -> Iterator[str]:
     x = float(_GAP)
     for fit in Fit:
         yield _rect(x, top, _CELL_W, _CELL_H, _FILL[fit], "#ffffff")
-        yield _text(x + _CELL_W / 2, top + 13, words.MARK[fit], "m", "middle")
+        yield _text(x + _CELL_W / 2, top + 13, MARK[fit], "m", "middle")
         yield _text(x + _CELL_W + 6, top + 13, fit.value, "m")
         x += _CELL_W + 30 + 8 * len(fit.value)
     yield _text(x, top + 13, "across: bandwidth, bit/s; down: round trip", "m")
@@ -131,8 +132,8 @@ def _legend(found: FitMap, top: float) -> Iterator[str]:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         points = f"{x:.1f},{top + 39:.1f} {x + 40:.1f},{top + 39:.1f}"
         yield f'<polyline class="line"{dashes} points="{points}"/>'
-        yield _text(x + 46, top + 43, words.loss(loss), "m")
-        x += 70 + 8 * len(words.loss(loss))
+        yield _text(x + 46, top + 43, w.loss(loss), "m")
+        x += 70 + 8 * len(w.loss(loss))
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, stroke: str = "") -> str:

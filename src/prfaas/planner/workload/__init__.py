@@ -1,1 +1,0 @@
-"""Workloads: prompt lengths, from distributions and traces."""

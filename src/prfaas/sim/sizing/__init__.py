@@ -1,1 +1,0 @@
-"""Simulations that check the planner's answers."""
