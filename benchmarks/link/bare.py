@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from prfaas.core.transfer.connection_count import num_connections
+from prfaas.core.transfer.pacing import num_connections
 from prfaas.lab.wan import Side, Wan
 from prfaas.wire.sockets import fit, prepare, share_of
 

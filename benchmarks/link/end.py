@@ -43,8 +43,11 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant, TicketChecks
 from prfaas.wire import sockets
+from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in
+from prfaas.wire.messages.codec import OfGateway
+from prfaas.wire.messages.link import Pull
 from prfaas.wire.tickets import TicketOpener, TicketSigner
 
 PORT = 7100
@@ -105,6 +108,17 @@ class Unheard:
     def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None: ...
 
 
+class NoGateway:
+    def ordered(self, channel: Channel, message: OfGateway) -> None: ...
+
+    def gateway_left(self, channel: Channel) -> None: ...
+
+    def shows_load(self, peer: str) -> bool:
+        return True
+
+    def serve(self, link: OutboundLink, pull: Pull) -> None: ...
+
+
 def say(value: object) -> None:
     print(json.dumps(value), flush=True)
 
@@ -128,14 +142,15 @@ async def receive(identities: Path, host: str) -> None:
     identity = identity_in(identities, "pd-pool")
     codec = LinkCodec(os.environ.get("BENCH_CODEC", "raw"))
     opener = TicketOpener(identity.authority, frozenset({"gateway"}))
+    checks = TicketChecks("pd-pool", opener, metrics)
     inbound = InboundTransfers(
         store,
         metrics,
         # As a gateway does: without it, committed blocks keep their room for the ticket's time.
         lambda transfer: inbound.release(transfer.transfer_id),
         time.monotonic_ns,
-        TicketChecks("pd-pool", opener, metrics),
-        frozenset,
+        checks,
+        {},
         GRACE_NS,
     )
     decoding = Decoding(codec, KnownLayouts(), metrics)
@@ -149,14 +164,8 @@ async def receive(identities: Path, host: str) -> None:
         inbound=inbound,
         metrics=metrics,
         io=IoThread(int(os.environ.get("BENCH_LANES", "1"))),
-        on_subscribe=lambda *_: None,
-        on_unsubscribe=lambda _: None,
-        on_abort=lambda *_: None,
-        on_pull=lambda *_: None,
-        on_refused=lambda *_: None,
-        on_purge=lambda *_: None,
-        on_pin=lambda *_: None,
-        clock_ns=time.monotonic_ns,
+        orders=NoGateway(),
+        tickets=checks,
         decoding=decoding,
         encryption=ENCRYPTION,
     )
@@ -192,6 +201,7 @@ class Sender:
         if is_numbers or IS_PAPER:
             layouts.learn(PAPER if IS_PAPER else MODEL)
             KERNELS.load()
+        opener = TicketOpener(identity.authority, frozenset({"gateway"}))
         self.signer = TicketSigner(identity_in(identities, "gateway"))
         self.link = OutboundLink(
             pool="prfaas-pool",
@@ -204,8 +214,8 @@ class Sender:
             on_change=lambda: None,
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
-            on_over=lambda *_: None,
-            on_pull=lambda *_: None,
+            tickets=TicketChecks("prfaas-pool", opener, metrics),
+            serves=NoGateway(),
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
             connections=int(os.environ.get("BENCH_CONNECTIONS", "0")),
@@ -283,7 +293,7 @@ class Sender:
         for key, block in blocks:
             self.link.push(transfer_id, LAYOUT, key, block)
         self.link.finish(transfer_id)
-        outgoing = self.link._transfers[transfer_id]
+        outgoing = self.link.machine.open[transfer_id]
         while not done.done() and len(outgoing.blocks) == len(blocks):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         first = time.monotonic() - began

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.transfer.connection_count import (
+from prfaas.core.transfer.pacing import (
     CONNECTIONS_MAX,
     LOSSY,
     SEGMENTS_MIN,

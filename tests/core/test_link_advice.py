@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.transfer.link_advice import Probe, SendingHost, advise, best_of, budget_for
+from prfaas.core.transfer.tcp_goodput import Probe, SendingHost, advise, best_of, budget_for
 
 MS = 10**6
 BBR = SendingHost("bbr", 4 << 20)

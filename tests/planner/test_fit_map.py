@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fit.picture import svg
 from prfaas.cli.plan.plan_command import plan
-from prfaas.core.transfer.connection_count import WINDOW_BYTES
+from prfaas.core.transfer.pacing import WINDOW_BYTES
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
     CongestionControl,

@@ -16,11 +16,13 @@ from typing import Any
 
 from prfaas.cli.main import main
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.actions import SendCommit
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.pool.send import outbound_link
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.fragments import block_digest
-from prfaas.wire.messages.link import Abort, Commit
+from prfaas.wire.messages.link import Commit
 
 ALTERED_BYTE = 1
 """Of a bfloat16 in little-endian order that with the exponent's higher bits: an even number is also
@@ -60,15 +62,14 @@ def alter(what: str) -> None:
 def evade(how: str) -> None:
     """Have transfers end otherwise than by a commit."""
 
-    def announce(self: OutboundLink, outgoing: Any) -> None:
-        transfer_id, num_blocks = outgoing.transfer.transfer_id, len(outgoing.names)
+    def announce(self: OutboundLink, commit: SendCommit) -> None:
+        transfer_id, num_blocks = commit.transfer_id, commit.num_blocks
         if how == "abort":
-            self._dialer.send(Abort(transfer_id=transfer_id))
-            self._end(outgoing.transfer, TransferEnd.ABORTED, "")
+            self.abort(transfer_id, TransferEnd.ABORTED)
         elif how == "miscount":
             self._dialer.send(Commit(transfer_id=transfer_id, num_blocks=num_blocks - 1))
 
-    OutboundLink._announce_end = announce  # type: ignore[method-assign]
+    outbound_link._METHODS[SendCommit] = announce
 
 
 if __name__ == "__main__":

@@ -123,6 +123,9 @@ class Site:
         assert store.used_bytes == sum(len(block.data) for block in blocks)
         assert store.used_bytes <= store.arena.used_bytes <= store.capacity_bytes
         assert self.node.inbound.num_open == 0
+        self.node.inbound.machine.validate()
+        for link in self.node.links.values():
+            link.machine.validate()
         assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
 
 

@@ -102,7 +102,7 @@ async def test_bytes_in_the_logs_of_both_sites_are_those_of_the_counters_over_fa
             await until(partial(passed, rig.proxy, before + BLOCK_BYTES))
             rig.proxy.strike(fault)
         if number == 4:
-            rig.link.abort(transfer, TransferEnd.ABORTED, tell_peer=True)
+            rig.link.abort(transfer, TransferEnd.ABORTED)
         else:
             rig.link.finish(transfer)
         await until(partial(all_ended, rig.prfaas, number + 1))

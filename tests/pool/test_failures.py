@@ -59,7 +59,7 @@ async def test_a_link_that_breaks_before_a_commit_is_told_comes_back_at_once(
     prfaas = await world.start("prfaas-pool", link_grace_ns=100 * 10**9)
     await world.linked(prfaas, pd)
     prefill = await world.engine("prfaas-pool")
-    channel = pd.node.link_port.channel_of("prfaas-pool")
+    channel = pd.node.inbound.channel_of("prfaas-pool")
     assert channel is not None
     monkeypatch.setattr(channel, "send", lambda _: None)
     transfer = prefill.push()
@@ -204,7 +204,7 @@ async def test_a_source_that_came_back_ends_what_its_old_connection_began(world:
     new = await source(pd, world.identities)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     await until(lambda: bool(old.closed))
-    assert pd.node.link_port.is_connected("prfaas-pool")
+    assert pd.node.inbound.is_connected("prfaas-pool")
     fresh = secrets.token_bytes(16)
     new.channel.send(offer(world.identities, fresh))
     new.channel.send(Commit(transfer_id=fresh, num_blocks=0))

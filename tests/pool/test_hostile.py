@@ -87,7 +87,7 @@ async def test_a_certificate_of_a_foreign_authority_is_counted_and_refused(
         assert await reader.read() == b""
     writer.transport.abort()
     await until(lambda: pd.metric("connections_refused_total", port="link") == 1)
-    assert not pd.node.link_port.is_connected("prfaas-pool")
+    assert not pd.node.inbound.is_connected("prfaas-pool")
     await still_serves(pd, world)
 
 
@@ -175,7 +175,7 @@ async def test_garbage_inside_tls_ends_the_connection(world: World, garbage: byt
     with contextlib.suppress(ConnectionError):
         await reader.read()
     writer.transport.abort()
-    await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
+    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
     assert pd.metric("connections_refused_total", port="link") == 1
     await still_serves(pd, world)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.transfer.connection_count import num_connections
+from prfaas.core.transfer.pacing import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.receive.receive_limits import ReceiveLimits
@@ -244,7 +244,7 @@ async def test_a_link_that_was_silent_and_is_cut_comes_back_with_its_goodput(rig
     rig.proxy.strike(Fault.HALF_OPEN)
     # On a slow machine the silence may end the link first.
     await until(lambda: not rig.link.is_up or rig.link.telemetry.goodput_bits_per_s < rate / 10_000)
-    rig.link.abort(transfer, TransferEnd.LINK_LOST, tell_peer=True)
+    rig.link.abort(transfer, TransferEnd.LINK_LOST)
     rig.proxy.strike(Fault.CUT)
     await until(lambda: not rig.link.is_up)
     rig.proxy.is_plugged = True

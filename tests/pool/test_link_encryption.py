@@ -227,7 +227,7 @@ async def test_a_recorded_connection_cannot_be_played_again(
     other = await attacker(world, pd, encryption)
     assert await end_of(await other.send(recorded)) == b""
     await until(lambda: pd.metric("connections_refused_total", port="link") == 2)
-    assert pd.node.link_port.is_connected("prfaas-pool")
+    assert pd.node.inbound.is_connected("prfaas-pool")
     assert await end_of(reader) == b""  # Its session is over.
     one.close()
     other.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.transfer.link_advice import Probe
+from prfaas.core.transfer.tcp_goodput import Probe
 from prfaas.errors import PeerError, TransferError
 from prfaas.pool.net.link_probe import ProbeLimits, ProbeServer, probe
 from prfaas.wire.identity import identity_in

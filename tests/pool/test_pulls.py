@@ -243,7 +243,7 @@ async def asked(world: World) -> tuple[Site, Peer, Peer, Pull]:
     """A destination that waits for a pull from a source of the test's."""
     pd = await world.start_pd()
     peer, gateway = await source(pd, world.identities), await subscribe(pd, world.identities)
-    await until(lambda: pd.node.link_port.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
     pull = a_pull(world, PROMPT[:2])
     gateway.channel.send(pull)
     await until(lambda: bool(peer.of(Pull)))

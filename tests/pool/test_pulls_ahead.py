@@ -30,7 +30,7 @@ async def sites(world: World) -> tuple[Site, Site, Engine, Engine, Peer]:
 
 
 def num_waits(site: Site) -> int:
-    return len(site.node._pulls._sending.waits)
+    return len(site.node._sending.waits)
 
 
 async def waits(site: Site) -> None:
@@ -122,7 +122,7 @@ async def test_an_answer_while_the_link_is_down_reaches_the_source(world: World)
     assert await prefill.store(PROMPT[:2])
     await until(lambda: set(PROMPT[:2]) <= pd.held())
     world.relay.cut()
-    await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
+    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
     gateway.channel.send(computed(pull))
     # Its end shows that the message before it was handled.
     gateway.channel.send(a_pull(world, PROMPT[2:3]))
@@ -137,7 +137,7 @@ async def test_an_answer_while_the_link_is_down_reaches_the_source(world: World)
         2,
         len(PROMPT) - 2,
     )
-    assert pd.node._pulls._computed == set()
+    assert pd.node.inbound.num_open == 0
     gateway.channel.close("done")
 
 

@@ -141,7 +141,7 @@ async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(world: W
     await until(lambda: pd.node.inbound.num_open == 1)
     peer.channel.send(offer(world.identities, secrets.token_bytes(16)))
     await until(lambda: len(peer.of(Accepted)) == 3)
-    assert not pd.node.inbound.is_offered(opened[0], "prfaas-pool")
+    assert not pd.node.inbound.machine.is_offered(opened[0], "prfaas-pool")
     assert pd.node.inbound.is_open(opened[1])
     for told in peer.of(Accepted):
         assert isinstance(told, Accepted)

@@ -244,7 +244,7 @@ async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path
         forger.channel.send(PoolHello(pool="other-pool", epoch="e", link="1" * 32))
         await until(lambda: forger.closed or forger.of(Resumed))
         assert not forger.of(Resumed)
-        assert not world.node.node.link_port.is_connected("other-pool")
+        assert not world.node.node.inbound.is_connected("other-pool")
         own = await dial(world.node, tmp_path / "prfaas", "other-pool")
         world.peers.append(own)
         own.channel.send(PoolHello(pool="other-pool", epoch="e", link="2" * 32))

@@ -56,7 +56,7 @@ async def test_a_link_cut_half_way_lets_everything_go(world: World) -> None:
     world.relay.cut()
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="aborted"))
     assert pins(prfaas) == 0
-    await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
+    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
     await until(lambda: pd.node.inbound.num_open == 0)
     assert pd.held() < set(KEYS)
 

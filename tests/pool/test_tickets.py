@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.receiver import EARLY_NS
 from prfaas.core.transfer.tickets import CLOCK_SKEW_NS, LIFETIME_MAX_NS
-from prfaas.pool.receive.early_blocks import EARLY_NS
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.messages.engine import Push
@@ -303,11 +303,10 @@ async def test_what_the_gateway_gave_up_before_the_offer_is_not_taken(world: Wor
 async def test_a_block_that_overtook_its_offer_waits_for_it(world: World) -> None:
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
-    await until(lambda: pd.node.link_port.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
     transfer, done = secrets.token_bytes(16), []
-    port = pd.node.link_port
     for key in PROMPT[:2]:
-        port._take_block("prfaas-pool", a_block(transfer, key), lambda: done.append(True))
+        pd.node.inbound.block("prfaas-pool", a_block(transfer, key), lambda: done.append(True))
     assert (pd.held(), done) == (set(), [])
     peer.channel.send(offer(world.identities, transfer))
     await until(lambda: len(done) == 2)
@@ -321,15 +320,15 @@ async def test_a_block_that_overtook_its_offer_waits_for_it(world: World) -> Non
 async def test_a_block_that_overtook_nothing_is_dropped(world: World, end: str) -> None:
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
-    port = pd.node.link_port
-    await until(lambda: port.is_connected("prfaas-pool"))
+    inbound = pd.node.inbound
+    await until(lambda: inbound.is_connected("prfaas-pool"))
     transfer, done = secrets.token_bytes(16), []
-    port._take_block("prfaas-pool", a_block(transfer, PROMPT[0]), lambda: done.append(True))
+    inbound.block("prfaas-pool", a_block(transfer, PROMPT[0]), lambda: done.append(True))
     if end == "refused":
         peer.channel.send(Offer(transfer_id=transfer))
     elif end == "no offer":
-        port._early._clock_ns = lambda: time.monotonic_ns() + EARLY_NS + 1
-        port.expire()
+        inbound._clock_ns = lambda: time.monotonic_ns() + EARLY_NS + 1
+        inbound.expire()
         await until(lambda: bool(peer.of(Abort)))
     else:
         peer.channel.close("lost")

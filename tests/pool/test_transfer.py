@@ -95,7 +95,7 @@ async def test_who_waits_for_blocks_is_told_once_that_no_more_come(world: World,
         case "abort":
             pd.node.inbound.aborted(transfer, "nobody waits")
         case "expiry":
-            pd.node.inbound._transfers.get(transfer).deadline_ns = 0  # type: ignore[union-attr]
+            pd.node.inbound.machine.get(transfer).deadline_ns = 0  # type: ignore[union-attr]
             pd.node.inbound.expire()
     await until(lambda: decode.over)
     assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.events import StoreDone, TransferEvent
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.lab.faults import Fault
-from prfaas.wire.fragments import ReceivedBlock
 from tests.engines.timing.pulled_prefixes import PROMPT as PULLED
 from tests.engines.timing.pulled_prefixes import pulling
 from tests.pool.sites import until
@@ -38,15 +38,14 @@ class Arrivals:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: list[BlockKey] = []
         inbound = world.sites["pd-pool"].node.inbound
-        take = inbound.block
+        report = inbound.report
 
-        def taken(block: ReceivedBlock, peer: str) -> bool:
-            is_taken = take(block, peer)
-            if is_taken:
-                self.keys.append(block.key)
-            return is_taken
+        def reported(event: TransferEvent) -> bool:
+            if isinstance(event, StoreDone) and event.failure is None:
+                self.keys.append(event.name[1])
+            return report(event)
 
-        monkeypatch.setattr(inbound, "block", taken)
+        monkeypatch.setattr(inbound, "report", reported)
 
     def number(self, group: int) -> int:
         return sum(key.group == group for key in self.keys)
@@ -55,7 +54,7 @@ class Arrivals:
 def listed(world: World) -> dict[int, list[bytes]]:
     """Blocks that the ticket of the open transfer names, by cache group."""
     [link] = world.sites["prfaas-pool"].node.links.values()
-    [outgoing] = link._transfers.values()
+    [outgoing] = link.machine.open.values()
     return {
         group: [names[at : at + 32] for at in range(0, len(names), 32)]
         for group, names in outgoing.named.manifest.items()
@@ -85,7 +84,7 @@ async def cut(
         The answer, and the tokens that are usable.
     """
     local = world.sites["pd-pool"].node
-    monkeypatch.setattr(local.inbound, "_grace_ns", 0)
+    monkeypatch.setattr(local.inbound.machine, "grace_ns", 0)
     world.wire.read_bits_per_s = WIRE_BITS_PER_S
     asked = asyncio.create_task(world.complete(PROMPT))
     await until(lambda: arrivals.number(0) > 0)

@@ -38,7 +38,7 @@ def pulls_served(
     The gateway decides by what it has heard, and hears of that too late.
     """
     node, came = world.sites["prfaas-pool"].node, list[Pull]()
-    serve, layout_id = node._pulls.serve, world.instance("prfaas-0").layout.layout_id
+    serve, layout_id = node._sending.serve, world.instance("prfaas-0").layout.layout_id
 
     def served(link: OutboundLink, pull: Pull) -> None:
         came.append(pull)
@@ -47,8 +47,7 @@ def pulls_served(
             node.store.discard(layout_id, keys[index])
         serve(link, pull)
 
-    for link in node.links.values():
-        monkeypatch.setattr(link, "_on_pull", served)
+    monkeypatch.setattr(node._sending, "serve", served)
     return came
 
 
@@ -128,7 +127,9 @@ async def test_the_link_is_cut_halfway(
     right = await alone(checkpoint, tmp_path, PROMPT)
     async with pulling(checkpoint, identities, tmp_path, plan_text=LARGE_PLAN) as world:
         came, local = pulls_served(world, monkeypatch), world.sites["pd-pool"].node
-        monkeypatch.setattr(local.inbound, "_grace_ns", 0 if reason == "link_lost" else 10**12)
+        monkeypatch.setattr(
+            local.inbound.machine, "grace_ns", 0 if reason == "link_lost" else 10**12
+        )
         world.wire.read_bits_per_s = WIRE_BITS_PER_S
         asked = asyncio.create_task(world.complete(PROMPT))
         await until(lambda: came)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prfaas.config.addresses import join_address
-from prfaas.core.transfer.link_advice import Probe, SendingHost, advise, best_of, budget_for
+from prfaas.core.transfer.tcp_goodput import Probe, SendingHost, advise, best_of, budget_for
 from prfaas.pool.net.link_probe import probe
 from prfaas.wire.identity import Identity
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.codec.codecs import Quality
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import PeerError
 
 CLOCK_SKEW_NS = 30 * 10**9
@@ -172,3 +173,11 @@ class UsedTickets:
         self._used.add(ticket.transfer_id)
         ends_ns = ticket.expires_at_ns + CLOCK_SKEW_NS
         heapq.heappush(self._ends, (ends_ns, ticket.transfer_id))
+
+
+def unnamed(key: BlockKey) -> TicketRefusedError:
+    """The refusal of a block that is not on the list of its ticket."""
+    name = key.block_hash.hex()[:12]
+    return TicketRefusedError(
+        TicketRefusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
+    )

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from prfaas.core.codec.codecs import TYPE_RATIOS, LinkCodec, Quality
 from prfaas.core.codec.gain import BLOCK_TOKENS, CODEC_BYTES_PER_S
-from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
+from prfaas.core.transfer.pacing import CONNECTIONS_MAX
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.toml_tables import quantity
 from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size

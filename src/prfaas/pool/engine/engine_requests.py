@@ -60,11 +60,9 @@ class EngineRequests:
 
     Args:
         name: Of this pool node: a push to it hands blocks from one of its engines to another.
-        is_connected: True if the link from a pool of that name stands.
         tickets: Check the pushes of engines.
         on_refused: Called for a transfer that its ticket does not allow: id, destination and
             reason.
-        on_pull: Called with blocks to fetch from another pool, and the requester.
         sending: Sends blocks of a push that engines did not store for it.
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
         needs_grant: Keep only blocks of open pushes.
@@ -77,10 +75,8 @@ class EngineRequests:
         store: BlockStore,
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
-        is_connected: Callable[[str], bool],
         tickets: TicketChecks,
         on_refused: Callable[[bytes, str, str], None],
-        on_pull: Callable[[Pull, Callable[[Message], None]], None],
         sending: Sending,
         metrics: PoolMetrics,
         read_limit_s: float | None = None,
@@ -94,10 +90,8 @@ class EngineRequests:
         self._store = store
         self._inbound = inbound
         self._links = links
-        self._is_connected = is_connected
         self._tickets = tickets
         self._on_refused = on_refused
-        self._on_pull = on_pull
         self._sending = sending
         self._metrics, self._needs_grant = metrics, needs_grant or is_shared
         self._is_shared = is_shared
@@ -133,7 +127,7 @@ class EngineRequests:
             case Push():
                 self._open_push(engine, message)
             case Pull():
-                self._on_pull(message, lambda answer: _answer(engine, answer))
+                self._inbound.pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
                 self._in_order(engine, lambda: self._close_push(engine, message))
             case Ping() | Unsupported():
@@ -146,7 +140,7 @@ class EngineRequests:
         for transfer_id, (owner, link) in list(self._pushes.items()):
             if owner is engine:
                 del self._pushes[transfer_id], self._granted[transfer_id]
-                link.abort(transfer_id, TransferEnd.ENGINE_LOST, tell_peer=True)
+                link.abort(transfer_id, TransferEnd.ENGINE_LOST)
         self._queues.pop(engine, None)
         for engines in self._awaited.values():
             engines.discard(engine)
@@ -296,12 +290,12 @@ class EngineRequests:
         is_checkpoint = has_state and link.is_checkpoint(transfer_id, key)
         if self._store.is_barred(origin if block is None else block.origin):
             # Also of a block that was kept before its source was barred.
-            link.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
+            link.abort(transfer_id, TransferEnd.PURGED)
         elif is_checkpoint:
             if block is not None:
                 link.push_checkpoint(transfer_id, engine.layout.layout_id, key, block)
         elif block is None:
-            link.abort(transfer_id, TransferEnd.NO_ROOM, tell_peer=True)
+            link.abort(transfer_id, TransferEnd.NO_ROOM)
         else:
             link.push(transfer_id, engine.layout.layout_id, key, block)
 
@@ -375,7 +369,7 @@ class EngineRequests:
     def _is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
         if source == self._name:
             return transfer_id in self._handed_over
-        return self._inbound.is_on_its_way(transfer_id, self._is_connected(source))
+        return self._inbound.is_on_its_way(transfer_id, source)
 
 
 def _sources_of(blocks: Iterable[StoredBlock | None]) -> set[str]:

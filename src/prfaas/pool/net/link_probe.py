@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Set
 from dataclasses import dataclass
 
 from prfaas.config.addresses import join_address
-from prfaas.core.transfer.link_advice import Probe
+from prfaas.core.transfer.tcp_goodput import Probe
 from prfaas.errors import ConfigError, PeerError, TransferError, words_of
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.listener import Listener

@@ -13,9 +13,8 @@ from prfaas.audit.pool_audit import PoolAudit
 from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.site_budget import Lease
-from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
@@ -41,7 +40,6 @@ from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
-from prfaas.pool.receive.pulls import Pulls
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.send.site_share import SiteShare
@@ -51,10 +49,22 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import SharedTier
-from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
+from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages.gateway import Subscribe, TierUse, TransferEnded
+from prfaas.wire.messages.codec import OfGateway
+from prfaas.wire.messages.comparing import Compare
+from prfaas.wire.messages.gateway import (
+    LinkLease,
+    PinPrefix,
+    Purge,
+    PurgeEnd,
+    PurgePrefix,
+    Subscribe,
+    TierUse,
+    TransferEnded,
+)
+from prfaas.wire.messages.link import Abort, Pull, Release
 from prfaas.wire.messages.survey import Survey
 from prfaas.wire.tickets import TicketOpener
 
@@ -142,16 +152,13 @@ class PoolNode:
             lambda transfer: self._transfer_ended(RECEIVED, transfer),
             clock_ns,
             self._tickets,
-            self._layouts,
+            self._engines,
             settings.link_grace_ns,
-            self._forget,
-            self._missing,
             settings.receive,
             hosts,
             settings.wall_s,
         )
-        sending = Sending(self.store, read_limit_s)
-        self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
+        self._sending = Sending(self.store, self._tickets, read_limit_s)
         self._io = IoThread(settings.link_lanes)
         self._known_layouts = KnownLayouts(self._load_codecs)
         self._kernels = kernels
@@ -194,26 +201,12 @@ class PoolNode:
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
-            on_subscribe=self._subscribed,
-            on_unsubscribe=self.feed.unsubscribe,
-            on_abort=self._abort,
-            on_pull=self._pulls.fetch,
-            on_refused=self._pulls.refused,
-            on_resumed=self._pulls.resumed,
-            on_purge=self._purging.asked,
-            on_pin=self._pinning.asked,
-            on_compare=self._comparing.asked,
-            on_lease=lambda gateway, lease: self._site_share.take(
-                gateway, Lease(lease.bits_per_s, lease.for_ns)
-            ),
-            clock_ns=clock_ns,
+            orders=self,
+            tickets=self._tickets,
             decoding=self._decoding,
             encryption=settings.link_encryption,
             channels=settings.channels,
             probes=settings.probes,
-            on_met=self._tickets.met,
-            allows=self.sites.allows,
-            shows_load=lambda peer: self.sites.contracts.site_of(peer) is None,
         )
         self.peers = Peers(
             settings,
@@ -231,11 +224,9 @@ class PoolNode:
             self.store,
             self.inbound,
             self.links,
-            self.link_port.is_connected,
             self._tickets,
             self._push_refused,
-            self._pulls.fetch,
-            sending,
+            self._sending,
             self.metrics,
             read_limit_s,
             needs_grant=settings.needs_grant,
@@ -410,8 +401,8 @@ class PoolNode:
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
             clock_ns=self._clock_ns,
-            on_over=self._beyond_ticket,
-            on_pull=self._pulls.serve,
+            tickets=self._tickets,
+            serves=self._sending,
             grace_ns=settings.link_grace_ns,
             budget_bits_per_s=self._budget(peer, budget),
             connections=connections or settings.link_connections.get(peer, 0),
@@ -419,8 +410,7 @@ class PoolNode:
             layouts=self._known_layouts,
             encryption=settings.link_encryption,
             limits=settings.send,
-            on_met=self._tickets.met,
-            prove=self.sites.prove,
+            expected=AllowList({peer}, self.sites.prove),
             wall_s=settings.wall_s,
         )
 
@@ -428,8 +418,38 @@ class PoolNode:
         """Budget of a link, bits per second: that of a contract, or else the operator's."""
         return agreed or self.settings.link_budgets.get(peer, 0)
 
-    def _layouts(self) -> set[bytes]:
-        return {engine.layout.layout_id for engine in self._engines.values()}
+    # --- what gateways order ---
+
+    def ordered(self, channel: Channel, message: OfGateway) -> None:
+        """Execute a message of a gateway."""
+        gateway, answer = channel.peer, channel.send
+        if not self.sites.allows(gateway, message, answer):
+            return
+        match message:
+            case Subscribe() | Survey():
+                self._subscribed(channel, message)
+            case Pull():
+                self.inbound.pull(message, answer)
+            case Abort():
+                self._abort(message.transfer_id, message.reason)
+            case Release():
+                self.inbound.release(message.transfer_id)
+            case Purge() | PurgeEnd() | PurgePrefix():
+                self._purging.asked(message, gateway, answer)
+            case PinPrefix():
+                self._pinning.asked(message, gateway, answer)
+            case LinkLease():
+                self._site_share.take(gateway, Lease(message.bits_per_s, message.for_ns))
+            case Compare():
+                self._comparing.asked(message, answer)
+
+    def gateway_left(self, channel: Channel) -> None:
+        """A connection is closed, of a gateway or a pool."""
+        self.feed.unsubscribe(channel)
+
+    def shows_load(self, peer: str) -> bool:
+        """Return True if a peer may know how busy this node is: it is of this site."""
+        return self.sites.contracts.site_of(peer) is None
 
     def _subscribed(self, channel: Channel, message: Subscribe | Survey) -> None:
         if isinstance(message, Survey):
@@ -469,17 +489,7 @@ class PoolNode:
         if self.peers.has_sources:
             self.inbound.aborted(transfer_id, reason)
         for link in self.links.values():
-            link.abort(transfer_id, TransferEnd.ABORTED, reason, tell_peer=True)
-
-    def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
-        self._pulls.missing(transfer_id, keys)
-
-    def _channel_of(self, source: str) -> Channel | None:
-        return self.link_port.channel_of(source)
-
-    def _forget(self, transfer_id: bytes) -> None:
-        self.link_port.data.forget(transfer_id)
-        self._pulls.ended(transfer_id)
+            link.abort(transfer_id, TransferEnd.ABORTED, reason)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """Report to the gateway that a ticket does not allow an engine's push."""
@@ -488,15 +498,12 @@ class PoolNode:
         transfer.apply(TransferEnd.REFUSED, reason)
         self._transfer_ended(SENT, transfer)
 
-    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
-        self._tickets.refused(SOURCE, transfer.transfer_id, error)
-
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
         self._one_ended.set()
         if direction == RECEIVED:
             self._requests.transfer_over(transfer.transfer_id)
         else:
-            self._pulls.sent(transfer.transfer_id)
+            self._sending.ended(transfer.transfer_id)
         now = self._clock_ns()
         self._spans.ended(direction, transfer, now)
         self.sites.ended(transfer.transfer_id)
@@ -535,7 +542,6 @@ class PoolNode:
             self.store.spill(again=True)
             self.store.expire(self._clock_ns())
             self.inbound.expire()
-            self.link_port.expire()
             self._purging.expire()
             self._pinning.expire()
             self._audit.sweep(self._is_moving)

@@ -9,12 +9,14 @@ import ssl
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from prfaas.core.transfer.events import NoRoom, Unwanted
 from prfaas.errors import PeerError, without_frames, words_of
 from prfaas.pool.net.io_thread import IoThread, Lane
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
 from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.fragment_reader import FragmentReader, Stream
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import FragmentPrefix, FragmentStream, ReceivedBlock
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.identity import peer_name
@@ -57,35 +59,25 @@ class ReceivingSession:
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """Callbacks of a data connection; the first five run on its lane, the others on the node's
-    loop.
+    """What a data connection has from its port. The first two callbacks run on its lane, the
+    others on the node's loop.
 
     Attributes:
+        inbound: The transfers: which blocks are wanted, and where they go.
         decoding: Decoder of coded fragments.
         find_session: Session with a public name; None if there is none.
         find_assembly: Of the link that a peer of that name joins; None if it has no such link, or
             enough data connections.
-        wants: True if a peer's transfer takes blocks.
-        has: True if the block of a fragment has arrived with its transfer.
-        on_block: A block is complete and intact; calls its last argument when it is dealt with.
-        on_unwanted: Called for fragments of a transfer that no request waits for.
-        on_no_room: Fragments of a transfer came for which there is no memory.
         on_broken: A peer broke the protocol.
         on_end: The connection is gone.
     """
 
+    inbound: InboundTransfers
     decoding: Decoding
     find_session: Callable[[bytes], ReceivingSession | None]
     find_assembly: Callable[[str, str], Assembly | None]
-    wants: Callable[[bytes, str], bool]
-    has: Callable[[FragmentPrefix], bool]
-    on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None]
-    on_unwanted: Callable[[str, bytes], None]
-    on_no_room: Callable[[str, bytes], None]
     on_broken: Callable[[str, PeerError], None]
     on_end: Callable[[DataReceiver], None]
-    turn_bytes: int
-    """Bytes that a connection reads before the others are served."""
 
 
 class DataReceiver:
@@ -116,7 +108,7 @@ class DataReceiver:
         self._plain = connection
         self._tls = tls
         self._sources = sources
-        self._handlers = handlers
+        self._handlers, self._machine = handlers, handlers.inbound.machine
         self._io, self._lane = io, lane
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
@@ -202,7 +194,8 @@ class DataReceiver:
         if assembly is None or self.is_killed:
             log.info("a data connection of %s is one too many, or of an earlier link", self.peer)
             return
-        reader = FragmentReader(self, connection, assembly, make_stream, self._handlers.turn_bytes)
+        turn_bytes = self._handlers.inbound.limits.turn_bytes
+        reader = FragmentReader(self, connection, assembly, make_stream, turn_bytes)
         try:
             await reader.ended
         finally:
@@ -218,19 +211,20 @@ class DataReceiver:
 
         A sender of unwanted blocks is notified once per transfer.
         """
-        if self._handlers.wants(prefix.transfer_id, self.peer):
-            return not self._handlers.has(prefix)
-        self._drop(prefix, self._handlers.on_unwanted)
+        transfer_id = prefix.transfer_id
+        if self._machine.wants(transfer_id, self.peer):
+            return not self._machine.has(transfer_id, (prefix.layout_id, prefix.key))
+        self._drop(transfer_id, Unwanted)
         return False
 
     def no_room(self, prefix: FragmentPrefix) -> None:
         """A fragment is dropped as there is no memory for its block. Its transfer is over."""
-        self._drop(prefix, self._handlers.on_no_room)
+        self._drop(prefix.transfer_id, NoRoom)
 
-    def _drop(self, prefix: FragmentPrefix, why: Callable[[str, bytes], None]) -> None:
-        if prefix.transfer_id != self._unwanted:
-            self._unwanted = prefix.transfer_id
-            self._tell(why, self.peer, self._unwanted)
+    def _drop(self, transfer_id: bytes, kind: type[Unwanted | NoRoom]) -> None:
+        if transfer_id != self._unwanted:
+            self._unwanted = transfer_id
+            self._tell(self._handlers.inbound.report, kind(self.peer, transfer_id))
 
     def deliver(self, block: ReceivedBlock, reader: FragmentReader) -> bool:
         """Have a block's digest compared and hand it on.
@@ -251,7 +245,7 @@ class DataReceiver:
             return
         if block.is_intact:
             self._tell(
-                self._handlers.on_block,
+                self._handlers.inbound.block,
                 self.peer,
                 block,
                 lambda: self._lane.call(self._dealt_with, reader, block),

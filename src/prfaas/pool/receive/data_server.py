@@ -14,7 +14,6 @@ from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer
 from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver, ReceivingSession
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
-from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.sealed.keys import LinkSecret
 from prfaas.wire.sealed.records import ConnectionNumbers
 
@@ -34,7 +33,7 @@ class DataPort:
         decoding: Decoder of coded fragments.
         is_spread: True if connections without TLS are spread over the lanes. Sealed ones may be:
             a fragment has its place in a block only while it is opened, in a single call.
-        on_block: See `DataHandlers`, as for the next three.
+        on_broken: See `DataHandlers`.
         on_refused: Called for every unidentified connection that is closed.
     """
 
@@ -47,9 +46,6 @@ class DataPort:
         decoding: Decoding,
         *,
         is_spread: bool,
-        on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None],
-        on_unwanted: Callable[[str, bytes], None],
-        on_no_room: Callable[[str, bytes], None],
         on_broken: Callable[[str, PeerError], None],
         on_refused: Callable[[], None],
     ) -> None:
@@ -59,24 +55,18 @@ class DataPort:
         self._io = io
         self._is_spread = is_spread
         self._on_refused = on_refused
-        self._links: dict[str, tuple[str, Assembly]] = {}
-        """By peer: the word of its present link, and the blocks that come over it."""
+        self._links = inbound.links
         self._sessions: dict[bytes, ReceivingSession] = {}
         """By public name: those of present links without TLS."""
         self._receivers: dict[DataReceiver, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers = DataHandlers(
+            inbound=inbound,
             decoding=decoding,
             find_session=self._sessions.get,
             find_assembly=self._find_assembly,
-            wants=inbound.wants,
-            has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
-            on_block=on_block,
-            on_unwanted=on_unwanted,
-            on_no_room=on_no_room,
             on_broken=on_broken,
             on_end=lambda receiver: self._receivers.pop(receiver, None),
-            turn_bytes=inbound.limits.turn_bytes,
         )
 
     def open(self) -> None:
@@ -138,11 +128,6 @@ class DataPort:
         for receiver in list(self._receivers):
             if receiver.peer == peer:
                 receiver.kill()
-
-    def forget(self, transfer_id: bytes) -> None:
-        """Drop unfinished blocks of an ended transfer."""
-        for _, assembly in self._links.values():
-            assembly.forget(transfer_id)
 
     @property
     def share(self) -> int:

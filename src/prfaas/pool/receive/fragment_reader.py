@@ -45,7 +45,7 @@ class Stream(Protocol):
         """Keep no memory of a block."""
 
 
-class Receiver(Protocol):
+class FragmentOwner(Protocol):
     """The connection's owner."""
 
     peer: str
@@ -83,7 +83,7 @@ class FragmentReader:
 
     def __init__(
         self,
-        receiver: Receiver,
+        receiver: FragmentOwner,
         connection: socket.socket,
         assembly: Assembly,
         make_stream: Callable[[Callable[[FragmentPrefix], memoryview]], Stream],

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.pool.send.ahead import AwaitedBlocks, StoreWaits
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import ReadBudget
+from prfaas.pool.tickets.ticket_checks import TicketChecks
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Ahead as Computed
+from prfaas.wire.messages.link import Pull
 
 ROOM_RETRY_S = 0.02
 """Blocks that wait for the link hold memory; it is tried again after this."""
@@ -20,14 +25,46 @@ class Sending:
 
     Args:
         store: Has the blocks.
+        tickets: Check what peers request.
         read_limit_s: Time limit of the slow reads of one transfer, seconds; None is unlimited.
     """
 
-    def __init__(self, store: BlockStore, read_limit_s: float | None = None) -> None:
-        self._store, self._read_limit_s = store, read_limit_s
+    def __init__(
+        self, store: BlockStore, tickets: TicketChecks, read_limit_s: float | None = None
+    ) -> None:
+        self._store, self._tickets, self._read_limit_s = store, tickets, read_limit_s
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits = StoreWaits()
         self._ahead: dict[bytes, AwaitedBlocks] = {}
+
+    def serve(self, link: OutboundLink, pull: Pull) -> None:
+        """Send requested blocks to a peer, and report missing ones."""
+        transfer_id = pull.transfer_id
+        if pull.ahead is Computed.COMPUTED:
+            if transfer_id in self._ahead:
+                self._ahead[transfer_id].computed()
+            return
+        if link.has(transfer_id):
+            return
+        try:
+            grant = self._tickets.to_send(
+                pull.ticket,
+                pull.blocks,
+                transfer_id=transfer_id,
+                destination=link.peer,
+                layout_id=None,
+            )
+        except TicketRefusedError as error:
+            link.refuse(transfer_id, error.reason.value)
+            return
+        link.open(grant)
+        keys = dict.fromkeys(keys_of(pull.keys))
+        layout_id = grant.ticket.layout_id
+        if pull.ahead is Computed.COMPUTING:
+            ahead = self._ahead[transfer_id] = AwaitedBlocks(keys)
+            self._run(self._send_ahead(link, transfer_id, layout_id, ahead))
+        else:
+            self.start(link, transfer_id, layout_id, keys, tell_missing=True)
 
     def start(
         self,
@@ -45,29 +82,12 @@ class Sending:
             keys: The blocks; missing ones are left out.
             tell_missing: True if the peer asked for them and has to know which are not there.
         """
-        work = self._send(link, transfer_id, layout_id, list(keys), tell_missing=tell_missing)
+        self._run(self._send(link, transfer_id, layout_id, list(keys), tell_missing=tell_missing))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def start_ahead(
-        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, keys: Iterable[BlockKey]
-    ) -> None:
-        """Send blocks once they are stored; finish when all are, or none comes any more.
-
-        Args:
-            transfer_id: An open transfer of this link. Its end ends the wait.
-            keys: The blocks, in the order of the prompt.
-        """
-        ahead = self._ahead[transfer_id] = AwaitedBlocks(keys)
-        task = asyncio.create_task(self._send_ahead(link, transfer_id, layout_id, ahead))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def computed(self, transfer_id: bytes) -> None:
-        """The engine that computes the blocks of such a transfer has answered."""
-        if transfer_id in self._ahead:
-            self._ahead[transfer_id].computed()
 
     def ended(self, transfer_id: bytes) -> None:
         """A transfer is over."""

@@ -14,9 +14,8 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-from prfaas.core.transfer.connection_count import PathLoss, num_connections
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
-from prfaas.core.transfer.pacing import Pacer
+from prfaas.core.transfer.pacing import Pacer, PathLoss, num_connections
 from prfaas.errors import PeerError, words_of
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from typing import Protocol
 
-from prfaas.core.codec.codecs import LinkCodec, Quality
-from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
-from prfaas.core.kv.shipping import NamedBlocks
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer import actions as do
+from prfaas.core.transfer import events as on
 from prfaas.core.transfer.link_encryption import LinkEncryption, offered
-from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock, TenantShare
-from prfaas.core.transfer.residency import Regions
-from prfaas.core.transfer.tickets import TicketRefusedError
-from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.core.transfer.machine import methods_of
+from prfaas.core.transfer.sender import Sender
+from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import PeerError
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -29,12 +30,12 @@ from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
-from prfaas.pool.tickets.ticket_checks import Grant, oversized, unnamed
+from prfaas.pool.tickets.ticket_checks import SOURCE, Grant, TicketChecks
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
-from prfaas.wire.messages.base import Goodbye, Ping, Pong, Unsupported
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
 from prfaas.wire.messages.codec import ToSender, decode, tags_of
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import LinkTelemetry
@@ -55,29 +56,11 @@ from prfaas.wire.messages.link import (
 from prfaas.wire.regions import peer_regions
 
 
-@dataclass(eq=False, slots=True)
-class _Outgoing:
-    """A transfer and its blocks."""
+class Serves(Protocol):
+    """Sends what peers request."""
 
-    transfer: Transfer
-    sealed: bytes
-    """Its ticket."""
-    named: NamedBlocks
-    """The blocks that its ticket allows."""
-    tenant: TenantShare
-    quality: Quality = Quality.LOSSLESS
-    blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
-    """Pushed and not known to have arrived; pinned."""
-    names: set[BlockName] = field(default_factory=set)
-    """All that were pushed."""
-    pushed_bytes: int = 0
-    missing: list[BlockKey] = field(default_factory=list)
-    """Blocks that the peer requested and that are missing here."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Return True if nothing more will be pushed."""
-        return self.transfer.state is TransferState.SENT
+    def serve(self, link: OutboundLink, pull: Pull) -> None:
+        """Send requested blocks over a link, and report missing ones."""
 
 
 class OutboundLink:
@@ -93,8 +76,8 @@ class OutboundLink:
         io: Where the data connections live.
         on_change: Called when the link comes up or goes down.
         on_ended: Called once for every transfer that ended here.
-        on_over: Called for a transfer that was aborted because its ticket does not allow a block.
-        on_pull: Called with this link and the blocks that the peer requests.
+        tickets: Count blocks that a ticket does not allow, and know the regions of peers.
+        serves: Sends the blocks that the peer requests.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -102,8 +85,7 @@ class OutboundLink:
         layouts: What engines announced; blocks of others go raw.
         encryption: Protection of the data connections.
         limits: Of the data connections.
-        on_met: Called with the regions in the peer's certificate; True if they have changed.
-        prove: Called with the name and the certificate of the peer; see `AllowList`.
+        expected: Admits the peer alone.
     """
 
     def __init__(
@@ -119,8 +101,8 @@ class OutboundLink:
         on_change: Callable[[], None],
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
-        on_over: Callable[[Transfer, TicketRefusedError], None],
-        on_pull: Callable[[OutboundLink, Pull], None],
+        tickets: TicketChecks,
+        serves: Serves,
         grace_ns: int,
         budget_bits_per_s: int = 0,
         connections: int = 0,
@@ -128,24 +110,15 @@ class OutboundLink:
         layouts: KnownLayouts | None = None,
         encryption: LinkEncryption = LinkEncryption.TLS,
         limits: SendLimits = DEFAULTS,
-        on_met: Callable[[str, Regions], bool] = lambda *_: False,
-        prove: Callable[[str, bytes | None], object] = lambda *_: None,
+        expected: AllowList | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.peer = peer
-        self._pool = pool
-        self._epoch = epoch
-        self._on_change = on_change
-        self._on_ended = on_ended
-        self._clock_ns = clock_ns
-        self._on_over = on_over
-        self._on_pull, self._on_met = on_pull, on_met
-        self._grace_ns = grace_ns
+        self._pool, self._epoch = pool, epoch
+        self._on_change, self._on_ended = on_change, on_ended
+        self._clock_ns, self._tickets, self._serves = clock_ns, tickets, serves
         self._encryptions = offered(encryption)
-        self._peer_epoch = ""
-        self._down_since_ns: int | None = -grace_ns
-        """Time since which the link has been reported as down, ns; None while it is up."""
-        self._transfers: dict[bytes, _Outgoing] = {}
+        self.machine = Sender(peer, grace_ns)
         self._moved = metrics.moved
         self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._checkpoint_bytes = metrics.checkpoint_bytes
@@ -165,7 +138,7 @@ class OutboundLink:
             budget_bits_per_s=budget_bits_per_s,
             connections=connections,
             limits=limits,
-            expected=AllowList({peer}, prove),
+            expected=expected or AllowList({peer}),
         )
 
     # --- requests of the node ---
@@ -178,12 +151,12 @@ class OutboundLink:
     @property
     def num_open(self) -> int:
         """Transfers that have not ended."""
-        return len(self._transfers)
+        return len(self.machine.open)
 
     @property
     def open_arrived_bytes(self) -> int:
         """Blocks of open transfers that the peer has."""
-        return sum(outgoing.transfer.num_bytes for outgoing in self._transfers.values())
+        return self.machine.arrived_bytes
 
     @property
     def telemetry(self) -> LinkTelemetry:
@@ -207,69 +180,39 @@ class OutboundLink:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._dialer.seconds_to_send(num_bytes)
 
+    def report(self, event: on.TransferEvent) -> None:
+        """Report what happened, and do what follows.
+
+        Raises:
+            PeerError: The peer broke the protocol.
+        """
+        for action in self.machine.step(event, self._clock_ns()):
+            _METHODS[type(action)](self, action)
+
     def open(self, grant: Grant) -> None:
         """Start a transfer; it is aborted immediately if no link is expected."""
-        ticket, now = grant.ticket, self._clock_ns()
-        if ticket.transfer_id in self._transfers:
-            return
-        transfer = Transfer(
-            ticket.transfer_id,
-            self.peer,
-            now,
-            now + grant.lifetime_ns,
-            ticket.layout_id,
-            ticket.bytes_max,
-            trace=ticket.trace,
+        ticket = grant.ticket
+        self.report(
+            on.Granted(
+                self.peer,
+                ticket.transfer_id,
+                ticket=ticket,
+                named=grant.named,
+                lifetime_ns=grant.lifetime_ns,
+                request=grant.sealed,
+            )
         )
-        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
-            transfer,
-            grant.sealed,
-            grant.named,
-            TenantShare(ticket.tenant, ticket.weight, ticket.bytes_per_s),
-            ticket.quality,
-        )
-        if not self.is_up and self._is_given_up():
-            self._end(transfer, TransferEnd.LINK_LOST, "link_down")
-        elif self._dialer.is_welcome:
-            self._offer(outgoing)
 
     def push(self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock) -> None:
         """Queue one block; ignored if the transfer has ended or has it already."""
-        outgoing = self._transfers.get(transfer_id)
-        name = layout_id, key
-        if outgoing is None or name in outgoing.names:
-            return
-        if key not in outgoing.named:
-            self._beyond_ticket(outgoing.transfer, unnamed(key))
-            return
-        outgoing.pushed_bytes += len(block.data)
-        if outgoing.pushed_bytes > outgoing.transfer.bytes_max:
-            self._beyond_ticket(outgoing.transfer, oversized(outgoing.transfer))
-            return
-        block.pins += 1
-        outgoing.names.add(name)
-        outgoing.blocks[name] = block
-        is_inherited = bool(block.origin.sources)
-        form = self._coding.form(outgoing.quality, layout_id, key.group, len(block.data))
-        self._queue.add(
-            OutgoingBlock(
-                transfer_id,
-                name,
-                block.digest,
-                block.data,
-                outgoing.tenant,
-                is_inherited,
-                form,
-                born_s=block.origin.born_s,
-            )
+        name, num_bytes = (layout_id, key), len(block.data)
+        self.report(
+            on.BlockReady(self.peer, transfer_id, name=name, num_bytes=num_bytes, payload=block)
         )
 
     def is_checkpoint(self, transfer_id: bytes, key: BlockKey) -> bool:
         """Return True if a transfer lists a state, and not as the last one of its group."""
-        outgoing = self._transfers.get(transfer_id)
-        if outgoing is None or key not in outgoing.named:
-            return False
-        return outgoing.named.manifest[key.group][-HASH_BYTES:] != key.block_hash
+        return self.machine.is_checkpoint(transfer_id, key)
 
     def push_checkpoint(
         self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock
@@ -290,52 +233,34 @@ class OutboundLink:
         Args:
             missing: Requested blocks that are missing here.
         """
-        outgoing = self._transfers.get(transfer_id)
-        if outgoing is not None and outgoing.transfer.apply(TransferEvent.SEND):
-            outgoing.missing = list(missing)
-            outgoing.transfer.num_missing = len(outgoing.missing)
-            self._queue.finish(transfer_id)
-            if self._dialer.is_welcome:
-                self._announce_end(outgoing)
+        self.report(on.ListClosed(self.peer, transfer_id, missing=tuple(missing)))
 
     def has(self, transfer_id: bytes) -> bool:
         """Return True if this transfer is open here."""
-        return transfer_id in self._transfers
+        return transfer_id in self.machine.open
 
     def refuse(self, transfer_id: bytes, reason: str) -> None:
         """Report to the peer that its requested blocks will not be sent."""
         self._dialer.send(Refused(transfer_id=transfer_id, reason=reason))
 
-    def abort(
-        self, transfer_id: bytes, kind: TransferEnd, reason: str = "", *, tell_peer: bool
-    ) -> None:
-        """Give a transfer up; harmless if it has ended."""
-        outgoing = self._transfers.get(transfer_id)
-        if outgoing is None:
-            return
-        if tell_peer:
-            self._dialer.send(Abort(transfer_id=transfer_id, kind=kind, reason=reason))
-        self._end(outgoing.transfer, kind, reason)
+    def abort(self, transfer_id: bytes, kind: TransferEnd, reason: str = "") -> None:
+        """Give a transfer up, and tell the peer; harmless if it has ended."""
+        self.report(on.GivenUp(self.peer, transfer_id, kind=kind, reason=reason))
 
     def purge(self, matches: Matches) -> int:
         """Give up transfers that have a block of such an origin to send; how many there were."""
         found = [
             transfer_id
-            for transfer_id, outgoing in self._transfers.items()
-            if any(matches(block.origin) for block in outgoing.blocks.values())
+            for transfer_id, outgoing in self.machine.open.items()
+            if any(matches(block.payload.origin) for block in outgoing.blocks.values())
         ]
         for transfer_id in found:
-            self.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
+            self.abort(transfer_id, TransferEnd.PURGED)
         return len(found)
 
     def expire(self) -> None:
         """End transfers that are open, or wait for the link, for too long."""
-        now = self._clock_ns()
-        for outgoing in list(self._transfers.values()):
-            if now >= outgoing.transfer.deadline_ns:
-                self._end(outgoing.transfer, TransferEnd.EXPIRED, "lifetime")
-        if not self.is_up and self._is_given_up():
-            self._give_up(TransferEnd.LINK_LOST)
+        self.report(on.Ticked(self.peer))
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -345,12 +270,12 @@ class OutboundLink:
 
     def met(self, channel: Channel) -> None:
         """End open transfers if the peer's certificate names other regions than before."""
-        if self._on_met(self.peer, peer_regions(channel.ssl_object)):
-            self._give_up(TransferEnd.LINK_LOST)
+        if self._tickets.met(self.peer, peer_regions(channel.ssl_object)):
+            self.end()
 
     def hello(self, link: str) -> PoolHello:
         """First message of a new connection."""
-        resumes = list(self._transfers)
+        resumes = list(self.machine.open)
         return PoolHello(
             pool=self._pool,
             epoch=self._epoch,
@@ -363,9 +288,8 @@ class OutboundLink:
 
     def on_state(self) -> None:
         """The link came up or went down."""
-        self._down_since_ns = None if self.is_up else self._clock_ns()
         self._on_change()
-        self.expire()
+        self.report(on.LinkUp(self.peer) if self.is_up else on.LinkBroke(self.peer))
 
     def on_report(self) -> None:
         """Handle a new measurement of a busy link."""
@@ -373,11 +297,7 @@ class OutboundLink:
 
     def end(self) -> None:
         """End all transfers: the peer may not have more."""
-        self._give_up(TransferEnd.LINK_LOST)
-
-    def _is_given_up(self) -> bool:
-        since_ns = self._down_since_ns
-        return since_ns is not None and self._clock_ns() - since_ns >= self._grace_ns
+        self.report(on.PeerLost(self.peer))
 
     def _taken(self, fragment: Fragment) -> None:
         """Count a fragment that goes out. On a lane."""
@@ -406,10 +326,10 @@ class OutboundLink:
             case Decodes():
                 self._coding.agree(message.codecs)
             case Arrived():
-                for key in keys_of(message.keys):
-                    self._arrived(message.transfer_id, (message.layout_id, key))
+                names = tuple((message.layout_id, key) for key in keys_of(message.keys))
+                self.report(on.ArrivedCame(self.peer, message.transfer_id, names=names))
             case Pull():
-                self._on_pull(self, message)
+                self._serves.serve(self, message)
             case Accepted() | Refused() | Committed() | Abort():
                 self._on_progress(message)
             case _:
@@ -418,90 +338,82 @@ class OutboundLink:
     def _on_progress(self, message: Accepted | Refused | Committed | Abort) -> None:
         match message:
             case Accepted():
-                self._answered(message.transfer_id, TransferEvent.ACCEPT)
+                self.report(on.AcceptedCame(self.peer, message.transfer_id))
             case Refused():
-                self._answered(message.transfer_id, TransferEnd.REFUSED, message.reason)
+                refused = on.RefusedCame(self.peer, message.transfer_id, reason=message.reason)
+                self.report(refused)
             case Committed():
-                self._committed(message.transfer_id)
+                self.report(on.CommittedCame(self.peer, message.transfer_id))
             case Abort():
-                self.abort(message.transfer_id, message.kind, message.reason, tell_peer=False)
+                kind, why = message.kind, message.reason
+                self.report(on.AbortCame(self.peer, message.transfer_id, kind=kind, reason=why))
 
     def _resume(self, resumed: Resumed) -> None:
         """Continue with the blocks that the peer does not have."""
         if resumed.encryption and resumed.encryption not in self._encryptions:
             raise PeerError(f"{self.peer} selects protection {resumed.encryption!r}, not offered")
-        if self._peer_epoch not in ("", resumed.epoch):
-            self._give_up(TransferEnd.PEER_RESTARTED)
-        self._peer_epoch = resumed.epoch
         self._coding.takes_ages = resumed.takes_ages
         self._dialer.welcomed(resumed)
-        for outgoing in self._transfers.values():
-            self._offer(outgoing)
-            if outgoing.is_finished:
-                self._announce_end(outgoing)
+        self.report(on.LinkCame(self.peer, epoch=resumed.epoch))
 
-    def _offer(self, outgoing: _Outgoing) -> None:
-        self._dialer.send(
-            Offer(
-                transfer_id=outgoing.transfer.transfer_id,
-                ticket=outgoing.sealed,
-                blocks=dict(outgoing.named.manifest),
+    # --- actions ---
+
+    def _send(self, message: Message) -> None:
+        """Send a message about a transfer; without a welcome `LinkCame` repeats it."""
+        if self._dialer.is_welcome:
+            self._dialer.send(message)
+
+    def _send_offer(self, action: do.SendOffer) -> None:
+        transfer_id, blocks = action.transfer_id, dict(action.named.manifest)
+        self._send(Offer(transfer_id=transfer_id, ticket=action.sealed, blocks=blocks))
+
+    def _send_commit(self, action: do.SendCommit) -> None:
+        transfer_id, missing = action.transfer_id, wire_keys(action.missing)
+        num_blocks = action.num_blocks
+        self._send(Commit(transfer_id=transfer_id, num_blocks=num_blocks, missing=missing))
+
+    def _tell_abort(self, action: do.TellAbort) -> None:
+        transfer_id, kind, reason = action.transfer_id, action.kind, action.reason
+        self._dialer.send(Abort(transfer_id=transfer_id, kind=kind, reason=reason))
+
+    def _record_refusal(self, action: do.RecordRefusal) -> None:
+        self._tickets.refused(SOURCE, action.transfer_id, action.error)
+
+    def _send_block(self, action: do.SendBlock) -> None:
+        ready = action.block
+        block, (layout_id, key) = ready.payload, ready.name
+        block.pins += 1
+        self._queue.add(
+            OutgoingBlock(
+                ready.transfer_id,
+                ready.name,
+                block.digest,
+                block.data,
+                action.tenant,
+                bool(block.origin.sources),
+                self._coding.form(action.quality, layout_id, key.group, ready.num_bytes),
+                born_s=block.origin.born_s,
             )
         )
 
-    def _answered(
-        self, transfer_id: bytes, event: TransferEvent | TransferEnd, reason: str = ""
-    ) -> None:
-        outgoing = self._transfers.get(transfer_id)
-        if outgoing is not None:
-            self._end(outgoing.transfer, event, reason)
+    def _close_queue(self, action: do.CloseQueue) -> None:
+        self._queue.finish(action.transfer_id)
 
-    def _arrived(self, transfer_id: bytes, name: BlockName) -> None:
-        outgoing = self._transfers.get(transfer_id)
-        block = outgoing.blocks.pop(name, None) if outgoing is not None else None
-        if outgoing is None or block is None:
-            return
-        block.pins -= 1
-        self._queue.arrived(transfer_id, name)
-        outgoing.transfer.moved(len(block.data), self._clock_ns())
+    def _landed(self, action: do.Landed) -> None:
+        for block in action.blocks:
+            block.payload.pins -= 1
+            self._queue.arrived(action.transfer_id, block.name)
 
-    def _committed(self, transfer_id: bytes) -> None:
-        outgoing = self._transfers.get(transfer_id)
-        if outgoing is None:
-            return
-        if not outgoing.is_finished:
-            raise PeerError(f"transfer {transfer_id.hex()} is committed before it is complete")
-        # What the peer said of its last blocks may be lost with a connection that broke.
-        for name in list(outgoing.blocks):
-            self._arrived(transfer_id, name)
-        self._end(outgoing.transfer, TransferEnd.COMMITTED)
+    def _withdraw(self, action: do.Withdraw) -> None:
+        self._queue.drop(action.transfer_id)
+        for block in action.blocks:
+            block.payload.pins -= 1
 
-    def _announce_end(self, outgoing: _Outgoing) -> None:
-        transfer_id = outgoing.transfer.transfer_id
-        num_blocks, missing = len(outgoing.names), wire_keys(outgoing.missing)
-        self._dialer.send(Commit(transfer_id=transfer_id, num_blocks=num_blocks, missing=missing))
+    def _distrust(self, action: do.Distrust) -> None:
+        raise PeerError(action.why)
 
-    # --- ends ---
+    def _ended(self, action: do.Ended) -> None:
+        self._on_ended(action.transfer)
 
-    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
-        """The engine pushes blocks that the gateway did not allow."""
-        reason = error.reason.value
-        refused = TransferEnd.REFUSED
-        self._dialer.send(Abort(transfer_id=transfer.transfer_id, kind=refused, reason=reason))
-        self._on_over(transfer, error)
-        self._end(transfer, refused, reason)
 
-    def _give_up(self, kind: TransferEnd) -> None:
-        for transfer_id in list(self._transfers):
-            self.abort(transfer_id, kind, tell_peer=True)
-
-    def _end(
-        self, transfer: Transfer, event: TransferEvent | TransferEnd, detail: str = ""
-    ) -> None:
-        if not transfer.apply(event, detail) or transfer.is_open:
-            return
-        outgoing = self._transfers.pop(transfer.transfer_id)
-        self._queue.drop(transfer.transfer_id)
-        for block in outgoing.blocks.values():
-            block.pins -= 1
-        self._on_ended(transfer)
+_METHODS = methods_of(OutboundLink, do.SENT)

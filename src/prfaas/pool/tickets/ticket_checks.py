@@ -8,8 +8,6 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.audit.pool_audit import PoolAudit
-from prfaas.core.codec.codecs import Quality, allows
-from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.shipping import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
@@ -20,10 +18,8 @@ from prfaas.core.transfer.tickets import (
     UsedTickets,
     check_ticket,
 )
-from prfaas.core.transfer.transfer_state import Transfer
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
@@ -200,45 +196,3 @@ class TicketChecks:
         return Grant(
             ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
         )
-
-
-def beyond_ticket(
-    transfer: Transfer,
-    block: ReceivedBlock,
-    named: NamedBlocks,
-    asked: set[BlockKey] | None,
-    quality: Quality = Quality.LOSSLESS,
-) -> TicketRefusedError | None:
-    """Limit that a block exceeds if its transfer does not cover it."""
-    if block.key not in named:
-        return unnamed(block.key)
-    if asked is not None and block.key not in asked:
-        return TicketRefusedError(TicketRefusal.FOREIGN, "a block arrived that was not requested")
-    if block.layout_id != transfer.layout_id:
-        return TicketRefusedError(TicketRefusal.LAYOUT, "a block of another layout arrived")
-    if not allows(quality, block.modes):
-        how = ", ".join(sorted(mode.name.lower() for mode in block.modes))
-        return TicketRefusedError(
-            TicketRefusal.QUALITY, f"a block came rounded ({how}); it is for {quality} blocks"
-        )
-    num_bytes = transfer.num_bytes + len(block.data)
-    if num_bytes > transfer.bytes_max:
-        return TicketRefusedError(
-            TicketRefusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
-        )
-    return None
-
-
-def unnamed(key: BlockKey) -> TicketRefusedError:
-    """The refusal of a block that is not on the list of its ticket."""
-    name = key.block_hash.hex()[:12]
-    return TicketRefusedError(
-        TicketRefusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
-    )
-
-
-def oversized(transfer: Transfer) -> TicketRefusedError:
-    """The refusal of an engine's push that is larger than its ticket."""
-    return TicketRefusedError(
-        TicketRefusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
-    )

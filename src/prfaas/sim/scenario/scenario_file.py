@@ -19,7 +19,7 @@ from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth as Regime
 from prfaas.core.routing.policies import PolicyName
-from prfaas.core.transfer.connection_count import CONNECTIONS_MAX
+from prfaas.core.transfer.pacing import CONNECTIONS_MAX
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.errors import ConfigError
 from prfaas.market.scenario import RevocationTable
