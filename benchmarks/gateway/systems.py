@@ -25,11 +25,11 @@ ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
 BLOCK_TOKENS = 2048
 FILE = """
-state = "{home}/state"
+state = "{local}/state"
 
 [model]
 name = "{model}"
-path = "{home}/model"
+path = "{local}/model"
 
 [gateway]
 listen = "127.0.0.1:0"
@@ -38,7 +38,7 @@ listen = "127.0.0.1:0"
 offload_threshold = 1000000
 
 [security]
-identities = "{home}/identities"
+identities = "{local}/identities"
 generate = true
 
 [clusters.prfaas]

@@ -46,7 +46,7 @@ class Driver:
         self.ended: list[Transfer] = []
         self.sent: list[do.TransferAction] = []
 
-    def report(self, event: on.TransferEvent) -> list[do.TransferAction]:
+    def report(self, event: on.TransferInput) -> list[do.TransferAction]:
         actions = self.machine.step(event, self.now_ns)
         for action in actions:
             self.sent.append(action)
@@ -81,7 +81,7 @@ class Driver:
             case _:
                 pass
 
-    def checked(self, action: do.CheckTicket) -> on.TransferEvent:
+    def checked(self, action: do.CheckTicket) -> on.TransferInput:
         peer, transfer_id, asker = action.peer, action.transfer_id, action.asker
         if self.refusal is not None:
             return on.NotGranted(peer, transfer_id, reason=self.refusal, asker=asker)
@@ -121,16 +121,16 @@ def block(peer: str, transfer_id: bytes, key: BlockKey, **more: Any) -> on.Block
 
 def stored(
     peer: str, transfer_id: bytes, name: BlockName, failure: TransferEnd | None
-) -> on.StoreDone:
-    return on.StoreDone(peer, transfer_id, name=name, num_bytes=BLOCK_BYTES, failure=failure)
+) -> on.BlockKept:
+    return on.BlockKept(peer, transfer_id, name=name, num_bytes=BLOCK_BYTES, failure=failure)
 
 
-def of_all() -> st.SearchStrategy[tuple[type[on.TransferEvent], dict[str, Any]]]:
+def of_all() -> st.SearchStrategy[tuple[type[on.TransferInput], dict[str, Any]]]:
     """Every kind of event, of either peer or none and of each transfer, at any time."""
     ids, keys, counts = st.sampled_from(IDS), st.sampled_from(KEYS), st.integers(0, 3)
     some_keys = st.lists(keys, max_size=3).map(tuple)
     ends = st.sampled_from(ENDS)
-    more: dict[type[on.TransferEvent], dict[str, Any]] = {
+    more: dict[type[on.TransferInput], dict[str, Any]] = {
         on.PullAsked: {
             "request": some_keys,
             "asker": st.just("asker"),
@@ -143,7 +143,7 @@ def of_all() -> st.SearchStrategy[tuple[type[on.TransferEvent], dict[str, Any]]]
             "modes": st.sampled_from([frozenset(), frozenset([*SegmentMode][:1])]),
             "layout_id": st.sampled_from([LAYOUT] * 5 + [b"M" * 32]),
         },
-        on.StoreDone: {"failure": ends},
+        on.BlockKept: {"failure": ends},
         on.CommitCame: {"num_blocks": counts, "missing": some_keys},
         on.AbortCame: {"kind": ends, "reason": st.just("because")},
         on.RefusedCame: {"reason": st.just("because")},
@@ -167,14 +167,14 @@ def of_all() -> st.SearchStrategy[tuple[type[on.TransferEvent], dict[str, Any]]]
     )
 
 
-def drive(driver: Driver, kind: type[on.TransferEvent], given_: dict[str, Any]) -> None:
+def drive(driver: Driver, kind: type[on.TransferInput], given_: dict[str, Any]) -> None:
     more = dict(given_)
     driver.now_ns += more.pop("passes_ns")
     driver.refusal, driver.failure = more.pop("refusal"), more.pop("failure")
     peer, transfer_id = more.pop("peer"), more.pop("transfer_id")
     if kind is on.BlockCame:
         driver.bring(peer, transfer_id, **more)
-    elif kind is on.StoreDone:
+    elif kind is on.BlockKept:
         # A pool stores within the step; a report of its own only ends something.
         failure = given_["failure"] or TransferEnd.NO_ROOM
         driver.report(stored(peer, transfer_id, (LAYOUT, KEYS[0]), failure))
@@ -189,7 +189,7 @@ def drive(driver: Driver, kind: type[on.TransferEvent], given_: dict[str, Any]) 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(of_all(), max_size=40))
 def test_every_event_in_every_state_keeps_the_invariants(
-    events: list[tuple[type[on.TransferEvent], dict[str, Any]]],
+    events: list[tuple[type[on.TransferInput], dict[str, Any]]],
 ) -> None:
     driver = Driver()
     for kind, given_ in events:

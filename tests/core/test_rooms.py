@@ -45,7 +45,7 @@ def test_a_prompt_that_does_not_fit_into_the_pool_at_home_is_prefilled_there() -
 
 
 def test_what_the_pool_holds_already_takes_no_room() -> None:
-    request = arrival(1, 12, local_0=2 * TOKENS, local_1=2 * TOKENS)
+    request = arrival(1, 12, home_0=2 * TOKENS, home_1=2 * TOKENS)
     assert goes(sent(with_room_for(10).arrive(request, 0))) == AWAY
 
 

@@ -28,7 +28,7 @@ class Driver:
         self.pinned: set[tuple[bytes, Any]] = set()
         self.ended: list[Transfer] = []
 
-    def report(self, event: on.TransferEvent) -> list[do.TransferAction]:
+    def report(self, event: on.TransferInput) -> list[do.TransferAction]:
         actions = self.machine.step(event, self.now_ns)
         for action in actions:
             match action:
@@ -56,13 +56,13 @@ class Driver:
         return self.report(on.BlockReady("peer", transfer_id, name=name, num_bytes=num_bytes))
 
 
-def of_all() -> st.SearchStrategy[tuple[int, on.TransferEvent]]:
+def of_all() -> st.SearchStrategy[tuple[int, on.TransferInput]]:
     """Every kind of event of the sending end, at any time."""
     ids, ends = st.sampled_from(IDS), st.sampled_from(ENDS)
     peer, because = st.just("peer"), st.just("because")
     keys = st.lists(st.sampled_from(KEYS), max_size=3).map(tuple)
     names = st.lists(st.sampled_from(NAMES), max_size=3).map(tuple)
-    more: dict[type[on.TransferEvent], dict[str, Any]] = {
+    more: dict[type[on.TransferInput], dict[str, Any]] = {
         on.AbortCame: {"kind": ends, "reason": because},
         on.GivenUp: {"kind": ends, "reason": because},
         on.RefusedCame: {"reason": because},
@@ -72,7 +72,7 @@ def of_all() -> st.SearchStrategy[tuple[int, on.TransferEvent]]:
         on.ArrivedCame: {"names": names},
     }
 
-    def of(kind: type[on.TransferEvent]) -> st.SearchStrategy[on.TransferEvent]:
+    def of(kind: type[on.TransferInput]) -> st.SearchStrategy[on.TransferInput]:
         if kind is on.Granted:
             return ids.map(lambda one: granted("peer", one, request=b"sealed"))
         return st.builds(kind, peer=peer, transfer_id=ids, **more.get(kind, {}))
@@ -84,7 +84,7 @@ def of_all() -> st.SearchStrategy[tuple[int, on.TransferEvent]]:
 @settings(max_examples=400, deadline=None)
 @given(st.lists(of_all(), max_size=40))
 def test_every_event_in_every_state_keeps_the_invariants(
-    events: list[tuple[int, on.TransferEvent]],
+    events: list[tuple[int, on.TransferInput]],
 ) -> None:
     driver = Driver()
     driver.report(on.LinkUp("peer"))

@@ -44,7 +44,7 @@ CLUSTER = """
 [clusters.pd]
 role = "pd"
 [clusters.pd.timing]
-plan = "{home}/plan.toml"
+plan = "{local}/plan.toml"
 block_tokens = 64
 max_model_len = {max_model_len}
 """

@@ -49,7 +49,7 @@ PROMPT_TOKENS = 2500
 
 CONTRACT = """
 [contracts.{site}]
-authority = "{home}/{site}/ca-own.pem"
+authority = "{local}/{site}/ca-own.pem"
 gateways = ["gateway-{site}1", "gateway-{site}2"]
 pools = {{ pd-{site}-pool = "127.0.0.1:{port}" }}
 share = {share}
@@ -62,10 +62,10 @@ listen = "127.0.0.1:{port}"
 url = "http://127.0.0.1:{behind}"
 """
 DEPLOYMENT = """
-state = "{home}/{site}/state"
+state = "{local}/{site}/state"
 [model]
 name = "{model}"
-path = "{home}/model"
+path = "{local}/model"
 generate = true
 [gateway]
 name = "gateway-{site}1"
@@ -78,7 +78,7 @@ policy = "paper"
 prefill_timeout = "100s"
 transfer_timeout = "100s"
 [security]
-identities = "{home}/{site}"
+identities = "{local}/{site}"
 [clusters.prfaas]
 role = "prfaas"
 [clusters.prfaas.pools.prfaas-pool]
@@ -87,7 +87,7 @@ address = "127.0.0.1:{pool}"
 [clusters.pd]
 role = "pd"
 [clusters.pd.timing]
-plan = "{home}/plan.toml"
+plan = "{local}/plan.toml"
 block_tokens = 64
 max_model_len = {max_model_len}
 [clusters.pd.pools.pd-{site}-pool]

@@ -55,20 +55,20 @@ chunk = 512
 """
 
 DEPLOYMENT = """
-state = "{home}/state"
+state = "{local}/state"
 [model]
 name = "{model}"
-path = "{home}/model"
+path = "{local}/model"
 generate = true
 [gateway]
 listen = "127.0.0.1:0"
 [routing]
 offload_threshold = 2000
 policy = "paper"
-plan = "{home}/plan.toml"
+plan = "{local}/plan.toml"
 transfer_timeout = "5s"
 [security]
-identities = "{home}/state/identities"
+identities = "{local}/state/identities"
 generate = true
 """
 
@@ -76,7 +76,7 @@ CLUSTER = """
 [clusters.{name}]
 role = "{name}"
 [clusters.{name}.timing]
-plan = "{home}/plan.toml"
+plan = "{local}/plan.toml"
 block_tokens = 64
 max_model_len = {max_model_len}
 [clusters.{name}.pools.{name}-pool]

@@ -220,7 +220,7 @@ role = "pd"
 [clusters.pd.pools.pd-pool]
 address = "127.0.0.1:{pool_ports[1]}"
 [clusters.pd.engines]
-{home}
+{local}
 """
 
 

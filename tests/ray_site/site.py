@@ -22,10 +22,10 @@ from tests.ray_nodes.cluster import RayNodes
 from tests.sim.systems import EXAMPLES
 
 FILE = """
-state = "{home}/s"
+state = "{local}/s"
 [model]
 name = "timing"
-path = "{home}/model"
+path = "{local}/model"
 generate = true
 [gateway]
 listen = "127.0.0.1:{port}"
@@ -35,7 +35,7 @@ offload_threshold = 19400
 policy = "local"
 transfer_timeout = "5s"
 [security]
-identities = "{home}/identities"
+identities = "{local}/identities"
 generate = true
 [clusters.pd]
 role = "pd"

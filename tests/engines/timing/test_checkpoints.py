@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.transfer.events import StoreDone, TransferEvent
+from prfaas.core.transfer.events import BlockKept, TransferInput
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.lab.faults import Fault
 from tests.engines.timing.pulled_prefixes import PROMPT as PULLED
@@ -40,8 +40,8 @@ class Arrivals:
         inbound = world.sites["pd-pool"].node.inbound
         report = inbound.report
 
-        def reported(event: TransferEvent) -> bool:
-            if isinstance(event, StoreDone) and event.failure is None:
+        def reported(event: TransferInput) -> bool:
+            if isinstance(event, BlockKept) and event.failure is None:
                 self.keys.append(event.name[1])
             return report(event)
 

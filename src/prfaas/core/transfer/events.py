@@ -16,7 +16,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.records import Record
 
 
-class TransferEvent(Record, frozen=True):
+class TransferInput(Record, frozen=True):
     """Base of all events. One that its transfer has no use for is late, and ends nothing.
 
     Attributes:
@@ -31,13 +31,13 @@ class TransferEvent(Record, frozen=True):
 # --- the receiving end ---
 
 
-class Offered(TransferEvent, frozen=True):
+class Offered(TransferInput, frozen=True):
     """A peer announced a transfer. Announcing it twice is harmless."""
 
     request: Any = None
 
 
-class PullAsked(TransferEvent, frozen=True):
+class PullAsked(TransferInput, frozen=True):
     """Blocks are to be fetched from `peer` for `asker`.
 
     `is_computed`: only that the engine that computes them has answered.
@@ -48,7 +48,7 @@ class PullAsked(TransferEvent, frozen=True):
     is_computed: bool = False
 
 
-class Granted(TransferEvent, frozen=True, kw_only=True):
+class Granted(TransferInput, frozen=True, kw_only=True):
     """The ticket allows the transfer: at the receiving end, that which `CheckTicket` named.
 
     Attributes:
@@ -67,14 +67,14 @@ class Granted(TransferEvent, frozen=True, kw_only=True):
     asker: Any = None
 
 
-class NotGranted(TransferEvent, frozen=True, kw_only=True):
+class NotGranted(TransferInput, frozen=True, kw_only=True):
     """It does not; `asker` is that of a pull."""
 
     reason: TicketRefusal
     asker: Any = None
 
 
-class BlockCame(TransferEvent, frozen=True, kw_only=True):
+class BlockCame(TransferInput, frozen=True, kw_only=True):
     """A block is complete and intact. Without an action it is held until `Redeliver` or `LetGo`."""
 
     name: BlockName
@@ -83,7 +83,7 @@ class BlockCame(TransferEvent, frozen=True, kw_only=True):
     modes: frozenset[SegmentMode] = frozenset()
 
 
-class StoreDone(TransferEvent, frozen=True, kw_only=True):
+class BlockKept(TransferInput, frozen=True, kw_only=True):
     """A block of `Keep` is in the store, or is not for the reason `failure`."""
 
     name: BlockName
@@ -91,46 +91,46 @@ class StoreDone(TransferEvent, frozen=True, kw_only=True):
     failure: TransferEnd | None = None
 
 
-class Unwanted(TransferEvent, frozen=True):
+class Unwanted(TransferInput, frozen=True):
     """Fragments came of a transfer that takes none."""
 
 
-class NoRoom(TransferEvent, frozen=True):
+class NoRoom(TransferInput, frozen=True):
     """Fragments came for which there is no memory."""
 
 
-class CommitCame(TransferEvent, frozen=True, kw_only=True):
+class CommitCame(TransferInput, frozen=True, kw_only=True):
     """The peer said how many blocks there are, and which of a pull it does not have."""
 
     num_blocks: int
     missing: tuple[BlockKey, ...] = ()
 
 
-class AbortCame(TransferEvent, frozen=True, kw_only=True):
+class AbortCame(TransferInput, frozen=True, kw_only=True):
     """The peer gave a transfer up."""
 
     kind: TransferEnd
     reason: str = ""
 
 
-class RefusedCame(TransferEvent, frozen=True, kw_only=True):
+class RefusedCame(TransferInput, frozen=True, kw_only=True):
     """The peer does not take, or serve, a transfer."""
 
     reason: str
 
 
-class GivenUp(TransferEvent, frozen=True):
+class GivenUp(TransferInput, frozen=True):
     """A transfer is given up here: a gateway, or something that failed, ends it."""
 
     kind: TransferEnd = TransferEnd.ABORTED
     reason: str = ""
 
 
-class Released(TransferEvent, frozen=True):
+class Released(TransferInput, frozen=True):
     """No request waits for the blocks any more. An open transfer continues."""
 
 
-class LinkCame(TransferEvent, frozen=True):
+class LinkCame(TransferInput, frozen=True):
     """A peer is connected anew.
 
     Attributes:
@@ -142,32 +142,32 @@ class LinkCame(TransferEvent, frozen=True):
     epoch: str = ""
 
 
-class DataDropped(TransferEvent, frozen=True):
+class DataDropped(TransferInput, frozen=True):
     """The data connections of a peer, or all if it is "", are over."""
 
     is_final: bool = False
 
 
-class LinkBroke(TransferEvent, frozen=True):
+class LinkBroke(TransferInput, frozen=True):
     """The link of a peer broke: its transfers wait for the grace time."""
 
 
-class PeerLost(TransferEvent, frozen=True):
+class PeerLost(TransferInput, frozen=True):
     """A peer does not come back, or is not trusted."""
 
 
-class Purged(TransferEvent, frozen=True):
+class Purged(TransferInput, frozen=True):
     """What comes from a pool is dropped."""
 
 
-class Ticked(TransferEvent, frozen=True):
+class Ticked(TransferInput, frozen=True):
     """Time has passed."""
 
 
 # --- the sending end ---
 
 
-class BlockReady(TransferEvent, frozen=True, kw_only=True):
+class BlockReady(TransferInput, frozen=True, kw_only=True):
     """A block of a transfer can be sent."""
 
     name: BlockName
@@ -175,34 +175,34 @@ class BlockReady(TransferEvent, frozen=True, kw_only=True):
     payload: Any = None
 
 
-class ListClosed(TransferEvent, frozen=True, kw_only=True):
+class ListClosed(TransferInput, frozen=True, kw_only=True):
     """No more blocks come; `missing` were requested, and are not here."""
 
     missing: tuple[BlockKey, ...] = ()
 
 
-class AcceptedCame(TransferEvent, frozen=True):
+class AcceptedCame(TransferInput, frozen=True):
     """The peer takes the blocks."""
 
 
-class ArrivedCame(TransferEvent, frozen=True, kw_only=True):
+class ArrivedCame(TransferInput, frozen=True, kw_only=True):
     """The peer has blocks."""
 
     names: tuple[BlockName, ...]
 
 
-class CommittedCame(TransferEvent, frozen=True):
+class CommittedCame(TransferInput, frozen=True):
     """The peer has all blocks."""
 
 
-class LinkUp(TransferEvent, frozen=True):
+class LinkUp(TransferInput, frozen=True):
     """Blocks can be sent to the peer."""
 
 
-EVENTS: tuple[type[TransferEvent], ...] = tuple(TransferEvent.__subclasses__())
+EVENTS: tuple[type[TransferInput], ...] = tuple(TransferInput.__subclasses__())
 """All kinds of events; those behind `Ticked` are of the sending end alone."""
 RECEIVED = EVENTS[: EVENTS.index(Ticked) + 1]
 """Those of the receiving end."""
 _OF_BOTH = (Granted, AbortCame, RefusedCame, GivenUp, LinkCame, LinkBroke, PeerLost, Ticked)
-SENT: tuple[type[TransferEvent], ...] = (*_OF_BOTH, *EVENTS[len(RECEIVED) :])
+SENT: tuple[type[TransferInput], ...] = (*_OF_BOTH, *EVENTS[len(RECEIVED) :])
 """Those of the sending end."""

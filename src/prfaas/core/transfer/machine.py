@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from prfaas.core.transfer.actions import TransferAction
-from prfaas.core.transfer.events import TransferEvent
+from prfaas.core.transfer.events import TransferInput
 
 STEPS_MAX = 64
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -86,7 +86,7 @@ class Machine(ABC):
     _handlers: ClassVar[dict[type, Callable[..., None]]]
     _now_ns = 0
 
-    def __init_subclass__(cls, kinds: tuple[type[TransferEvent], ...]) -> None:
+    def __init_subclass__(cls, kinds: tuple[type[TransferInput], ...]) -> None:
         cls._handlers = methods_of(cls, kinds)
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Machine(ABC):
         """Those of the current step."""
         self.story = Story()
 
-    def step(self, event: TransferEvent, now_ns: int) -> list[TransferAction]:
+    def step(self, event: TransferInput, now_ns: int) -> list[TransferAction]:
         """Take an event.
 
         Args:

@@ -278,7 +278,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
         is_pulled = incoming.asked is not None
         self._do(do.Keep(peer, event.payload, incoming.ticket, lease_until_ns, is_pulled))
 
-    def _block_stored(self, event: on.StoreDone) -> None:
+    def _block_kept(self, event: on.BlockKept) -> None:
         incoming = self._of_peer(event)
         if incoming is None:
             return
@@ -389,7 +389,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
         self._broken_since_ns.setdefault(event.peer, self._now_ns)
         self._ticked(event)
 
-    def _ticked(self, _event: on.TransferEvent) -> None:
+    def _ticked(self, _event: on.TransferInput) -> None:
         for peer, since_ns in list(self._broken_since_ns.items()):
             if self._now_ns - since_ns >= self.grace_ns:
                 self._peer_lost(on.PeerLost(peer))
@@ -430,7 +430,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
 
     # --- steps ---
 
-    def _of_peer(self, event: on.TransferEvent) -> Incoming | None:
+    def _of_peer(self, event: on.TransferInput) -> Incoming | None:
         """The open transfer of an event, if it is one of its peer."""
         incoming = self._open.get(event.transfer_id)
         return incoming if incoming and incoming.transfer.peer == event.peer else None

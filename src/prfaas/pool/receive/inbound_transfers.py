@@ -103,7 +103,7 @@ class InboundTransfers:
         self.links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and its unfinished blocks."""
 
-    def report(self, event: on.TransferEvent) -> bool:
+    def report(self, event: on.TransferInput) -> bool:
         """Report what happened, and do what follows; return False if nothing does."""
         actions = self.machine.step(event, self._clock_ns())
         for action in actions:
@@ -327,7 +327,7 @@ class InboundTransfers:
             self._metrics.link_bytes.labels(peer=peer, direction="received").inc(num_bytes)
             self._metrics.moved.add("received", peer, transfer_id, link_bytes=num_bytes)
         name = block.layout_id, block.key
-        stored = on.StoreDone(peer, transfer_id, name=name, num_bytes=num_bytes, failure=failure)
+        stored = on.BlockKept(peer, transfer_id, name=name, num_bytes=num_bytes, failure=failure)
         self.report(stored)
 
     def _redeliver(self, action: do.Redeliver) -> None:

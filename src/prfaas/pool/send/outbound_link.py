@@ -180,7 +180,7 @@ class OutboundLink:
         """Expected time of a transfer of that many bytes; None if unknown."""
         return self._dialer.seconds_to_send(num_bytes)
 
-    def report(self, event: on.TransferEvent) -> None:
+    def report(self, event: on.TransferInput) -> None:
         """Report what happened, and do what follows.
 
         Raises:
