@@ -147,7 +147,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                     "role": "prfaas",
                     "pools": {"prfaas-pool": {}},
                     "engines": {
-                        "prefill": {"pool": "prfaas-pool", "cpus": "0", **tables.get("away", {})},
+                        "prefill": {"pool": "prfaas-pool", "cpus": "0", **tables.get("remote", {})},
                         **{
                             name: {"pool": "prfaas-pool", "cpus": "0"}
                             for name in tables.get("others", ())

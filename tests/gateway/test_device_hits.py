@@ -30,7 +30,7 @@ async def holding(
     places = {"kv_events": f"ipc://{directory}/e", "kv_events_replay": f"ipc://{directory}/r"}
     publisher = Publisher(places["kv_events"], places["kv_events_replay"])
     tables: dict[str, Any] = {"routing": {"plan": str(plan_file(directory)), "policy": "paper"}}
-    tables |= {"away": places} if engine == "prefill" else {"engines": {engine: places}}
+    tables |= {"remote": places} if engine == "prefill" else {"engines": {engine: places}}
     try:
         async with running(checkpoint, identities, directory / "state", **tables) as world:
             hashes = world.hashes(IDS)

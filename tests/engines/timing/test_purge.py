@@ -216,7 +216,7 @@ class _Pool:
 
 async def test_stores_that_wait_do_not_outlive_a_purge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the source are sent and answered, or never sent after the reset of the engine."""
-    monkeypatch.setattr(tier, "PoolClient", _Pool)
+    monkeypatch.setattr(tier, "PoolConnection", _Pool)
     layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
     ours = tier.TimingTier("pd-0", layout, Path("nowhere"), 64 * 1024, {})
     pool = cast("_Pool", ours._client)
