@@ -28,6 +28,16 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     assert "remote     prfaas  waits: " in found.output
     short = await run("explain", record["request_id"][:8], url=world.url)
     assert short.output == found.output
+    shown = (await run("story", record["request_id"], url=world.url)).output.splitlines()
+    assert shown[0].endswith("finished")
+    steps = [line.split(" ms ")[1].split() for line in shown[1:]]
+    assert [step[:2] for step in steps] == [
+        ["Begun", "prefilling"],
+        ["PrefillDone", "decoding"],
+        ["Finished", "ended"],
+        ["Stopped", "ended"],
+    ]
+    assert steps[0][2:] == ["StartPrefill,", "WakeAt"]
     for words in (
         ("freeze",),
         ("threshold", "set", "5000", "--link", "prfaas-pool:pd-pool"),
@@ -52,6 +62,7 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     [
         (("drain", "nobody"), "there is no engine 'nobody'; there are: prefill, decode, spare"),
         (("explain", "r/../x"), "no such request among the last 1000"),
+        (("story", "nobody"), "no such request among the last 1000"),
         (("off", "pd"), "only PD cluster"),
     ],
 )

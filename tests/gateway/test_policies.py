@@ -301,8 +301,6 @@ async def test_cores_of_the_deployment_file_decide_without_a_plan(
 ) -> None:
     """The PD engines have core 1."""
     monkeypatch.setattr(cores, "runs_on_cpu", lambda: True)
-    async with running(
-        checkpoint, identities, tmp_path / "state", remote={"cpus": cpus}
-    ) as world:
+    async with running(checkpoint, identities, tmp_path / "state", remote={"cpus": cpus}) as world:
         record = await routed(world, LONG)
         assert record["reason"] == reason

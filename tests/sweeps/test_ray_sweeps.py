@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from prfaas.sweeps import SweepPlace, run_jobs
 from tests.sweeps import jobs
-print(sorted(run_jobs(jobs.squares(Path(sys.argv[2]), fatal=3, times=1), SweepPlace(2, sys.argv[1]))))
+place = SweepPlace(2, sys.argv[1])
+print(sorted(run_jobs(jobs.squares(Path(sys.argv[2]), fatal=3, times=1), place)))
 """
 
 

@@ -14,6 +14,7 @@ from prfaas.cli.operate.ctl_views import (
     decision_line,
     explain_lines,
     status_lines,
+    story_lines,
 )
 from prfaas.cli.operate.prefix_command import prefix
 from prfaas.cli.supervision.commands import parts, restart
@@ -250,6 +251,22 @@ def explain(gateway: PrintedGateway, request_id: str) -> None:
       prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
     """
     gateway.show(gateway.client.get("requests", request_id, "explanation"), explain_lines)
+
+
+@ctl.command()
+@click.argument("request_id")
+@talks
+def story(gateway: PrintedGateway, request_id: str) -> None:
+    """Show the last 64 steps of a recent request: event, stage and actions of each.
+
+    REQUEST_ID is the X-Request-Id header of its answer; eight or more of its first characters are
+    enough.
+
+    \b
+    Examples:
+      prfaas ctl story 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
+    """
+    gateway.show(gateway.client.get("requests", request_id, "story"), story_lines)
 
 
 @ctl.command()

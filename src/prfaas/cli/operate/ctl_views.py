@@ -192,6 +192,15 @@ def explain_lines(found: Json) -> list[str]:
     return [*lines, *_happened_lines(found["happened"])]
 
 
+def story_lines(found: Json) -> list[str]:
+    """Print the steps of a request's state machine."""
+    return [f"request    {found['request_id']}  {found['outcome']}"] + [
+        f"{step['at_ms']:>10,.1f} ms  {step['event']:<18} {step['stage']:<12} "
+        + ", ".join(step["actions"])
+        for step in found["steps"]
+    ]
+
+
 def _hits(decision: Json, num_prompt_tokens: int) -> str:
     return (
         f"{num_prompt_tokens:,} prompt tokens; cached: {decision['pd_hit_tokens']:,} at home, "

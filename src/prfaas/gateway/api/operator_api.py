@@ -16,8 +16,9 @@ from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.loops.operator_actions import THRESHOLD_MAX, Control
 from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.routing.change_log import ENTRIES_MAX
-from prfaas.gateway.telemetry.explain import explain
+from prfaas.gateway.telemetry.explain import explain, story
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX
 from prfaas.market.operator import PriceBody
 from prfaas.prefixes.steering import Steering
@@ -90,6 +91,7 @@ class ControlApi:
         router.add_get("/control/status", self._status)
         router.add_get("/control/decisions", self._decisions)
         router.add_get("/control/requests/{request_id}/explanation", self._explanation)
+        router.add_get("/control/requests/{request_id}/story", self._story)
         router.add_post("/control/loops", self._loops)
         router.add_post("/control/threshold", self._threshold)
         router.add_post("/control/engines/{name}", self._engine)
@@ -120,11 +122,17 @@ class ControlApi:
         return _entries(self.live.journal.latest(limit, after))
 
     async def _explanation(self, request: web.Request) -> web.Response:
+        return json_response(explain(self._recent(request)))
+
+    async def _story(self, request: web.Request) -> web.Response:
+        return json_response(story(self._recent(request)))
+
+    def _recent(self, request: web.Request) -> RequestRecord:
         record = self.live.records.find(request.match_info["request_id"])
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}, or several whose id begins so"
             raise RequestError(message, status=404)
-        return json_response(explain(record))
+        return record
 
     async def _loops(self, request: web.Request) -> web.Response:
         body = await _body(request, FreezeBody)

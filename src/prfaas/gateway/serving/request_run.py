@@ -188,7 +188,10 @@ class RequestRun(Executor):
             return
         try:
             while self._events:
-                for action in self.life.step(self._events[0], time.monotonic_ns()):
+                event = self._events[0]
+                found = self.life.step(event, time.monotonic_ns())
+                self._exchange.record.stepped(event, self.life.stage.value, found)
+                for action in found:
                     self.methods[type(action)](self, action)
                 self._events.popleft()
         finally:

@@ -66,6 +66,18 @@ def _option(option: RouteOption) -> JsonObject:
     }
 
 
+def story(record: RequestRecord) -> JsonObject:
+    """The last steps of a request's state machine, oldest first; times since it came in, ms."""
+    return {
+        "request_id": record.request_id,
+        "outcome": record.outcome.value,
+        "steps": [
+            {"at_ms": ms_of(at_ns), "event": event, "stage": stage, "actions": actions}
+            for at_ns, event, stage, actions in record.story
+        ],
+    }
+
+
 def _candidates(record: RequestRecord) -> list[JsonObject]:
     """Candidates in the PD cluster and in each PrfaaS cluster."""
     found = record.considered

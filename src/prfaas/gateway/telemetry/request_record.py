@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.dispatch.route_finder import Considered
@@ -12,6 +15,11 @@ from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.routing.transfer_tracker import TransferView
+
+STEPS_MAX = 64
+"""Steps of its state machine that are kept."""
+Step = tuple[int, str, str, tuple[str, ...]]
+"""Time since the request came in, ns; event; stage that it led to; actions."""
 
 
 @dataclass(slots=True)
@@ -78,6 +86,8 @@ class RequestRecord:
     outcome: Outcome = Outcome.RUNNING
     fallback: FellBack | None = None
     """Last reason for which its route was abandoned or had no effect."""
+
+    story: deque[Step] = field(default_factory=partial(deque, maxlen=STEPS_MAX))
 
     @property
     def path(self) -> str:
@@ -202,6 +212,11 @@ class RequestRecord:
         self.is_prefill_lost = fallback.stage == "prefill" or (
             fallback.stage == "transfer" and not num_bytes
         )
+
+    def stepped(self, event: object, stage: str, actions: Sequence[object]) -> None:
+        """Its state machine has taken a step; kinds are kept, and no content."""
+        does = tuple([type(action).__name__ for action in actions])
+        self.story.append((self.age_ns(), type(event).__name__, stage, does))
 
     def pulled(self, num_tokens: int) -> None:
         """A pulled prefix saved computing this number of tokens."""
