@@ -137,7 +137,7 @@ def _numbers(value: object, path: str = "") -> list[tuple[str, float]]:
     return [(path, value)] if isinstance(value, int | float) else []
 
 
-SIGNED = ("gain_at_equal_cost", "rate_gain_per_s", ".tornado", ".verdict.between")
+SIGNED = ("gain_at_equal_cost", ".left_out.gain", "rate_gain_per_s", ".tornado", ".verdict.between")
 SCRIPT = re.compile(r"<script.*?</script>", re.DOTALL)
 SHARES = ("_fraction", "_ratio", ".slack.", "cluster_shares")
 
