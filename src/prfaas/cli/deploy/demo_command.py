@@ -144,8 +144,10 @@ async def _stream(
         if reply.status != 200:
             raise EngineError(f"the gateway answered {reply.status}: {await reply.text()}")
         async for line in reply.content:
-            data = line.decode().removeprefix("data: ").strip()
-            if data and data != "[DONE]":
+            field, _, value = line.decode().partition(":")
+            data = value.strip()
+            # A comment, sent while the stream waits, has no field name.
+            if field == "data" and data != "[DONE]":
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise EngineError(f"the stream broke: {chunk['error']}")
