@@ -64,7 +64,7 @@ def html_figure(plotly_figure: Any, *, first: bool = False) -> str:
 
 
 def html_table(table: Table, css: str = "") -> str:
-    """What a table for a terminal has, with its title and caption."""
+    """Cells of a table for a terminal, with its title and caption."""
     title = f"<h3>{escape(str(table.title))}</h3>" if table.title else ""
     caption = f"<small>{escape(str(table.caption))}</small>" if table.caption else ""
     header = "".join(_cell("th", column.header) for column in table.columns)

@@ -287,7 +287,7 @@ def test_demands_cuts_and_gateways_that_come_and_go_never_exceed_the_budget(
         if gateway == "restarts":
             site.restart()
         site.wanted |= wanted
-        assert site.tick() <= BUDGET + len(NAMES)  # Leases are whole bits.
+        assert site.tick() <= BUDGET
         for name in NAMES:
             is_seen = site.has_gateway and name in site.reached
             unseen[name] = 0 if is_seen else unseen[name] + 1

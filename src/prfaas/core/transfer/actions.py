@@ -111,7 +111,7 @@ class AnswerRefused(TransferAction, frozen=True):
 
 
 class Keep(TransferAction, frozen=True):
-    """Put a block into the store, unless it is barred; report `BlockStored`.
+    """Put a block into the store, unless it is barred; report `BlockKept`.
 
     Attributes:
         peer: Where it came from.

@@ -157,7 +157,7 @@ class PeerLost(TransferInput, frozen=True):
 
 
 class Purged(TransferInput, frozen=True):
-    """What comes from a pool is dropped."""
+    """Blocks of a pool are dropped from now on."""
 
 
 class Ticked(TransferInput, frozen=True):

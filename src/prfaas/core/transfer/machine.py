@@ -1,4 +1,4 @@
-"""What the machines of both ends of transfers share.
+"""Steps and story of the machines of both ends of transfers.
 
 A step takes an event (`events.py`) and the time, and returns actions (`actions.py`). A machine has
 no clock and does no I/O. Its story tells the last steps, for people: what came, what state it led

@@ -44,7 +44,7 @@ def print_maps(maps: Sequence[FitMap], console: Console) -> None:
 
 
 def html_page(maps: Sequence[FitMap]) -> str:
-    """What a wide terminal shows, as a self-contained page."""
+    """The output of a wide terminal, as a self-contained page."""
     console = Console(
         record=True, file=io.StringIO(), width=_HTML_COLUMNS, force_terminal=True, highlight=False
     )

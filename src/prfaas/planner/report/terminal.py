@@ -98,7 +98,7 @@ def _classes(classes: Mapping[str, CodingSide]) -> Table:
 
 
 def _link(link: LinkEffect) -> str:
-    """Whether a link codes, and why not."""
+    """Coding of a link, or the reason that there is none."""
     if link.is_coding:
         if link.hand_off_ratio == 1:
             return "codes, but no cache of this model is bfloat16: all is sent raw"

@@ -59,7 +59,7 @@ class ReceivingSession:
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """What a data connection has from its port. The first two callbacks run on its lane, the
+    """Callbacks and limits of a data connection. The first two callbacks run on its lane, the
     others on the node's loop.
 
     Attributes:
