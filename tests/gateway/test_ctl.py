@@ -28,9 +28,9 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     assert "remote     prfaas  waits: " in found.output
     short = await run("explain", record["request_id"][:8], url=world.url)
     assert short.output == found.output
-    shown = (await run("story", record["request_id"], url=world.url)).output.splitlines()
-    assert shown[0].endswith("finished")
-    steps = [line.split(" ms ")[1].split() for line in shown[1:]]
+    story = (await run("story", record["request_id"], url=world.url)).output.splitlines()
+    assert story[0].endswith("finished")
+    steps = [line.split(" ms ")[1].split() for line in story[1:]]
     assert [step[:2] for step in steps] == [
         ["Begun", "prefilling"],
         ["PrefillDone", "decoding"],
