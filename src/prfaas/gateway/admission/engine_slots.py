@@ -18,8 +18,8 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.core.routing.decision import Path
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.units import NS_PER_S

@@ -16,10 +16,14 @@ from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.api.auth import TENANT
 from prfaas.gateway.api.entrance import AdmittedRequest, RequestAdmission
-from prfaas.gateway.http.errors import TimedOutError, error_body, error_response, status_of
-from prfaas.gateway.http.headers import request_id, time_limit
-from prfaas.gateway.http.rejections import RejectedError
-from prfaas.gateway.http.request_body import read
+from prfaas.gateway.http.errors import (
+    RejectedError,
+    TimedOutError,
+    error_body,
+    error_response,
+    status_of,
+)
+from prfaas.gateway.http.request_body import read, request_id, time_limit
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.request_legs import RequestServices

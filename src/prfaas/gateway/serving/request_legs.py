@@ -33,16 +33,24 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import from_json
-from prfaas.gateway.http.rejections import UnavailableError
-from prfaas.gateway.serving.continuation import StreamedAnswer, may_continue, stop_strings
-from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, refuse
-from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
-from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
-from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.decode_leg import (
+    BROKEN,
+    DecodeLeg,
+    LegBrokenError,
+    StreamHandover,
+    refuse,
+)
+from prfaas.gateway.serving.leg_requests import Rehearsal
+from prfaas.gateway.serving.prefill_leg import Movers, MovingBlocks, PrefillGivenUpError, PrefillLeg
+from prfaas.gateway.serving.request_state import (
+    Exchange,
+    StreamedAnswer,
+    may_continue,
+    stop_strings,
+)
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
-from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event

@@ -34,7 +34,7 @@ from prfaas.errors import EngineError
 from prfaas.gateway.admission.engine_slots import SlotTurn
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.responses import WaitingStream
-from prfaas.gateway.serving.moving_blocks import MovingBlocks
+from prfaas.gateway.serving.prefill_leg import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.serving.routing_step import RoutedPrompt
