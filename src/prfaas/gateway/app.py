@@ -30,7 +30,7 @@ from prfaas.gateway.admission.engine_slots import holding_for
 from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
-from prfaas.gateway.api.entrance import RequestAdmission, add_limit_headers
+from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.api.health import Views
 from prfaas.gateway.api.kv_lookup import KvLookup
 from prfaas.gateway.api.operator_api import ControlApi
@@ -58,9 +58,8 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import load_profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
-from prfaas.gateway.serving.leg_requests import Rehearsal
-from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg
-from prfaas.gateway.serving.request_legs import RequestServices as RunParts
+from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg, Rehearsal
+from prfaas.gateway.serving.request_run import RequestServices as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
@@ -80,7 +79,6 @@ from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
-from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
@@ -475,8 +473,6 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
-        app.on_response_prepare.append(name_server)
-        app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)
