@@ -6,10 +6,10 @@ Pulls fetch blocks by name from another pool, which keeps a link to this one:
                                 destination ◄──Offer, blocks, Commit── source
     gateway or engine ◄─Missing or Refused─ destination
 
-With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/block_sender.py`), until the
-asker's second message, which takes the same path. It is repeated when a broken link is back, since
-it may be lost with the old connection. From the offer on a pull is a transfer like any other. The
-request travels against the direction of the link: no port has to be opened for it.
+With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/block_sender.py`),
+until the asker's second message, which takes the same path. It is repeated when a broken link is
+back, since it may be lost with the old connection. From the offer on a pull is a transfer like any
+other. The request travels against the direction of the link: no port has to be opened for it.
 """
 
 from __future__ import annotations
