@@ -26,8 +26,8 @@ from prfaas.config.supervision import SupervisionTable
 from prfaas.tasks import cancel_all
 
 POLL_S = 0.2
-ANSWER_S = 10.0
-"""Time limit of an answer of an actor."""
+ANSWER_S = 30.0
+"""Time limit of an answer of an actor, its start included; Ray notices a lost node sooner."""
 WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.eE+]+)$", re.M)
 
 
@@ -159,12 +159,12 @@ class RemoteKeeper(Keeper):
                 if not self._asked.is_set():
                     self._take(report)
             except TimeoutError:
-                if self._node.node() is None:
-                    self._lost(
-                        f"waits: no node of the Ray cluster has room for {self._node.name} now"
-                    )
+                has_node = self._node.node() is not None
+                why = f"no node of the Ray cluster has room for {self._node.name} now"
+                self._lost("waits: " + ("its actor does not answer" if has_node else why))
             except (ray.exceptions.RayError, ValueError) as error:
-                self._lost("lost its actor: " + str(error).strip().splitlines()[0])
+                words = str(error).strip() or type(error).__name__
+                self._lost("lost its actor: " + words.splitlines()[0])
                 if isinstance(error, ray.exceptions.ActorDiedError):
                     self._kill()
             with contextlib.suppress(TimeoutError):
@@ -184,8 +184,9 @@ class RemoteKeeper(Keeper):
         import ray
 
         if self._actor is not None:
+            limit_s = self.part.stop_s + GRACE_S + KILL_S if self.change.pid else GRACE_S
             with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-                await self._ask("stop", limit_s=self.part.stop_s + GRACE_S + KILL_S)
+                await self._ask("stop", limit_s=limit_s)
             self._kill()
 
     def _kill(self) -> None:
