@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 from prfaas.cli.deploy.topology import identity_names
-from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.keeper import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError

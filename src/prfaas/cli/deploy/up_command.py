@@ -51,10 +51,9 @@ from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
 from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.supervision.control import control_channel
+from prfaas.cli.supervision.keeper import PartChange, Phase, line_of
 from prfaas.cli.supervision.pool_places import pool_addresses
-from prfaas.cli.supervision.restarts import Phase
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
-from prfaas.cli.supervision.words import line_of
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
@@ -213,7 +212,7 @@ async def running(
         async with control_channel(supervisor, deployment.state, audit):
             try:
                 with lines.starting():
-                    await _start(supervisor, stop)
+                    await start_all(supervisor, stop)
                 renewing = asyncio.create_task(
                     keep_identities(supervisor, deployment, console.print)
                 )
@@ -252,8 +251,12 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
         yield
 
 
-async def _start(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    """Start everything, unless stopped meanwhile."""
+async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Start everything, unless stopped meanwhile.
+
+    Raises:
+        StoppedEarlyError: It was.
+    """
     started = asyncio.create_task(supervisor.start())
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ POLL_S = 0.05
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
 LOG_BYTES = 2**18
-"""Part of a log that is read."""
+"""ProcessPart of a log that is read."""
 RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
 """The last line of a traceback, printed or logged."""
 CAUSES_MAX = 3
@@ -47,6 +47,7 @@ class ProcessPart:
     Attributes:
         name: Name in the deployment file.
         kind: "pool node", "engine" or "gateway".
+        command: What to run.
         health_url: Answers 200 once the part is ready.
         whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
         log: Where its output goes.
@@ -55,8 +56,6 @@ class ProcessPart:
         stop_s: How long it may take to stop before it is killed.
         start_timeout_ns: How long it may take to become ready.
         warm_up: Request that makes a ready engine do its first, slow work; None for none.
-        probe: Returns True if the part is ready, within a time limit in seconds; None asks
-            `health_url`.
     """
 
     name: str
@@ -68,7 +67,6 @@ class ProcessPart:
     places: dict[str, str] = field(default_factory=dict)
     whole_url: str = ""
     warm_up: tuple[str, dict[str, object]] | None = None
-    probe: Callable[[float], Awaitable[bool]] | None = None
     stop_s: float = STOP_S
     start_timeout_ns: int = START_TIMEOUT_NS
     process: subprocess.Popen[bytes] | None = None
@@ -77,11 +75,6 @@ class ProcessPart:
     _is_clean: bool = False
     _log_start: int = 0
     """Offset of this start's output in the log, bytes."""
-
-    @property
-    def is_started(self) -> bool:
-        """Return True once it was started."""
-        return self.process is not None
 
     @property
     def pid(self) -> int | None:
@@ -138,6 +131,19 @@ class ProcessPart:
         """Return True if the process and all it started have ended."""
         return not self._look() and self.exit_code is not None
 
+    async def stop(self, *, with_all: bool = False) -> None:
+        """Stop the process, by force if it takes longer than `stop_s`, and clean up after it.
+
+        Args:
+            with_all: See `terminate`.
+        """
+        if self.process is None:
+            return
+        self.terminate(with_all=with_all)
+        await _within(self.stop_s, self.has_ended)
+        await _within(GRACE_S, self.is_gone)
+        await self.clean_up()
+
     async def clean_up(self) -> None:
         """Kill the remaining processes, and remove their files and shared memory."""
         if self.process is None or self._is_clean:
@@ -145,7 +151,7 @@ class ProcessPart:
         self._look()
         self.signal(signal.SIGKILL)
         # The kernel may take its time to give a large memory back; others are not held up by that.
-        await within(KILL_S, [self], ProcessPart.is_gone)
+        await _within(KILL_S, self.is_gone)
         self._is_clean = True
         found = [path for each in self.leftovers for path in each.parent.glob(each.name)]
         for path in [*found, *self._segments]:
@@ -193,14 +199,10 @@ def open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-async def within(
-    limit_s: float, parts: list[ProcessPart], done: Callable[[ProcessPart], bool]
-) -> None:
-    """Wait until all parts are done, or the time is over."""
+async def _within(limit_s: float, done: Callable[[], bool]) -> None:
+    """Wait until something is done, or the time is over."""
     deadline = time.monotonic() + limit_s
-    while True:
-        if all(done(part) for part in parts) or time.monotonic() > deadline:
-            return
+    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110 - processes signal nothing
         await asyncio.sleep(POLL_S)
 
 

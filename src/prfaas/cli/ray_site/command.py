@@ -10,16 +10,14 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
+from prfaas.cli.common.signals import run_until_stopped
 from prfaas.cli.deploy.topology import prepare_identities
-from prfaas.cli.deploy.up_command import check_deployment, prepare_model, state_lock
+from prfaas.cli.deploy.up_command import check_deployment, prepare_model, start_all, state_lock
 from prfaas.cli.ray_site.hosts import check_room, placed
 from prfaas.cli.ray_site.site import RaySite, check_site
 from prfaas.cli.supervision.client import scale_engines
 from prfaas.cli.supervision.control import control_channel
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
-from prfaas.cli.supervision.words import line_of
-from prfaas.config.addresses import join_address
+from prfaas.cli.supervision.keeper import PartChange, line_of
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
@@ -114,24 +112,12 @@ async def _serve(deployment: Deployment, site: RaySite, stop: asyncio.Event) -> 
     audit = AuditSettings.of(deployment.audit)
     async with control_channel(supervisor, deployment.state, audit, site.scale):
         try:
-            await _started(supervisor, stop)
-            _print(f"ready at http://{join_address(site.gateway_address)}/v1")
+            await start_all(supervisor, stop)
+            _print(f"ready at {site.gateway_url}/v1")
             await stop.wait()
         finally:
             _print("stopping")
             await supervisor.stop()
-
-
-async def _started(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    tasks = [asyncio.create_task(supervisor.start()), asyncio.create_task(stop.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise StoppedEarlyError
-        await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 @ray.command()
