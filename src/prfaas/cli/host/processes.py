@@ -27,7 +27,7 @@ POLL_S = 0.05
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
 LOG_BYTES = 2**18
-"""ProcessPart of a log that is read."""
+"""Part of a log that is read."""
 RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
 """The last line of a traceback, printed or logged."""
 CAUSES_MAX = 3
