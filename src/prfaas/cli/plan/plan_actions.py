@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from prfaas.planner.answer.plan_loader import Question, load_question, read_conf
 from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.fit_map.axes import Axes
 from prfaas.planner.fit_map.make import FitMap, as_dict, make_map
-from prfaas.planner.fit_map.view import html_page, print_maps
+from prfaas.planner.fit_map.view import print_maps
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.roofline import ModelSize
 from prfaas.planner.model.active_parameters import active_parameters
@@ -33,9 +34,8 @@ from prfaas.planner.report.emit_settings import (
     is_of_the_file,
     recommended,
 )
-from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
-from prfaas.presentation import console_for, write_file
+from prfaas.presentation import console_for, recorded_page, write_file
 from prfaas.sweeps import SweepPlace
 
 FILES_MAX = 16
@@ -77,7 +77,7 @@ def show_maps(view: MapView) -> None:
         raise ConfigError(f"--report {view.report}: a map is written as .html")
     maps = _made(view)
     if view.report is not None:
-        _write(view.report, html_page(maps))
+        _write(view.report, recorded_page(partial(print_maps, maps)))
     if view.as_json:
         found = {"maps": [as_dict(each) for each in maps]}
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -177,7 +177,8 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     )
     if view.report is not None:
         said = [] if confirmation is None else [confirmation.sentence]
-        _write(view.report, html_report(replace(answer, notes=[*answer.notes, *said])))
+        shown = replace(answer, notes=[*answer.notes, *said])
+        _write(view.report, recorded_page(partial(print_plan, shown, is_page=True)))
     if view.emit:
         _emit(answer, confirmation)
     elif view.as_json:

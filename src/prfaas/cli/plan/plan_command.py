@@ -1,6 +1,6 @@
 """`prfaas plan`, `prfaas model`, `prfaas profile`: ask before buying.
 
-The actions are imported when a command runs: scipy, plotly and plotext take most of a second, and
+The actions are imported when a command runs: scipy and plotext take most of a second, and
 the other commands of `prfaas` do without them.
 """
 

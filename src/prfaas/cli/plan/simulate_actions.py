@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.presentation import console_for, write_file
+from prfaas.presentation import console_for, recorded_page, write_file
 from prfaas.sim.report.run_figures import comparison_table
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.bound import bound
@@ -72,10 +73,11 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
 
             drawn[name] = figures_of(done)
     if output.report is not None:
-        from prfaas.sim.report.html_report import html_report
+        from prfaas.sim.report.page import print_report
 
         origin = {"command": output.command, "prfaas": version("prfaas")}
-        write_file("--report", output.report, html_report(first, drawn, origin))
+        page = recorded_page(partial(print_report, first, drawn, origin))
+        write_file("--report", output.report, page)
     if output.series is not None:
         from prfaas.sim.report.run_figures import series_of
 

@@ -331,13 +331,6 @@ def against_split(problem: Problem, found: OperatingPoint) -> Curve:
     )
 
 
-def best_of_each_split(problem: Problem, mode: StageMode) -> tuple[FloatArray, FloatArray]:
-    """The highest Λ over all thresholds for every N_p, req/s, and its threshold, tokens."""
-    grid = search_grid(problem, mode)
-    best = grid.rate.argmax(axis=1)
-    return grid.rate.max(axis=1), grid.terms.threshold[best]
-
-
 def _producers(grid: SearchGrid) -> tuple[FloatArray, FloatArray]:
     p = grid.terms.offload_fraction
     with np.errstate(divide="ignore", invalid="ignore"):
