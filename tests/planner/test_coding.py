@@ -18,7 +18,7 @@ from prfaas.planner.model.catalogue import find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.report.terminal import print_plan
 from prfaas.planner.solve import designs
-from prfaas.planner.solve.split_plans import split_plans
+from prfaas.planner.solve.designs import split_plans
 from prfaas.planner.solve.throughput import StageMode
 from prfaas.presentation import recorded_page
 

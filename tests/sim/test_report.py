@@ -16,8 +16,7 @@ from click.testing import CliRunner, Result
 from prfaas.cli.main import cli
 from prfaas.errors import ConfigError
 from prfaas.presentation import recorded_page
-from prfaas.sim.report.page import print_report
-from prfaas.sim.report.run_figures import figures_of
+from prfaas.sim.report.run_figures import figures_of, print_report
 from prfaas.sim.scenario.run import ScenarioRun, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES

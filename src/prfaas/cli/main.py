@@ -31,7 +31,7 @@ COMMANDS = {
     "quality": "operate.quality_command",
     "ray": "ray_site.command",
     "simulate": "plan.simulate_command",
-    "tenant": "parts.tenant_command",
+    "tenant": "parts.identity_command",
     "top": "operate.top_command",
     "trace": "trace.command",
     "up": "deploy.up_command",

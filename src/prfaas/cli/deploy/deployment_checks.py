@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prfaas.cli.deploy.topology import identity_names
-from prfaas.cli.host.process_group import SHARED_MEMORY
+from prfaas.cli.host.processes import SHARED_MEMORY
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.deployment_secret import FILE_NAME

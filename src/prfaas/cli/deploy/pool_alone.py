@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.cli.deploy.deployment_checks import check_disks, open_secrets, short_lived
-from prfaas.cli.deploy.pod_traps import pool_traps
+from prfaas.cli.deploy.deployment_warnings import pool_traps
 from prfaas.cli.deploy.topology import check_sockets, identity_problems
 from prfaas.cli.host.capacity import check_capacity
-from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
+from prfaas.cli.preflight.deployment_files import unusable_disk_keys, unusable_shared_tiers
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError

@@ -24,15 +24,13 @@ from prfaas.cli.deploy.deployment_checks import (
     open_secrets,
     short_lived,
 )
-from prfaas.cli.deploy.deployment_warnings import doubts
-from prfaas.cli.deploy.pod_traps import is_in_a_pod, pod_traps
+from prfaas.cli.deploy.deployment_warnings import doubts, is_in_a_pod, pod_traps, residency_lines
 from prfaas.cli.deploy.pool_alone import check_pool
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.quality_lines import check_quality, quality_lines
 from prfaas.cli.deploy.renewals import keep_identities
-from prfaas.cli.deploy.residency_lines import residency_lines
-from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
 from prfaas.cli.deploy.topology import (
+    FILE_NAME,
     Topology,
     check_addresses,
     check_ports,
@@ -41,18 +39,23 @@ from prfaas.cli.deploy.topology import (
     lay_out,
     parts,
     prepare_identities,
+    write_targets,
 )
 from prfaas.cli.host.capacity import check_capacity
 from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
-from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
-from prfaas.cli.preflight.engine_args import check_engine_args, unkept_states, unlisted_args
+from prfaas.cli.preflight.deployment_files import (
+    check_client_tls,
+    check_tokenizer,
+    client_tls_doubts,
+    unusable_disk_keys,
+    unusable_shared_tiers,
+)
 from prfaas.cli.preflight.readiness import incomplete
-from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
-from prfaas.cli.preflight.tokenizer import check_tokenizer
+from prfaas.cli.preflight.vllm_flags import check_engine_args, unkept_states, unlisted_args
+from prfaas.cli.supervision.client import pool_addresses
 from prfaas.cli.supervision.control import control_channel
 from prfaas.cli.supervision.keeper import PartChange, Phase, line_of
-from prfaas.cli.supervision.pool_places import pool_addresses
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment

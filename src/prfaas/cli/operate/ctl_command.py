@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from prfaas.cli.operate.ctl_gateway import PrintedGateway, talks
+from prfaas.cli.operate.control_client import PrintedGateway, talks
 from prfaas.cli.operate.ctl_views import (
     decision_line,
     explain_lines,

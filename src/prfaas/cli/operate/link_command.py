@@ -102,7 +102,7 @@ def test(
       prfaas link test prfaas-pool pd-pool --file two-sites.toml --connections 4,6 --budget 900Mbps
     """
     from prfaas.cli.operate.link_report import as_object, print_report, run_probes
-    from prfaas.cli.supervision.pool_places import pool_address
+    from prfaas.cli.supervision.client import pool_address
     from prfaas.config.load import load_deployment
     from prfaas.wire.identity import identity_in
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from prfaas.cli.common.options import DurationType
-from prfaas.cli.operate.ctl_gateway import PURGE_S, PrintedGateway, talks
+from prfaas.cli.operate.control_client import PURGE_S, PrintedGateway, talks
 from prfaas.units import NS_PER_S, format_seconds, format_size, ns
 
 PIN_DEFAULT = "1h"

@@ -100,9 +100,8 @@ def quality(
       prfaas quality ./model --codec kivi4 --text book.txt --tokens 2048 --device cuda
     """
     # torch takes seconds to import.
-    from prfaas.quality.caches import rounded
+    from prfaas.quality.caches import copying, later_chunks, recall, rounded
     from prfaas.quality.compare import compare
-    from prfaas.quality.tasks import copying, later_chunks, recall
     from prfaas.quality.transformers_model import load, text_tokens
 
     loaded = load(model, device)

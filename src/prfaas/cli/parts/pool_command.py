@@ -11,9 +11,15 @@ import click
 
 from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, PeerType, logs
 from prfaas.cli.common.signals import raise_first, run_until_stopped
-from prfaas.cli.parts.pool_following import Following, follow_file, follow_sources
-from prfaas.cli.parts.pool_settings import ADMIN, settings_in
-from prfaas.cli.parts.s3_options import s3_options, shared_tier
+from prfaas.cli.parts.pool_settings import (
+    ADMIN,
+    Following,
+    follow_file,
+    follow_sources,
+    s3_options,
+    settings_in,
+    shared_tier,
+)
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.errors import ConfigError

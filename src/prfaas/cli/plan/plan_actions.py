@@ -29,7 +29,7 @@ from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.report import json_report, model_report
-from prfaas.planner.report.emit_settings import (
+from prfaas.planner.report.json_report import (
     deployment_settings,
     is_of_the_file,
     recommended,

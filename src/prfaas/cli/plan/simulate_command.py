@@ -90,14 +90,13 @@ def simulate(
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
     if sweep or num_seeds is not None:
-        from prfaas.cli.plan import simulate_seeds as many
         from prfaas.sweeps import SweepPlace
 
         count, place = num_seeds or 1, SweepPlace(num_workers, ray_address)
         if sweep:
-            many.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
+            actions.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
         else:
-            many.show_seeds(scenarios, count, place, as_json=as_json)
+            actions.show_seeds(scenarios, count, place, as_json=as_json)
         return
     if num_workers is not None or ray_address is not None:
         raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")

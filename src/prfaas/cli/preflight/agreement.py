@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from prfaas.cli.preflight.engine_args import vllm_engines
-from prfaas.cli.preflight.vllm_flags import given
+from prfaas.cli.preflight.vllm_flags import given, vllm_engines
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.engines.block_tokens import common_length

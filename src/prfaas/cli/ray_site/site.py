@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prfaas.cli.host.admin_ports import admin_port
-from prfaas.cli.host.free_ports import free_ports
+from prfaas.cli.host.ports import admin_port, free_ports
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.ray_site.hosts import Host, Needs
 from prfaas.cli.ray_site.parts import Members, PartSpec, engines_of, member_files, members_folder

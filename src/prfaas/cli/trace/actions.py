@@ -21,8 +21,14 @@ from prfaas.traces.formats.detect import BLOCK_TOKENS, CHATS, SESSIONS, Unit, de
 from prfaas.traces.reader import TracePart, read_requests
 from prfaas.traces.sessions.block_chain import TextUnits, characters, tokens_of
 from prfaas.traces.sessions.chats import read_chats
-from prfaas.traces.sessions.session_file import block_tokens_of, flattened, read_sessions
-from prfaas.traces.sessions.session_writer import check_target, session_lines, write_lines
+from prfaas.traces.sessions.session_file import (
+    block_tokens_of,
+    check_target,
+    flattened,
+    read_sessions,
+    session_lines,
+    write_lines,
+)
 from prfaas.units import NS_PER_S
 
 _CHARS_PER_TOKEN = 4.0

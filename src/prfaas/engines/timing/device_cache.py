@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prfaas.core.cache.prefix_cache import PrefixCache
 from prfaas.core.kv.blocks import GroupKind, Layout
-from prfaas.engines.timing.content import CLEAN, stained
+from prfaas.engines.timing.blocks import CLEAN, stained
 from prfaas.engines.timing.kv_events import BlockRemoved, BlockStored, Events
 
 ID_BYTES = 8
