@@ -28,11 +28,7 @@ def console_for(columns: int) -> Console:
 
 
 def write_file(option: str, path: Path, text: str) -> None:
-    """Write the file that an option names.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Write the file that an option names; ConfigError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

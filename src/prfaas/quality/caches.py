@@ -113,14 +113,12 @@ class TaskSample:
 
 
 def recall(vocab: Sequence[int], num_pairs: int, num_asked: int, seed: int) -> TaskSample:
-    """Return pairs of a key and a value, then some keys, each with its value to be recalled.
+    """Return pairs of a key and a value, then some keys, each with its value to be recalled;
+    ConfigError if the vocabulary has fewer keys.
 
     Args:
         vocab: Token ids to draw from; the first half are keys.
         num_pairs: Pairs in the prefix; keys are different.
-
-    Raises:
-        ConfigError: The vocabulary has fewer keys.
     """
     half = len(vocab) // 2
     if not 1 <= num_asked <= num_pairs <= half:
@@ -142,11 +140,8 @@ def copying(vocab: Sequence[int], num_tokens: int, seed: int) -> TaskSample:
 
 
 def later_chunks(tokens: Sequence[int], prefix: int, rest: int, num: int) -> list[TaskSample]:
-    """Return chunks of a text, each split into a prefix and what follows.
-
-    Raises:
-        ConfigError: The text is shorter than one chunk.
-    """
+    """Return chunks of a text, each split into a prefix and what follows; ConfigError if the text
+    is shorter than one chunk."""
     size = prefix + rest
     starts = range(0, len(tokens) - size + 1, size)[:num]
     if not starts:

@@ -17,11 +17,8 @@ from prfaas.errors import ConfigError
 
 
 def alone(deployment: Deployment, name: str) -> Deployment:
-    """The same deployment with one of its pool nodes started here, and nothing else.
-
-    Raises:
-        ConfigError: There is no such pool node.
-    """
+    """The same deployment with one of its pool nodes started here, and nothing else; ConfigError if
+    there is no such pool node."""
     if name not in deployment.pools:
         known = ", ".join(deployment.pools) or "none"
         raise ConfigError(f"--pool {name} is no pool node of the file, which has {known}")

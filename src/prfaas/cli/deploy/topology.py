@@ -81,11 +81,7 @@ class Topology:
 
 
 def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
-    """Give every part of a deployment its address.
-
-    Raises:
-        ConfigError: A `listen` address is taken.
-    """
+    """Give every part of a deployment its address; ConfigError if a `listen` address is taken."""
     pools: dict[str, Address] = {}
     admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
@@ -197,11 +193,7 @@ def regions_of_part(deployment: Deployment, name: str) -> Regions:
 
 
 def check_addresses(deployment: Deployment) -> None:
-    """See that every `listen` address is given to one part only.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """See that every `listen` address is given to one part only; ConfigError if one is not."""
     owners: dict[Address, str] = {}
     replicas = [
         (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
@@ -216,11 +208,8 @@ def check_addresses(deployment: Deployment) -> None:
 
 
 def check_sockets(deployment: Deployment) -> None:
-    """Check that the sockets of pool nodes started here have paths that the kernel takes.
-
-    Raises:
-        ConfigError: One is too long.
-    """
+    """Check that the sockets of pool nodes started here have paths that the kernel takes;
+    ConfigError if one is too long."""
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
             path = deployment.pool_socket(name).absolute()
@@ -234,11 +223,7 @@ def check_sockets(deployment: Deployment) -> None:
 
 
 def check_ports(deployment: Deployment) -> None:
-    """See that every `listen` address is free on this machine.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """See that every `listen` address is free on this machine; ConfigError if one is not."""
     for name, address in _listens(deployment):
         _bind(name, address)
 

@@ -230,11 +230,8 @@ async def running(
 
 @contextlib.contextmanager
 def state_lock(deployment: Deployment) -> Iterator[None]:
-    """Lock the sockets and logs of a deployment against a second start.
-
-    Raises:
-        ConfigError: It runs already, or its directory cannot be written.
-    """
+    """Lock the sockets and logs of a deployment against a second start; ConfigError if it runs
+    already, or its directory cannot be written."""
     try:
         deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = open(deployment.state / "lock", "a", opener=open_private)  # noqa: SIM115 - below
@@ -255,11 +252,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 
 
 async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    """Start everything, unless stopped meanwhile.
-
-    Raises:
-        StoppedEarlyError: It was.
-    """
+    """Start everything, unless stopped meanwhile; StoppedEarlyError if it was."""
     started = asyncio.create_task(supervisor.start())
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -41,13 +41,10 @@ class ControlClient:
     root: str = "control"
 
     def get(self, *parts: str, **query: int) -> dict[str, Any]:
-        """Ask for a page.
+        """Ask for a page; ConfigError if the gateway is not there, or refuses.
 
         Args:
             parts: Of its path, unquoted.
-
-        Raises:
-            ConfigError: The gateway is not there, or refuses.
         """
         words = "&".join(f"{name}={value}" for name, value in query.items())
         return self._ask("GET", parts, words, None)
@@ -55,13 +52,10 @@ class ControlClient:
     def post(
         self, *parts: str, body: dict[str, object], limit_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Change something.
+        """Change something; ConfigError if the gateway is not there, or refuses.
 
         Args:
             parts: Of its path, unquoted.
-
-        Raises:
-            ConfigError: The gateway is not there, or refuses.
         """
         return self._ask("POST", parts, "", body, limit_s)
 

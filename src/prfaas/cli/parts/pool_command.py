@@ -235,11 +235,8 @@ def pool(
 
 
 def _check(found: dict[str, Any], file: Path | None, *, can_grow: bool) -> None:
-    """See that a pool node has all it needs.
-
-    Raises:
-        ConfigError: Something is neither in the file nor among the options.
-    """
+    """See that a pool node has all it needs; ConfigError if something is neither in the file nor
+    among the options."""
     for key, option in REQUIRED.items():
         if key not in found:
             where = f"its `{key}` in {file}" if file else "FILE, the deployment file"

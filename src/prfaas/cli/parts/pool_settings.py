@@ -43,13 +43,11 @@ ANY_INTERFACE = "0.0.0.0"  # noqa: S104 (only peers with an identity get past TL
 
 
 def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]:
-    """Fields of `PoolSettings` that a deployment file gives.
+    """Fields of `PoolSettings` that a deployment file gives; ConfigError if there is no pool node
+    of that name.
 
     `peers` has None for a pool whose address is not in the file; `listen` is missing where the file
     has neither `listen` nor `address`.
-
-    Raises:
-        ConfigError: There is no pool node of that name.
     """
     clusters = deployment.clusters
     cluster_name = next((key for key, c in clusters.items() if name in c.pools), None)
@@ -170,13 +168,10 @@ def follow_file(
 
 
 def follow_sources(path: Path) -> Following:
-    """Follow the sources that a file names.
+    """Follow the sources that a file names; ConfigError if it cannot be used.
 
     Args:
         path: Of a `PeersFile`.
-
-    Raises:
-        ConfigError: It cannot be used.
     """
     from prfaas.config.membership import PeersFile
     from prfaas.config.names import PATTERNS
@@ -211,14 +206,11 @@ def s3_options(command: Command) -> Command:
 
 
 def shared_tier(options: Mapping[str, str], below: SharedSettings | None) -> SharedSettings | None:
-    """The tier that options name.
+    """The tier that options name; ConfigError if they are incomplete or wrong.
 
     Args:
         options: Those that were given, by their names.
         below: Settings of the deployment file, which options override.
-
-    Raises:
-        ConfigError: They are incomplete or wrong.
     """
     if not options:
         return below

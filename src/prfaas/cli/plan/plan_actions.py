@@ -159,13 +159,11 @@ class PlanView:
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
-    """Answer a plan file in the form that was asked for.
+    """Answer a plan file in the form that was asked for; ConfigError if the question is wrong, or
+    the report cannot be written.
 
     Returns:
         Exit code: 1 if the answer was to be confirmed and was not.
-
-    Raises:
-        ConfigError: The question is wrong, or the report cannot be written.
     """
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
@@ -224,11 +222,8 @@ def show_catalogue() -> None:
 
 
 def show_model(view: ModelView) -> None:
-    """Show the KV geometry and Φ_kv of a model.
-
-    Raises:
-        ConfigError: The model is unknown or not understood.
-    """
+    """Show the KV geometry and Φ_kv of a model; ConfigError if the model is unknown or not
+    understood."""
     geometry, size = _model(view)
     times = _times(view, geometry, size)
     lengths = view.tokens or model_report.LENGTHS

@@ -68,11 +68,7 @@ def command_of(
 
 
 def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
-    """Run a scenario under each policy.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Run a scenario under each policy; ConfigError if a file cannot be written."""
     _check(output)
     first = next(iter(scenarios.values()))
     most = bound(first) if output.with_bound else None
@@ -140,11 +136,8 @@ def warning_of(results: Results) -> str:
 def load_scenarios(
     file: Path, settings: Sequence[str], policies: Sequence[str], seed: int | None
 ) -> dict[str, Scenario]:
-    """The scenario of a file under each policy, by the policy's name.
-
-    Raises:
-        ConfigError: The scenario is wrong.
-    """
+    """The scenario of a file under each policy, by the policy's name; ConfigError if the scenario
+    is wrong."""
     scenario = load_scenario(file, settings)
     if seed is not None:
         scenario = scenario.with_seed(seed)
@@ -208,11 +201,8 @@ class Grid(Generic[Made]):
 def show_seeds(
     scenarios: Mapping[str, Scenario], num_seeds: int, place: SweepPlace, *, as_json: bool
 ) -> None:
-    """Run every policy with consecutive seeds and print means with intervals.
-
-    Raises:
-        ConfigError: The scenario is wrong.
-    """
+    """Run every policy with consecutive seeds and print means with intervals; ConfigError if the
+    scenario is wrong."""
     grid = _grid(scenarios, num_seeds, place, results_job)
     intervals = {
         name: {figure: _interval(all_, figure) for figure in FIGURES}

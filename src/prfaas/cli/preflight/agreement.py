@@ -107,11 +107,8 @@ def _convert(engines: Iterable[Mapping[str, str]]) -> bool:
 
 
 def check_agreement(deployment: Deployment) -> None:
-    """Refuse a deployment whose engines cannot share a single block.
-
-    Raises:
-        ConfigError: Two engines have different values.
-    """
+    """Refuse a deployment whose engines cannot share a single block; ConfigError if two engines
+    have different values."""
     certain = [each.words for each in disagreements(deployment) if each.is_certain]
     if certain:
         raise ConfigError(

@@ -50,11 +50,8 @@ SOON_DAYS = 14
 
 
 def check_client_tls(deployment: Deployment) -> None:
-    """Refuse a `[gateway.tls]` that no client would accept.
-
-    Raises:
-        ConfigError: The files do not fit each other, or the certificate has ended.
-    """
+    """Refuse a `[gateway.tls]` that no client would accept; ConfigError if the files do not fit
+    each other, or the certificate has ended."""
     table = deployment.gateway.tls
     if table is None:
         return

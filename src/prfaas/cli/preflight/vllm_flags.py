@@ -194,11 +194,7 @@ def vllm_engines(deployment: Deployment) -> Iterator[tuple[str, str, EngineTable
 
 def check_engine_args(deployment: Deployment) -> None:
     """Refuse arguments with which an engine would not start, or not take part, and a vLLM that
-    prfaas does not support.
-
-    Raises:
-        ConfigError: One has such an argument, or vLLM has such a version.
-    """
+    prfaas does not support; ConfigError if one has such an argument, or vLLM has such a version."""
     version = installed_version()
     if version is not None and any(vllm_engines(deployment)):
         check_version(version)

@@ -28,7 +28,7 @@ LEAVE_S = 2.0
 
 
 class RaySite:
-    """The parts of a deployment file on a Ray cluster.
+    """The parts of a deployment file on a Ray cluster; ConfigError if the file is of no such site.
 
     Args:
         deployment: The file's content.
@@ -36,9 +36,6 @@ class RaySite:
         needs: Resources of an "engine", a "pool" and a "gateway".
         num_engines: Engines of each cluster at the start; the others of the file are spares.
         on_change: Called at every change of a part.
-
-    Raises:
-        ConfigError: The file is of no such site.
     """
 
     def __init__(
@@ -222,11 +219,7 @@ def _is_free(port: int) -> bool:
 
 
 def check_site(deployment: Deployment) -> None:
-    """Check that Ray can run the parts of a deployment.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that Ray can run the parts of a deployment; ConfigError if it cannot."""
     for cluster, table in deployment.clusters.items():
         if table.timing is not None and table.timing.one_process:
             raise ConfigError(

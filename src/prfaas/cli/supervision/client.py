@@ -23,21 +23,15 @@ STATES = (".state", ".state/*")
 
 
 def parts_of(state: Path) -> list[dict[str, Any]]:
-    """The parts of the deployment with that state directory.
-
-    Raises:
-        ConfigError: No `prfaas up` answers there.
-    """
+    """The parts of the deployment with that state directory; ConfigError if no `prfaas up` answers
+    there."""
     found: list[dict[str, Any]] = _ask(state, "GET", "/parts")["parts"]
     return found
 
 
 def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
-    """Restart a part; returns its state immediately.
-
-    Raises:
-        ConfigError: No `prfaas up` answers there, or it has no such part.
-    """
+    """Restart a part; returns its state immediately; ConfigError if no `prfaas up` answers there,
+    or it has no such part."""
     found: list[dict[str, Any]] = _ask(state, "POST", f"/parts/{quote(name, safe='')}/restart")[
         "parts"
     ]
@@ -56,11 +50,8 @@ def scale_engines(state: Path, cluster: str, count: int) -> list[str]:
 
 
 def running_state() -> Path:
-    """State directory of the only deployment that runs from the working directory.
-
-    Raises:
-        ConfigError: There is none, or more than one.
-    """
+    """State directory of the only deployment that runs from the working directory; ConfigError if
+    there is none, or more than one."""
     sockets = [path for each in STATES for path in Path().glob(f"{each}/{SOCKET_NAME}")]
     if len(sockets) == 1:
         return sockets[0].parent

@@ -34,16 +34,14 @@ async def control_channel(
     settings: AuditSettings | None = None,
     scale: Scale | None = None,
 ) -> AsyncIterator[None]:
-    """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
+    """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open; ConfigError if
+    the socket cannot be made, or the log cannot be written.
 
     Args:
         supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
         settings: Audit log of restarts; None without.
         scale: Changes the number of engines of a cluster; None where that is fixed.
-
-    Raises:
-        ConfigError: The socket cannot be made, or the log cannot be written.
     """
     audit = UpAudit(settings)
 

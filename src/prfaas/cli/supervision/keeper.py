@@ -166,11 +166,8 @@ class Keeper:
         await self.part.stop(with_all=True)
 
     async def _live(self) -> str:
-        """Run the process from its start until it has ended and is cleaned up.
-
-        Returns:
-            What ended it, as a predicate of the part.
-        """
+        """Run the process from its start until it has ended and is cleaned up; returns what ended
+        it, as a predicate of the part."""
         self._ready_at_s = None
         try:
             self.part.start()

@@ -59,11 +59,7 @@ class Supervisor:
         return [keeper.change for keeper in self._keepers.values()]
 
     def keeper(self, name: str) -> Keeper:
-        """Keeper of a part that is started or will be.
-
-        Raises:
-            KeyError: There is no such part.
-        """
+        """Keeper of a part that is started or will be; KeyError if there is no such part."""
         return self._keepers[name]
 
     async def start(self) -> None:
@@ -99,30 +95,19 @@ class Supervisor:
         self._keep(part, self._http)
 
     async def remove(self, name: str) -> None:
-        """Stop a part in its own time and forget it.
-
-        Raises:
-            KeyError: There is no such part.
-        """
+        """Stop a part in its own time and forget it; KeyError if there is no such part."""
         await cancel_all([self._keeping.pop(name)])
         for stage in self.stages:
             stage[:] = [each for each in stage if each.name != name]
         await self._keepers.pop(name).end()
 
     def ask_restart(self, name: str) -> None:
-        """Restart one part by its keeper.
-
-        Raises:
-            KeyError: No such part was started yet.
-        """
+        """Restart one part by its keeper; KeyError if no such part was started yet."""
         self._keepers[name].restart()
 
     async def restart(self, name: str) -> None:
-        """Restart one part and wait until it is ready.
-
-        Raises:
-            EngineError: It is not restarted any more.
-        """
+        """Restart one part and wait until it is ready; EngineError if it is not restarted any
+        more."""
         self.ask_restart(name)
         while (change := self.keeper(name).change).phase not in _SETTLED:  # noqa: ASYNC110 - its keeper polls, too
             await asyncio.sleep(self._times.poll_s)

@@ -70,11 +70,8 @@ class Import:
     unit: Unit | None = None
 
     def run(self, *, as_json: bool) -> None:
-        """Read, write, and print the omissions.
-
-        Raises:
-            ConfigError: The source or the target is not as it should be.
-        """
+        """Read, write, and print the omissions; ConfigError if the source or the target is not as
+        it should be."""
         check_target(self.out, self.file, overwrite=self.overwrite)
         form = detect(self.file) if self.form is None else self.form
         if form == SESSIONS:
@@ -153,11 +150,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def show_trace(path: Path, block_tokens: int, *, as_json: bool) -> None:
-    """Print the figures of a trace.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
+    """Print the figures of a trace; ConfigError if it cannot be read."""
     form = detect(path)
     with reading(path) as on_progress:
         if form == SESSIONS:

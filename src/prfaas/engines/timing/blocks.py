@@ -170,15 +170,12 @@ class PushOfRequest:
 
 
 class Rows:
-    """Rows and their owners, in order of requests.
+    """Rows and their owners, in order of requests; ConfigError if not a single row fits.
 
     Args:
         name: For the system's list of open files.
         layout: Layout of their blocks.
         num_bytes: Memory for all of them.
-
-    Raises:
-        ConfigError: Not a single row fits.
     """
 
     def __init__(self, name: str, layout: Layout, num_bytes: int) -> None:

@@ -44,11 +44,7 @@ class DeviceCache:
         return self._cache.usable_hit(self._ids(hashes, last_boundary)) * self._span
 
     def use(self, hashes: Sequence[bytes], hit_tokens: int) -> bytes:
-        """A sequence resumes after `hit_tokens`.
-
-        Returns:
-            The stain of its blocks.
-        """
+        """A sequence resumes after `hit_tokens`; returns the stain of its blocks."""
         ids = self._ids(hashes, hit_tokens)
         self._cache.touch(ids, len(ids))
         stain = CLEAN

@@ -166,14 +166,12 @@ def equal_cost(problem: Problem, mode: StageMode, budget_per_h: float | None = N
 
 
 def instances_for(problem: Problem, mode: StageMode, rate_per_s: float) -> float:
-    """Instances of the homogeneous fleet that sustains a rate, part of an instance included.
+    """Instances of the homogeneous fleet that sustains a rate, part of an instance included;
+    returns inf when no fleet of up to `INSTANCES_MAX` sustains it.
 
     Args:
         mode: How stage terms are computed.
         rate_per_s: Rate of requests, req/s.
-
-    Returns:
-        inf when no fleet of up to `INSTANCES_MAX` sustains it.
     """
 
     def rate(count: int) -> float:

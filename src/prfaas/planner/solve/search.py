@@ -262,11 +262,8 @@ def _capacities(
 
 
 def at_threshold(problem: Problem, mode: StageMode, threshold: float) -> OperatingPoint:
-    """The best split at a given threshold.
-
-    Raises:
-        ConfigError: The threshold is outside the workload's lengths.
-    """
+    """The best split at a given threshold; ConfigError if the threshold is outside the workload's
+    lengths."""
     check_threshold(problem, threshold)
     terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
     grid = grid_for(problem, terms)
@@ -274,11 +271,8 @@ def at_threshold(problem: Problem, mode: StageMode, threshold: float) -> Operati
 
 
 def check_threshold(problem: Problem, threshold: float) -> None:
-    """Refuse a threshold that no prompt, or every prompt, exceeds.
-
-    Raises:
-        ConfigError: The threshold is outside the workload's lengths.
-    """
+    """Refuse a threshold that no prompt, or every prompt, exceeds; ConfigError if the threshold is
+    outside the workload's lengths."""
     lengths = problem.workload.lengths
     if not lengths.low <= threshold <= lengths.high:
         raise ConfigError(

@@ -30,14 +30,12 @@ _NUMBER = re.compile(r"[+-]?\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?", re.AS
 
 
 def calendar_ns(column: str, text: str) -> int:
-    """Nanoseconds since 1970 of a date and time, exact to nine digits of the second.
+    """Nanoseconds since 1970 of a date and time, exact to nine digits of the second; DroppedError
+    if the value is invalid.
 
     Args:
         text: As in "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; without a
             time zone it is UTC.
-
-    Raises:
-        DroppedError: The value is invalid.
     """
     match = _CALENDAR.fullmatch(text)
     try:
@@ -60,13 +58,10 @@ def _seconds(whole: str, zone: str) -> int:
 
 
 def seconds_ns(column: str, text: str) -> int:
-    """Nanoseconds of a number of seconds from any origin.
+    """Nanoseconds of a number of seconds from any origin; DroppedError if the value is invalid.
 
     Args:
         text: A decimal number, 0 or more.
-
-    Raises:
-        DroppedError: The value is invalid.
     """
     if not _NUMBER.fullmatch(text):
         raise DroppedError(
@@ -148,11 +143,7 @@ CSV_FORMATS = (AZURE, BURSTGPT, SERVEGEN, LENGTHS)
 
 
 def cells_of(line: bytes) -> list[str]:
-    """The values of a line.
-
-    Raises:
-        DroppedError: They cannot be split.
-    """
+    """The values of a line; DroppedError if they cannot be split."""
     text = line.decode("utf-8", "replace")
     if '"' not in text:
         return text.split(",")
@@ -173,13 +164,10 @@ def columns_of(header: bytes) -> list[str]:
 
 
 class CsvRows:
-    """Rows of a file in a CSV format.
+    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice.
 
     Args:
         number: Line of the header.
-
-    Raises:
-        ConfigError: A column is missing or there twice.
     """
 
     def __init__(self, form: CsvFormat, path: Path, number: int, header: bytes) -> None:
@@ -198,11 +186,7 @@ class CsvRows:
         self._names = columns
 
     def __call__(self, line: bytes) -> RecordedRequest:
-        """The request of a line.
-
-        Raises:
-            DroppedError: The line has no request.
-        """
+        """The request of a line; DroppedError if the line has no request."""
         cells = cells_of(line)
         if len(cells) != self._num_columns:
             raise DroppedError(

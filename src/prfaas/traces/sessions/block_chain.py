@@ -60,13 +60,10 @@ def characters(per_token: float) -> TextUnits:
 
 
 def tokens_of(directory: Path) -> TextUnits:
-    """Tokens of a model.
+    """Tokens of a model; ConfigError if it cannot be read.
 
     Args:
         directory: Holds its `tokenizer.json`.
-
-    Raises:
-        ConfigError: It cannot be read.
     """
     from tokenizers import Tokenizer
 
@@ -126,19 +123,12 @@ class BlockNumbers:
         self._whole, self._partial = _Numbers(num_max), _Numbers(num_max)
 
     def whole(self, digest: bytes, session: int) -> int:
-        """The number of a block that a session has.
-
-        Raises:
-            ConfigError: There are too many.
-        """
+        """The number of a block that a session has; ConfigError if there are too many."""
         return self._whole.of(digest, session)
 
     def partial(self, digest: bytes, session: int) -> int:
-        """The number of a prompt's last block, which is not full.
-
-        Raises:
-            ConfigError: There are too many.
-        """
+        """The number of a prompt's last block, which is not full; ConfigError if there are too
+        many."""
         return self._num_max + self._partial.of(digest, session)
 
     def shared(self, first: int, count: int) -> list[tuple[int, int]]:
@@ -213,7 +203,8 @@ SharedNames = dict[tuple[int, tuple[int, ...]], int]
 
 
 class Regroup:
-    """Names groups of blocks; a name stands for everything from the start of the prompt.
+    """Names groups of blocks; a name stands for everything from the start of the prompt;
+    ConfigError if one size is no multiple of the other.
 
     Args:
         source_tokens: Tokens of a recorded block.
@@ -221,9 +212,6 @@ class Regroup:
         names: Where new names come from.
         shared: Runs of recorded ids that other sessions have too, rising.
         shared_names: Names of groups of such ids; grows. The sessions of a file have one.
-
-    Raises:
-        ConfigError: One size is no multiple of the other.
     """
 
     def __init__(

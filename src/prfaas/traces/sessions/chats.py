@@ -138,11 +138,7 @@ class _Reader:
             refuse(self.path, number, f"more than {limit:,} requests; split it")
 
     def result(self) -> Chats:
-        """The sessions that have a turn.
-
-        Raises:
-            ConfigError: None has one.
-        """
+        """The sessions that have a turn; ConfigError if none has one."""
         for session in self.sessions:
             session.end()
         found = tuple(tuple(session.turns) for session in self.sessions if session.turns)

@@ -104,14 +104,11 @@ class Session:
 
 
 def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Session, ...]:
-    """The sessions of a file that have a turn.
+    """The sessions of a file that have a turn; ConfigError if the file or a line of it is wrong.
 
     Args:
         path: The file, gzipped or not.
         on_progress: Called now and then with the bytes of the file that were read.
-
-    Raises:
-        ConfigError: The file or a line of it is wrong.
     """
     decoder = msgspec.json.Decoder(_Session)
     found: list[Session] = []
@@ -225,7 +222,7 @@ def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
 
 
 def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[RecordedRequest, ...]:
-    """All turns, in order of arrival.
+    """All turns, in order of arrival; ConfigError if the value is invalid.
 
     A session without a start begins when the one before it has ended, since nothing is known of
     what ran beside it.
@@ -233,9 +230,6 @@ def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[RecordedR
     Args:
         sessions: In the order of their file.
         block_tokens: Tokens of a block of the requests, a multiple of those of the sessions.
-
-    Raises:
-        ConfigError: The value is invalid.
     """
     names, shared_names = itertools.count(), SharedNames()
     rows: list[RecordedRequest] = []
@@ -272,11 +266,8 @@ def check_target(path: Path, source: Path, *, overwrite: bool = False) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[msgspec.Struct]) -> None:
-    """Write JSON lines, gzipped where the name ends in ".gz"; the same lines give the same bytes.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write JSON lines, gzipped where the name ends in ".gz"; the same lines give the same bytes;
+    ConfigError if the file cannot be written."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with draft.open("xb") as raw, _packed(path, raw) as file:
