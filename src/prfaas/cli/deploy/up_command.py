@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.options import logs_of_parts
+from prfaas.cli.common.options import PATH, logs_of_parts
 from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.deployment_checks import (
     check_disks,
@@ -71,13 +71,13 @@ console = console_for(160)
 OVERLAY = click.option(
     "--with",
     "overlay",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Settings that take precedence over FILE's, as `prfaas plan --emit` writes them.",
 )
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @OVERLAY
 @click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
 def check(file: Path, overlay: Path | None, pool: str | None) -> None:
@@ -157,7 +157,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Restart parts that fail.")
 @logs_of_parts

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 import click
 
-from prfaas.cli.common.options import BaseUrlType
+from prfaas.cli.common.options import BASE_URL, PATH
 from prfaas.cli.operate.ctl_views import decision_line, joined, purge_lines
 from prfaas.errors import ConfigError
 
@@ -104,16 +104,11 @@ class ControlClient:
 def asks_gateway(command: Command) -> Command:
     """Adds `--url` and `--key-file` to a command."""
     url = click.option(
-        "--url",
-        envvar="PRFAAS_URL",
-        default=URL_DEFAULT,
-        show_default=True,
-        type=BaseUrlType(),
-        help="The gateway.",
+        "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, type=BASE_URL, help="The gateway."
     )
     key_file = click.option(
         "--key-file",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
     )
     return url(key_file(command))

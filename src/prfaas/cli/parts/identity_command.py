@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from prfaas.cli.common.options import PATH
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
@@ -17,12 +18,14 @@ from prfaas.wire.reissue import names_in, reissue, renew_due
 @click.argument("names", nargs=-1)
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="Directory of the files; a missing authority is created there.",
 )
 @click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
-@click.option("--site", default="", help="Site and kind of the parts, such as pd/pool.")
+@click.option(
+    "--site", default="", show_default=False, help="Site and kind of the parts, such as pd/pool."
+)
 @click.option(
     "--region",
     "regions",

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
+from prfaas.cli.common.options import PATH
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.cli.deploy.topology import prepare_identities
 from prfaas.cli.deploy.up_command import check_deployment, prepare_model, start_all, state_lock
@@ -41,11 +42,10 @@ def ray() -> None:
 
 
 @ray.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option(
     "--address",
     default=AUTO,
-    show_default=True,
     help="HOST:PORT of the Ray cluster's head; auto is the cluster on this machine.",
 )
 @click.option(
@@ -123,10 +123,7 @@ async def _serve(deployment: Deployment, site: RaySite, stop: asyncio.Event) -> 
 @ray.command()
 @click.argument("counts", nargs=-1, required=True, metavar="CLUSTER=COUNT...")
 @click.option(
-    "--file",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Deployment file of a running `prfaas ray up`.",
+    "--file", type=PATH, required=True, help="Deployment file of a running `prfaas ray up`."
 )
 def scale(counts: tuple[str, ...], file: Path) -> None:
     """Change the number of engines of a running site; returns once they are ready or gone.
