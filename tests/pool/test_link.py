@@ -10,7 +10,6 @@ import pytest
 
 from prfaas.core.transfer.pacing import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.net.link_end import SendLimits
 from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.pool.send.link_meter import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
@@ -21,6 +20,7 @@ from prfaas.wire.messages.base import Ping, Pong
 from prfaas.wire.messages.codec import decode, encode
 from prfaas.wire.messages.gateway import PoolState
 from prfaas.wire.sockets import TcpInfo
+from tests.lab.faults import Fault, FaultProxy
 
 from .conftest import World
 from .link_rig import BLOCK_BYTES, MEMORY, Rig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.parts.pool_following import follow_sources
+from prfaas.cli.parts.pool_settings import follow_sources
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, State
 from prfaas.errors import ConfigError

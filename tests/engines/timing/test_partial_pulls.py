@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from prfaas.lab.faults import Fault
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
+from tests.lab.faults import Fault
 from tests.pool.sites import until
 
 from .deployment import World, alone

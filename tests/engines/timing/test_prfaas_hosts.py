@@ -13,7 +13,7 @@ import pytest
 from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
-from prfaas.lab.faults import Fault
+from tests.lab.faults import Fault
 from tests.pool.sites import until
 
 from .deployment import alone
