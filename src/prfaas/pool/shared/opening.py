@@ -42,5 +42,5 @@ def open_shared(
     else:
         check_package()
         tier = MooncakeTier(settings, keys, pool, hosts, metrics, found, store.gone_below)
-    store.share_with(tier)
+    store.tiers.add(tier)
     return tier
