@@ -342,13 +342,13 @@ class DataPort:
 
     def _buffer(self, num_bytes: int) -> BlockBuffer | None:
         """Memory to receive a block into; if there is none, some is freed. Any thread may ask."""
-        buffer = self.inbound.store.receive_buffer(num_bytes)
+        buffer = self.inbound.store.room.receive_buffer(num_bytes)
         if buffer is None:
             self.tell(self._make_room)
         return buffer
 
     def _make_room(self) -> None:
-        self.inbound.store.keep_room(is_waited=True)
+        self.inbound.store.room.keep_room(is_waited=True)
 
     def end_link(self, peer: str) -> None:
         """End a peer's link: drop its connections and their unfinished blocks."""
