@@ -25,9 +25,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.integrity.sampling import Sampler
 from prfaas.core.integrity.suspicion import AlteredBlock, Suspicion, Suspicions, blamed
+from prfaas.core.kv.difference import LIMITS, is_altered
 from prfaas.errors import PrfaasError
 from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
