@@ -32,6 +32,10 @@ class FactStream:
         """Call `subscriber` with every fact of this type from now on."""
         self._subscribers[kind].append(subscriber)
 
+    def wants(self, kind: type) -> bool:
+        """Return True if a fact of this type has a subscriber: others need not be made."""
+        return kind in self._subscribers
+
     def report(self, fact: object) -> None:
         """Tell all subscribers of the type of this fact."""
         for subscriber in self._subscribers.get(type(fact), ()):

@@ -14,10 +14,10 @@ from prfaas.cli.deploy.topology import identity_names
 from prfaas.cli.host.process_group import SHARED_MEMORY
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.market.choice import PlannedSite
 from prfaas.deployment_secret import FILE_NAME
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
-from prfaas.market.make import PlannedSite
 from prfaas.market.price_file import deployment_market
 from prfaas.units import format_seconds, format_size
 from prfaas.wire.certificates import ends_soon
@@ -84,7 +84,7 @@ def check_plan(deployment: Deployment) -> None:
     if plan is None:
         return
     # The gateway and the planner take a second to import.
-    from prfaas.gateway.routing.profiles import load_profiles
+    from prfaas.cli.parts.gateway_plan import load_profiles
     from prfaas.planner.answer.plan_loader import load_question
 
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from prfaas.core.facts import FactStream
 from prfaas.core.request.events import (
     AnyEvent,
     Blocks,
@@ -52,7 +53,6 @@ from prfaas.gateway.serving.request_state import (
 )
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -69,7 +69,6 @@ class RequestServices:
         fleet: What the machines of all requests share.
         ending: Ends and continues streams that engines left.
         suspects: Keep prompts that break engines from further ones.
-        verifier: Verifies some transfers after their request.
         stream_head_s: A stream without a token by then gets its head, seconds.
         stream_comment_s: Time between two comments of such a stream, seconds.
     """
@@ -84,7 +83,7 @@ class RequestServices:
     movers: Movers
     rehearsal: Rehearsal
     suspects: PromptQuarantine
-    verifier: Verifier
+    facts: FactStream
     metrics: GatewayMetrics
     stream_head_s: float
     stream_comment_s: float
