@@ -214,15 +214,12 @@ class Gateway:
         )
         self.live = live = LiveParts(
             deployment,
-            self.index,
             self.driver,
             self.engines,
             self.pools,
             self.layouts,
-            self.guards,
             self.journal,
             self._follow_members(deployment, endpoints, sources),
-            self.metrics,
             self.records,
         )
         holding = holding_for(
@@ -255,7 +252,9 @@ class Gateway:
         )
         self._control = ControlApi(live, control, self.purging, steering)
         self._console = Console(
-            ConsoleReader(live, control), deployment.gateway.consoles_max, times.console_interval_s
+            ConsoleReader(live, self.metrics, control),
+            deployment.gateway.consoles_max,
+            times.console_interval_s,
         )
         self.parts = self._services(holding, planner, tickets, fetcher, times)
         self.charging = Charging(self.engines.probes)
@@ -270,7 +269,7 @@ class Gateway:
                 times.error_s,
             ),
             TokenApi(live, self._prompts, self._request_admission),
-            Views(live, self._request_admission),
+            Views(live, self.metrics, self._request_admission),
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
@@ -325,7 +324,6 @@ class Gateway:
             self.engines,
             self.engine_events,
             self.pools,
-            self.guards,
             self.layouts,
             self.metrics,
             self.journal,

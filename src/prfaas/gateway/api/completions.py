@@ -82,7 +82,7 @@ class CompletionService:
         stream = ClientStream(request)
         trace = self._tracing.begin(record, request.headers, self._model)
         self._live.records.add(record)
-        self._live.metrics.began()
+        self._parts.metrics.began()
         try:
             return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
@@ -142,7 +142,7 @@ class CompletionService:
         quality = request[TENANT].quality_of(client.service)
         record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
         entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self._live.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self._parts.metrics)
         return await serve(self._parts, exchange)
 
     async def _fail(
@@ -173,7 +173,7 @@ class CompletionService:
     def _end(self, record: RequestRecord, tenant: Tenant) -> None:
         self._charging.settle(tenant, record)
         record.close()
-        self._live.metrics.ended(record)
+        self._parts.metrics.ended(record)
         self._parts.facts.report(record.fact())
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 

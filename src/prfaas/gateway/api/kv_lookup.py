@@ -83,6 +83,8 @@ class KvLookup:
 
     def _found(self, arrival: Arrival) -> JsonObject:
         hits, hints = self.live.driver.cached(arrival)
+        asked = arrival._replace(hits=hits, hints=hints)
+        found = self.live.driver.dispatcher.foresee(asked, time.monotonic_ns())
         layout = arrival.layout
         return {
             "num_prompt_tokens": arrival.num_prompt_tokens,
@@ -99,7 +101,7 @@ class KvLookup:
                 }
                 for name, table in self.live.deployment.clusters.items()
             ],
-            "decision": _foreseen(self.live.driver.foresee(arrival, time.monotonic_ns())),
+            "decision": _foreseen(found),
         }
 
     def _engines(
@@ -118,8 +120,8 @@ class KvLookup:
         return {
             "name": name,
             "tiers": [str(tier.name).lower() for tier in tiers],
-            "state": self.live.index.state(name).value,
-            "num_blocks_known": self.live.index.num_blocks(name),
+            "state": self.live.driver.index.state(name).value,
+            "num_blocks_known": self.live.driver.index.num_blocks(name),
             "hit_tokens": hits.get(name, 0),
             "hint_tokens": hints.get(name, 0),
             "groups": self._groups(arrival, name, tiers),
@@ -136,7 +138,7 @@ class KvLookup:
                 "tokens_per_block": group.tokens_per_block,
                 "num_blocks": arrival.num_prompt_tokens // group.tokens_per_block,
                 "num_blocks_held": (
-                    held := self.live.index.num_held(
+                    held := self.live.driver.index.num_held(
                         name, arrival.layout, group, arrival.hashes, tiers
                     )
                 ),

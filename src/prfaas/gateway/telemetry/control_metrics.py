@@ -19,7 +19,9 @@ from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
 def _backlog_s(driver: Driver, cluster: str) -> float:
-    return driver.backlog_ns(cluster) / NS_PER_S
+    dispatcher = driver.dispatcher
+    found = sum(dispatcher.load(name).pending_ns(name) for name in driver.states.of(cluster))
+    return found / NS_PER_S
 
 
 THRESHOLD = "offload_threshold_tokens"
@@ -133,7 +135,7 @@ class ControlMetrics:
                 gauge = self._predictions[name].labels(path.value, cluster)
                 gauge.set_function(partial(read, calibration))
         self._plan_bytes.set_function(lambda: driver.dispatcher.carried.factor)
-        for cluster in driver.clusters:
+        for cluster in dict.fromkeys(driver.states.cluster_of.values()):
             self._backlog.labels(cluster).set_function(partial(_backlog_s, driver, cluster))
         if driver.split is not None:
             for engine in driver.split.names:
