@@ -29,7 +29,7 @@ from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
-from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.loops.loops import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S

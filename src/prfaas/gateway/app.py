@@ -29,9 +29,8 @@ from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
 from prfaas.gateway.api.entrance import RequestAdmission, add_limit_headers
 from prfaas.gateway.api.health import Views
-from prfaas.gateway.api.kv_lookup import KvLookup
+from prfaas.gateway.api.kv_lookup import KvLookup, TokenApi
 from prfaas.gateway.api.operator_api import ControlApi
-from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
@@ -40,20 +39,18 @@ from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
-from prfaas.gateway.loops.link_leases import LeaseGiver
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
 from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.loops.steering import make_steering
-from prfaas.gateway.loops.ticker import ControlTicker
+from prfaas.gateway.loops.ticker import ControlTicker, LeaseGiver
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
 from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
-from prfaas.gateway.routing.change_log import Journal
-from prfaas.gateway.routing.circuit_breakers import make_guards
+from prfaas.gateway.routing.change_log import Journal, make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.profiles import NO_PLAN, Profiles
+from prfaas.gateway.routing.dispatcher_setup import NO_PLAN, Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.leg_requests import Rehearsal

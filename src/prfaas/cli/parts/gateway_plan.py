@@ -12,7 +12,7 @@ from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.routing.predictions import Costs
 from prfaas.errors import ConfigError
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles
 from prfaas.market.make import planned_site
 from prfaas.market.price_file import deployment_market
 

@@ -29,8 +29,7 @@ from prfaas.gateway.serving.request_legs import RequestServices
 from prfaas.gateway.serving.request_run import serve
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import log_fields
+from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields
 from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker

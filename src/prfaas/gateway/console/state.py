@@ -12,15 +12,13 @@ from prfaas.core.kv.prefix_index import SourceState
 from prfaas.core.membership.members import RefusalCause
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Facts, alarms
-from prfaas.gateway.console.history import History, HistorySample, LinkSample
-from prfaas.gateway.console.link_rate import LinkFlow
+from prfaas.gateway.console.history import History, HistorySample, LinkFlow, LinkSample
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.operator_actions import Control
 from prfaas.gateway.routing.part_states import LinkName
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import as_json
+from prfaas.gateway.telemetry.request_records import RequestRecord, as_json
 from prfaas.units import BYTES_PER_TB, NS_PER_MS
 
 RECENT_S = 60.0

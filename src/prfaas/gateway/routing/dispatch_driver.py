@@ -30,9 +30,8 @@ from prfaas.core.membership.members import PoolLinks
 from prfaas.core.request.driver import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Reason
-from prfaas.gateway.routing.dispatcher_setup import make_dispatcher, make_split
+from prfaas.gateway.routing.dispatcher_setup import Profiles, make_dispatcher, make_split
 from prfaas.gateway.routing.part_states import EngineStates, LinkName, PoolView
-from prfaas.gateway.routing.profiles import Profiles
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 NAMED_MAX = 4
