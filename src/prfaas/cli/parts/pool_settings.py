@@ -143,12 +143,7 @@ def follow_file(
     """
     from prfaas.config.load import load_deployment
     from prfaas.membership.deployment_file import DeploymentFile
-    from prfaas.membership.peer_entries import (
-        PeerClusters,
-        peer_clusters,
-        peer_entries,
-        peer_view,
-    )
+    from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries, peer_view
     from prfaas.membership.sources import sources_of
 
     clusters = peer_clusters(deployment, name)
