@@ -21,7 +21,7 @@ from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.pool.send.link_control import LinkMeter
 from prfaas.wire.sockets import TcpInfo
 
 from .rules import (
