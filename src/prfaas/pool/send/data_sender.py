@@ -14,9 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
-from prfaas.errors import PeerError, check_invariants, without_frames
+from prfaas.errors import PeerError, without_frames
 from prfaas.logs import log_event
 from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
@@ -41,7 +40,10 @@ FRAGMENT_BYTES = 128 << 10
 
 
 class SendQueue:
-    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it."""
+    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it.
+
+    `with queue as share:` holds its lock.
+    """
 
     def __init__(self) -> None:
         self._share = LinkShare(FRAGMENT_BYTES)
@@ -49,31 +51,18 @@ class SendQueue:
         self.on_more: Callable[[], object] = lambda: None
         """Called when there is something to send."""
 
+    def __enter__(self) -> LinkShare:
+        self._lock.acquire()
+        return self._share
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
     def add(self, block: OutgoingBlock) -> None:
         """Queue a block."""
         with self._lock:
             self._share.add(block)
         self.on_more()
-
-    def finish(self, transfer_id: bytes) -> None:
-        """Close the queue of a transfer."""
-        with self._lock:
-            self._share.finish(transfer_id)
-
-    def drop(self, transfer_id: bytes) -> None:
-        """Forget a transfer."""
-        with self._lock:
-            self._share.drop(transfer_id)
-
-    def arrived(self, transfer_id: bytes, name: BlockName) -> None:
-        """The receiver has this block."""
-        with self._lock:
-            self._share.arrived(transfer_id, name)
-
-    def cut(self, fragment_bytes: int) -> None:
-        """Divide blocks into fragments of this size from now on."""
-        with self._lock:
-            self._share.fragment_bytes = fragment_bytes
 
     def lost(self, connection: int) -> None:
         """Send unacknowledged fragments of this connection again."""
@@ -86,37 +75,6 @@ class SendQueue:
         now_ns = time.monotonic_ns()
         with self._lock:
             return self._share.take(connection, now_ns)
-
-    @property
-    def queued_by_tenant(self) -> dict[str, int]:
-        """Waiting for a connection, by the class of the tenant."""
-        with self._lock:
-            return self._share.queued_by_tenant
-
-    @property
-    def queued_bytes(self) -> int:
-        """Waiting for a connection."""
-        return self._share.queued_bytes
-
-    def queued_beside(self, transfer_id: bytes) -> int:
-        """Waiting for a connection, of all other transfers."""
-        with self._lock:
-            return self._share.queued_beside(transfer_id)
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Sent, and not known to have arrived."""
-        with self._lock:
-            return self._share.in_flight_bytes
-
-    def validate(self) -> None:
-        """Check what has to hold at any time.
-
-        Raises:
-            AssertionError: It does not.
-        """
-        with self._lock:
-            check_invariants(self._share.invariants())
 
 
 FRAGMENT_BYTES_LARGEST = 1 << 20
@@ -432,7 +390,8 @@ class DataSenders:
         if bits_per_s:
             share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
             self._fragment_bytes = fragment_bytes(share, rtt_ns, self._limits.fragment_bytes_min)
-            self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
+            with self._queue as queue:
+                queue.fragment_bytes = _expanded(self._fragment_bytes, self._coding.expansion)
         self._fit()
         self._fill()
 

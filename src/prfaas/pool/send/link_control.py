@@ -210,10 +210,12 @@ class LinkControl:
     @property
     def telemetry(self) -> LinkTelemetry:
         """Latest measurements."""
+        with self._queue as share:
+            queued_by_tenant = share.queued_by_tenant
         return self._meter.telemetry(
             time.monotonic_ns(),
             open_arrived_bytes=self._machine.arrived_bytes,
-            queued_by_tenant=self._queue.queued_by_tenant,
+            queued_by_tenant=queued_by_tenant,
             coding_ratio=self._coding.ratio,
             encryption=self._encryption.value,
         )
@@ -273,12 +275,13 @@ class LinkControl:
 
     async def measure(self, channel: Channel, senders: DataSenders) -> None:
         """Sample the connections of a session, and report while the link is busy."""
-        was_busy, looks, queue = False, SampleCount(), self._queue
+        was_busy, looks = False, SampleCount()
         while True:
             now_ns, num_open = time.monotonic_ns(), len(self._machine.open)
-            is_idle = not (num_open or queue.queued_bytes or queue.in_flight_bytes)
-            if looks.is_due(is_idle=is_idle):
-                self._sample(senders, now_ns)
+            with self._queue as share:
+                left = share.queued_bytes, share.in_flight_bytes
+            if looks.is_due(is_idle=not (num_open or any(left))):
+                self._sample(senders, now_ns, *left)
                 if looks.is_report:
                     ping = Ping(at_ns=time.monotonic_ns(), connections=senders.connections)
                     channel.send(ping)
@@ -287,9 +290,11 @@ class LinkControl:
                     was_busy = num_open > 0
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
 
-    def _sample(self, senders: DataSenders, now_ns: int) -> None:
-        infos, meter, queue = senders.tcp_infos(), self._meter, self._queue
-        meter.sample(now_ns, infos, queue.queued_bytes, queue.in_flight_bytes)
+    def _sample(
+        self, senders: DataSenders, now_ns: int, queued_bytes: int, in_flight_bytes: int
+    ) -> None:
+        infos, meter = senders.tcp_infos(), self._meter
+        meter.sample(now_ns, infos, queued_bytes, in_flight_bytes)
         self._loss.sample(infos)
         self._tune(senders, now_ns)
         self._coding.sample(

@@ -21,7 +21,7 @@ from prfaas.core.transfer.link_scheduler import OutgoingBlock
 from prfaas.core.transfer.sender import Sender
 from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
 from prfaas.core.transfer.transfer_state import SENT, EndedTransfer, TransferEnd
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, check_invariants
 from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.send.data_sender import SendQueue
 from prfaas.pool.send.dialer import Dialer
@@ -106,7 +106,8 @@ class OutboundLink:
             AssertionError: It does not.
         """
         self.machine.validate()
-        self.queue.validate()
+        with self.queue as share:
+            check_invariants(share.invariants())
 
     def report(self, event: on.TransferInput) -> None:
         """Report what happened, and do what follows.
@@ -145,7 +146,8 @@ class OutboundLink:
 
         It has none while another transfer has anything to send: nobody waits for a checkpoint.
         """
-        has_room = not self.queue.queued_beside(transfer_id)
+        with self.queue as share:
+            has_room = not share.queued_beside(transfer_id)
         outcome = "sent" if has_room else "withheld"
         self._checkpoint_bytes.labels(peer=self.peer, outcome=outcome).inc(len(block.data))
         if has_room:
@@ -235,15 +237,18 @@ class OutboundLink:
         )
 
     def _close_queue(self, action: do.CloseQueue) -> None:
-        self.queue.finish(action.transfer_id)
+        with self.queue as share:
+            share.finish(action.transfer_id)
 
     def _landed(self, action: do.Landed) -> None:
-        for block in action.blocks:
-            block.payload.pins -= 1
-            self.queue.arrived(action.transfer_id, block.name)
+        with self.queue as share:
+            for block in action.blocks:
+                block.payload.pins -= 1
+                share.arrived(action.transfer_id, block.name)
 
     def _withdraw(self, action: do.Withdraw) -> None:
-        self.queue.drop(action.transfer_id)
+        with self.queue as share:
+            share.drop(action.transfer_id)
         for block in action.blocks:
             block.payload.pins -= 1
 
