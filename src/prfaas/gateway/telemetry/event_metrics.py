@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault
+from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault, SubscriptionObserver
 from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.wire.kv_events import KvEventBatch
 
 
-class EventMetrics:
+class EventMetrics(SubscriptionObserver):
     """Metrics of KV events and of the index's size."""
 
     def __init__(self, make: Families) -> None:
