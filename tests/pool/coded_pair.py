@@ -97,7 +97,7 @@ class Pair:
 
     @property
     def is_agreed(self) -> bool:
-        return self.prfaas.node.links["pd-pool"]._coding._is_agreed
+        return self.prfaas.node.links["pd-pool"].coding._is_agreed
 
     def moved(self) -> tuple[float, float]:
         """Bytes of blocks, and bytes as they travelled, as both ends count them."""

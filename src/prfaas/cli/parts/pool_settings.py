@@ -11,7 +11,7 @@ from prfaas.config.clusters import ClusterRole, PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.errors import ConfigError
-from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.pool.shared.settings import shared_settings
 from prfaas.wire.identity import identity_in
 
