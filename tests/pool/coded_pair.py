@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prfaas.lab.faults import FaultProxy
-
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
 from prfaas.pool.send.data_sender import FRAGMENT_BYTES

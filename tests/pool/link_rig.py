@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.lab.faults import FaultProxy
-
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.send.data_sender import FRAGMENT_BYTES
 from prfaas.pool.send.outbound_link import OutboundLink

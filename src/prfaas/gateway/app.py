@@ -70,6 +70,7 @@ from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
@@ -188,14 +189,12 @@ class Gateway:
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
-            name,
+            Subscribe(gateway=name, shares=self.tenants.shares, ages=self.tenants.ages),
             pool_tls,
             self.index,
             self.transfers,
             self.driver,
             timing or PoolTiming(),
-            self.tenants.shares,
-            self.tenants.ages,
         )
         self.layouts = LayoutCheck(deployment, self.pools)
         self.pools.on_change = self.layouts.note_changes
@@ -203,8 +202,7 @@ class Gateway:
             deployment,
             self.index,
             self.pools.layout,
-            self.metrics.events.applied,
-            self.metrics.events.failed,
+            self.metrics.events,
             events,
         )
         self.live = live = LiveParts(
