@@ -24,7 +24,7 @@ from prfaas.cli.supervision.keeper import KeeperTimes
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.cli.supervision.words import line_of
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.errors import EngineError
 
 from .tiny_parts import CRASH, QUICK, SILENT, Make, is_running, phase_of, stopped

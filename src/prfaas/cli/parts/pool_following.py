@@ -84,8 +84,8 @@ def follow_sources(path: Path) -> Following:
     Raises:
         ConfigError: It cannot be used.
     """
-    from prfaas.config.membership import PeersFile
     from prfaas.config.names import PATTERNS
+    from prfaas.config.services import PeersFile
     from prfaas.membership.peer_entries import PeerClusters
     from prfaas.membership.sources import sources_of
     from prfaas.toml_tables import read_toml, validated

@@ -13,7 +13,7 @@ from prfaas.cli.common.signals import EXIT_MISTAKE
 from prfaas.cli.host.processes import GRACE_S, ProcessPart, within
 from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, answers
 from prfaas.cli.supervision.restarts import Phase, RestartPolicy
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.errors import ConfigError, EngineError
 from prfaas.tasks import cancel_all
 
