@@ -62,7 +62,7 @@ class World:
 
     async def linked(self, prfaas: Site, pd: Site) -> None:
         link = prfaas.node.links["pd-pool"]
-        await until(lambda: link.is_up and pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: link.is_up and pd.node.inbound.channels.is_connected("prfaas-pool"))
 
     async def two_sites(self, **pd: object) -> tuple[Site, Site, Engine, Engine]:
         """Both sites, linked, with an engine each."""

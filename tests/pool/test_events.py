@@ -117,9 +117,12 @@ async def test_a_subscriber_learns_what_tiers_hold_and_who_is_waited_for(world: 
     assert state is not None
     (name, tier), *others = state.tiers.items()
     assert (name, others) == ("host", [])
-    assert tier.used_bytes == pd.node.store.used_bytes == sum(len(content(k)) for k in PROMPT)
+    assert tier.used_bytes == pd.node.store.room.used_bytes == sum(len(content(k)) for k in PROMPT)
     assert state.leased_bytes == tier.used_bytes
-    assert (tier.capacity_bytes, tier.num_blocks) == (pd.node.store.capacity_bytes, len(PROMPT))
+    assert (tier.capacity_bytes, tier.num_blocks) == (
+        pd.node.store.room.capacity_bytes,
+        len(PROMPT),
+    )
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     await until(lambda: (state := told()) is not None and not state.num_leased)
     state = told()
@@ -217,8 +220,8 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(world: World) -> None
     for n in range(40_000):
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
     peer = await dial(pd, world.identities, "gateway")
-    await until(lambda: pd.node.inbound.channel_of("gateway") is not None)
-    served = pd.node.inbound.channel_of("gateway")
+    await until(lambda: pd.node.inbound.channels.of("gateway") is not None)
+    served = pd.node.inbound.channels.of("gateway")
     assert served is not None
     assert served.socket is not None
     assert peer.channel.socket is not None
@@ -244,8 +247,8 @@ async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
 ) -> None:
     pd = await world.start_pd(feed=FeedLimits(backlog_keys_max=3))
     peer = await dial(pd, world.identities, "gateway")
-    await until(lambda: pd.node.inbound.channel_of("gateway") is not None)
-    served, feed = pd.node.inbound.channel_of("gateway"), pd.node.feed
+    await until(lambda: pd.node.inbound.channels.of("gateway") is not None)
+    served, feed = pd.node.inbound.channels.of("gateway"), pd.node.feed
     assert served is not None
     state = PoolState(seq=0, layouts={}, links={})
     feed.subscribe(served, pd.node.store, lambda: state)

@@ -59,7 +59,7 @@ async def test_a_link_that_breaks_before_a_commit_is_told_comes_back_at_once(
     prfaas = await world.start("prfaas-pool", link_grace_ns=100 * 10**9)
     await world.linked(prfaas, pd)
     prefill = await world.engine("prfaas-pool")
-    channel = pd.node.inbound.channel_of("prfaas-pool")
+    channel = pd.node.inbound.channels.of("prfaas-pool")
     assert channel is not None
     monkeypatch.setattr(channel, "send", lambda _: None)
     transfer = prefill.push()
@@ -134,7 +134,7 @@ async def test_a_receiver_without_room_says_so_and_the_sender_stops(world: World
 
 async def test_a_sender_without_room_aborts_what_it_can_not_push(world: World) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
-    prfaas.node.store.arena.capacity_bytes = 1
+    prfaas.node.store.room.arena.capacity_bytes = 1
     transfer = prefill.push()
     assert not await prefill.store(PROMPT, transfer)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
@@ -200,11 +200,11 @@ async def test_a_source_that_came_back_ends_what_its_old_connection_began(world:
     old = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
     old.channel.send(offer(world.identities, transfer))
-    await until(lambda: pd.node.inbound.num_open == 1)
+    await until(lambda: pd.node.inbound.known.num_open == 1)
     new = await source(pd, world.identities)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     await until(lambda: bool(old.closed))
-    assert pd.node.inbound.is_connected("prfaas-pool")
+    assert pd.node.inbound.channels.is_connected("prfaas-pool")
     fresh = secrets.token_bytes(16)
     new.channel.send(offer(world.identities, fresh))
     new.channel.send(Commit(transfer_id=fresh, num_blocks=0))

@@ -166,7 +166,7 @@ async def test_a_lying_fragment_ends_the_link_and_leaves_nothing(
     peer.data.write(LIES[lie](transfer))
 
     await until(lambda: bool(peer.closed))
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
     assert site.metric("connections_refused_total", port="link") == 1
     assert site.held() == set()
     assert site.node.link_port.data.unfinished_bytes == 0
@@ -220,7 +220,7 @@ async def still_takes(site: Site, identities: Path) -> None:
     assert stored is not None
     assert stored.data == block.data
     await stop(peer)
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
 
 
 async def stop(peer: Peer) -> None:

@@ -77,7 +77,7 @@ async def rounding(pair: Pairs) -> Pair:
     for site in (found.prfaas, found.pd):
         site.node._known_layouts.learn(MODEL)
     link = found.prfaas.node.links["pd-pool"]
-    await until(lambda: link._coding._may_round)
+    await until(lambda: link.coding._may_round)
     return found
 
 
@@ -251,7 +251,7 @@ async def test_a_lying_stream_ends_the_link_and_leaves_nothing(
     peer.data.write(LIES[lie](transfer))
 
     await until(lambda: bool(peer.closed))
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
     assert site.held() == set()
     assert site.node.link_port.data.unfinished_bytes == 0
     await stop(peer)

@@ -74,7 +74,7 @@ async def test_gateways_learn_of_their_own_site_alone(tmp_path: Path) -> None:
             assert {name for state in states for name in state.links} == {f"pd-{site}-pool"}
             assert {n for state in states for n in state.telemetry} == {f"pd-{site}-pool"}
             assert all(not state.tenants and not state.num_leased for state in states)
-            held = world.node.node.store.held_bytes[site]
+            held = world.node.node.store.room.held_bytes[site]
             assert {state.tiers["host"].used_bytes for state in states} <= {0, held}
             ended = [each for each in peer.messages if isinstance(each, TransferEnded)]
             assert [each.peer for each in ended] == [f"pd-{site}-pool"]
@@ -244,7 +244,7 @@ async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path
         forger.channel.send(PoolHello(pool="other-pool", epoch="e", link="1" * 32))
         await until(lambda: forger.closed or forger.of(Resumed))
         assert not forger.of(Resumed)
-        assert not world.node.node.inbound.is_connected("other-pool")
+        assert not world.node.node.inbound.channels.is_connected("other-pool")
         own = await dial(world.node, tmp_path / "prfaas", "other-pool")
         world.peers.append(own)
         own.channel.send(PoolHello(pool="other-pool", epoch="e", link="2" * 32))
@@ -367,7 +367,7 @@ async def test_a_changed_rate_applies_to_a_transfer_that_runs(
         await until(lambda: link.has(transfer))
         world.contracts("a", "b", **more)
         budget = {None: 0, '"50Mbps"': 50_000_000, '"4Gbps"': 4_000_000_000}[rate]
-        await until(lambda: link._dialer._pacer.bits_per_s == budget)
+        await until(lambda: link.control._pacer.bits_per_s == budget)
         assert link is world.node.node.links["pd-a-pool"]
         assert link.has(transfer)
         assert link.is_up

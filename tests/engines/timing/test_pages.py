@@ -80,7 +80,7 @@ async def test_pages_are_handed_over_by_sglangs_names(
         assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] >= SHIPPED * SPAN
         assert await world.complete(SHORT)
         await until(world.is_quiet)
-        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+        assert all(site.node.store.order.num_leased == 0 for site in world.sites.values())
 
 
 async def test_pages_travel_while_the_engine_computes(
@@ -100,7 +100,7 @@ async def test_lost_pages_are_computed(checkpoint: Path, identities: Path, tmp_p
         world.wire.read_bits_per_s = SLOW_BITS_PER_S
         asked = asyncio.create_task(world.complete(LONG))
         local = world.sites["pd-pool"].node
-        await until(lambda: local.inbound.num_open == 1)
+        await until(lambda: local.inbound.known.num_open == 1)
         await world.sites["prfaas-pool"].kill()
         reply = await asked
         assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, LONG, DENSE_PLAN)

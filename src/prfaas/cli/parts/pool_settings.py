@@ -17,7 +17,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.config.names import PATTERNS
 from prfaas.errors import ConfigError
-from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.settings import (
     PREFIX,
@@ -142,8 +142,8 @@ def follow_file(
         admits: Members may push as the file has it; no option names sources.
     """
     from prfaas.config.load import load_deployment
-    from prfaas.membership.deployment_file import DeploymentFile
-    from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries, peer_view
+    from prfaas.membership.deployment_file import DeploymentFile, peer_view
+    from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries
     from prfaas.membership.sources import sources_of
 
     clusters = peer_clusters(deployment, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants
@@ -26,7 +26,7 @@ def make_steering(
 ) -> Steering:
     """Return the orders of a gateway."""
     hand = _Hand(live, fetcher, transfers)
-    offers = CopyOffers(live.index, live.pools, hand.cost)
+    offers = CopyOffers(live.driver.index, live.pools, hand.cost)
     names, clock_ns = live.records.names, time.monotonic_ns
     return Steering(names, tenants.tag_of, Pins(live.pools), offers, hand.move, hand.note, clock_ns)
 

@@ -12,15 +12,17 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
+
+from prometheus_client import Counter
 
 from prfaas.config.addresses import join_address
 from prfaas.core.transfer.tcp_goodput import Probe
 from prfaas.errors import ConfigError, PeerError, TransferError, words_of
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.listener import Listener
-from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.pool.net.tls_sockets import connect, readable, shake_hands, writable
 from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name
@@ -67,7 +69,7 @@ class ProbeSink:
     Args:
         sources: Pools that may test.
         io: Where the connections live.
-        on_refused: Called, on the I/O thread, for every caller that is not such a pool.
+        refused: Counts callers that are not such a pool.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class ProbeSink:
         tls: ssl.SSLContext,
         sources: Set[str],
         io: IoThread,
-        on_refused: Callable[[], object],
+        refused: Counter,
         limits: ProbeLimits = LIMITS,
     ) -> None:
         self._limits = limits
         self._tls = tls
         self._sources = sources
         self._io = io
-        self._on_refused = on_refused
+        self._refused = refused
         self._callers: dict[asyncio.Task[None], None] = {}
         """Connections without identification, the oldest first."""
         self._tests: set[asyncio.Task[None]] = set()
@@ -95,7 +97,7 @@ class ProbeSink:
     def _start(self, connection: socket.socket) -> None:
         if len(self._callers) >= self._limits.connections_max:
             next(iter(self._callers)).cancel()  # Strangers cannot keep pools out.
-            self._on_refused()
+            self._refused.inc()
         task = self._io.start(self._serve(connection))
         self._callers[task] = None
         task.add_done_callback(lambda _: self._ended(task, connection))
@@ -131,7 +133,7 @@ class ProbeSink:
                 log.info("link test of %s: %d bytes over one connection", peer, num_bytes)
         except PeerError as error:
             log.warning("a link test is refused: %s", error)
-            self._on_refused()
+            self._refused.inc()
         except (OSError, TimeoutError) as error:
             log.info("a connection of a link test ends: %r", error)
 
@@ -147,16 +149,17 @@ class ProbeServer:
     def __init__(self, address: tuple[str, int], tls: LinkContexts, sources: Set[str]) -> None:
         self._address = address
         self._io = IoThread()
-        sink = ProbeSink(tls.probe, sources, self._io, lambda: None)
-        self._listener = Listener(
-            address,
-            tls,
-            lambda: Channel(lambda *_: None, lambda *_: None, _refuse),
-            _refuse,
-            _refuse,
-            sink.take,
-            lambda: None,
-        )
+        refused = Counter("refused", "Callers that are no pool that may test.", registry=None)
+        self.take_probe = ProbeSink(tls.probe, sources, self._io, refused).take
+        self._listener = Listener(address, tls, self, refused)
+
+    def new_channel(self) -> Channel:
+        """Return a protocol that refuses the connection."""
+        return Channel(lambda *_: None, lambda *_: None, _refuse)
+
+    def take_data(self, connection: socket.socket, *, is_sealed: bool) -> None:
+        """Refuse a data connection, sealed or not."""
+        _refuse((connection, is_sealed))
 
     def open(self) -> None:
         """Start to listen.
@@ -187,25 +190,19 @@ def _refuse(_: object) -> None:
 
 async def _drop(secured: ssl.SSLSocket, bytes_max: int) -> int:
     """Read until the end, or until it is enough."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
     nowhere, total, turn = bytearray(TURN_BYTES), 0, 0
-    loop.add_reader(secured.fileno(), ready.set)
-    try:
-        while total < bytes_max:
-            try:
-                count = secured.recv_into(nowhere)
-            except ssl.SSLWantReadError:
-                ready.clear()
-                await ready.wait()
-                continue
-            if not count:
-                break
-            total, turn = total + count, turn + count
-            if turn > TURN_BYTES:
-                turn = 0
-                await asyncio.sleep(0)
-    finally:
-        loop.remove_reader(secured.fileno())
+    while total < bytes_max:
+        try:
+            count = secured.recv_into(nowhere)
+        except ssl.SSLWantReadError:
+            await readable(secured)
+            continue
+        if not count:
+            break
+        total, turn = total + count, turn + count
+        if turn > TURN_BYTES:
+            turn = 0
+            await asyncio.sleep(0)
     return total
 
 
@@ -310,17 +307,12 @@ def _grown(before: list[TcpInfo], after: list[TcpInfo], counter: str) -> int:
 
 
 async def _pour(secured: ssl.SSLSocket) -> None:
-    loop, ready, turn = asyncio.get_running_loop(), asyncio.Event(), 0
-    loop.add_writer(secured.fileno(), ready.set)
-    try:
-        while True:
-            try:
-                turn += secured.send(_PAYLOAD)
-            except ssl.SSLWantWriteError:
-                ready.clear()
-                await ready.wait()
-            if turn > TURN_BYTES:
-                turn = 0
-                await asyncio.sleep(0)
-    finally:
-        loop.remove_writer(secured.fileno())
+    turn = 0
+    while True:
+        try:
+            turn += secured.send(_PAYLOAD)
+        except ssl.SSLWantWriteError:
+            await writable(secured)
+        if turn > TURN_BYTES:
+            turn = 0
+            await asyncio.sleep(0)
