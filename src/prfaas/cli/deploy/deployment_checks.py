@@ -244,11 +244,8 @@ def _is_of_a_pod(found: os.stat_result) -> bool:
 
 
 def check_targets(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> None:
-    """See that targets of classes leave time for the round trip of a link.
-
-    Raises:
-        ConfigError: One is below the round trips of all links of the plan.
-    """
+    """See that targets of classes leave time for the round trip of a link; ConfigError if one is
+    below the round trips of all links of the plan."""
     trips = [(site.rtt_ns, name) for name, site in sites.items() if site.rtt_ns]
     if not trips:
         return

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_market(deployment: Deployment, profiles: Profiles) -> Profiles:
-    """Add the prices of a deployment to its profiles.
-
-    Raises:
-        ConfigError: The price file is invalid.
-    """
+    """Add the prices of a deployment to its profiles; ConfigError if the price file is invalid."""
     return replace(profiles, market=deployment_market(deployment, profiles.sites))
 
 
