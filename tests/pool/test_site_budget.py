@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,8 @@ class Trunk:
         """The gateway connects, and gives out leases."""
         for name, site in self.senders.items():
             self.gateway.peers[name] = await subscribe(site, self.identities)
-        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], self.gateway)
+        pools: Any = self.gateway
+        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], pools)
         self.giving = asyncio.create_task(giver.run())
 
     def fill(self, name: str) -> None:

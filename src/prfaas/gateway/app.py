@@ -17,10 +17,8 @@ from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.machine import Membership
-from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.facts import PrefillBooked
 from prfaas.core.request.fleet import RequestLimits, SharedState
-from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import Holding, holding_for
@@ -51,7 +49,7 @@ from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
 from prfaas.gateway.routing.change_log import Journal, make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.dispatcher_setup import NO_PLAN, Profiles
-from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg, Rehearsal
 from prfaas.gateway.serving.request_run import RequestServices as RunParts
@@ -183,7 +181,7 @@ class Gateway:
         self.index = PrefixIndex()
         self.records = Records(names_bytes_max=deployment.gateway.request_names)
         self.driver = Driver(deployment, profiles, self.index)
-        self.transfers = Transfers(self._transfer_over, self._transfer_judged)
+        self.transfers = Transfers(facts)
         self.journal = Journal(facts)
         self.guards = make_guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
@@ -433,15 +431,6 @@ class Gateway:
         await asyncio.to_thread(self._tracing.close)
         for annex in self.annexes:
             await annex.close()
-
-    def _transfer_over(self, transfer: TransferView) -> None:
-        self.metrics.arrived(transfer)
-        self.loops.transfer_over(transfer)
-
-    def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:
-        link, now_ns = (transfer.source, transfer.destination), time.monotonic_ns()
-        num_missing = event.num_missing if (event := transfer.best_event) else 0
-        self.guards.ended(link, told_of_link(end, num_missing), now_ns)
 
     def _app(self) -> web.Application:
         origins = Origins(self._table.allowed_origins, is_for_clients)

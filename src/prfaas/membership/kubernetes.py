@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from prfaas.config.membership import KubernetesTable
+from prfaas.config.services import KubernetesTable
 from prfaas.errors import ConfigError, PeerError
 from prfaas.membership.endpoint_slices import EndpointSlice, SliceMembers, read_slice
 from prfaas.membership.port import OnList
