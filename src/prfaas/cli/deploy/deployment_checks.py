@@ -205,7 +205,6 @@ def short_lived(deployment: Deployment, names: Sequence[str] | None = None) -> I
     """A line for every identity on this machine that ends soon.
 
     Args:
-        deployment: Whose identities they are.
         names: The parts; all that are started here if absent.
     """
     for name in identity_names(deployment) if names is None else names:
@@ -217,7 +216,6 @@ def open_secrets(deployment: Deployment, names: Sequence[str] | None = None) -> 
     """A line for every secret on this machine that not only its owner can read.
 
     Args:
-        deployment: Whose secrets they are.
         names: Parts whose keys are meant; all that are started here if absent.
     """
     directory = deployment.security.identities
