@@ -20,11 +20,8 @@ class Record(Struct, frozen=True):
     """Named fields with types. It is equal to a record of the same type with equal fields."""
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values of some fields, as a named tuple does.
-
-        Raises:
-            TypeError: There is no such field.
-        """
+        """Return a copy with other values of some fields, as a named tuple does; TypeError if there
+        is no such field."""
         return replace(self, **changes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from prfaas.core.transfer.site_budget import (
     equal_share,
     idle_share,
 )
-from prfaas.link_budgets import LeaseGiver
+from prfaas.gateway.loops.ticker import LeaseGiver
 from prfaas.units import NS_PER_S
 from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Message, Ping
@@ -96,7 +98,8 @@ class Site:
 
     def restart(self) -> None:
         """A gateway begins: it knows nothing of the leases that the pool nodes have."""
-        self.giver = LeaseGiver([(BUDGET, frozenset(self.all))], self, lambda: self.now_ns)
+        pools: Any = self
+        self.giver = LeaseGiver([(BUDGET, frozenset(self.all))], pools, lambda: self.now_ns)
 
     def tick(self) -> int:
         """Let a tick pass; return the most that all nodes may send within it."""

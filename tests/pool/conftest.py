@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.lab.faults import FaultProxy
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
+from tests.lab.faults import FaultProxy
 
 from .coded_pair import MEMORY as PAIR_MEMORY
 from .coded_pair import MODEL, Pair, Pairs

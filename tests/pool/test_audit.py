@@ -16,8 +16,8 @@ from prfaas.audit.settings import AuditSettings, OnFull
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.messages.gateway import Purge
+from tests.lab.faults import Fault, FaultProxy
 
 from .conftest import World
 from .link_rig import BLOCK_BYTES, MEMORY, Rig

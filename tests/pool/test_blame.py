@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.shipping import manifest_digest, manifest_of
-from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
 from prfaas.integrity.received import View as Reports
@@ -58,6 +58,9 @@ class Gateway:
     stopped: list[Reports] = field(default_factory=list)
     compared: list[tuple[Key, Key]] = field(default_factory=list)
 
+    def stop(self, view: Reports, _: str) -> None:
+        self.stopped.append(view)
+
     async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
         """Store what an honest engine computes, under the names of a salt."""
         names = hash_chain(list(token_ids), tokens_per_hash=16, seed="0", cache_salt=salt)
@@ -99,15 +102,13 @@ class Gateway:
         metrics = VerificationMetrics(self.registry)
         # Blocks of these tests have bytes of no type.
         limits = {"bytes": 0.5}
+        site: Any = self
         verifier = Verifier(
             1,
             limits,
-            self.compute,
-            self.compare,
-            lambda view, _: self.stopped.append(view),
-            self,
+            site,
+            site,
             metrics,
-            Copies(),
             pause_s=0,
         )
         verifier.used(

@@ -10,17 +10,17 @@ import pytest
 
 from prfaas.core.transfer.pacing import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool.net.link_end import SendLimits
 from prfaas.pool.receive.inbound_transfers import ReceiveLimits
-from prfaas.pool.send.link_meter import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
-from prfaas.pool.send.send_queue import FRAGMENT_BYTES
+from prfaas.pool.send.data_sender import FRAGMENT_BYTES
+from prfaas.pool.send.link_control import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
 from prfaas.wire import sockets
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Ping, Pong
 from prfaas.wire.messages.codec import decode, encode
 from prfaas.wire.messages.gateway import PoolState
 from prfaas.wire.sockets import TcpInfo
+from tests.lab.faults import Fault, FaultProxy
 
 from .conftest import World
 from .link_rig import BLOCK_BYTES, MEMORY, Rig
@@ -305,9 +305,9 @@ async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
     try:
         rig.proxy.is_plugged = False
         rig.proxy.strike(Fault.RESET)
-        await until(lambda: rig.pd.node.store.loose_bytes == 0)
+        await until(lambda: rig.pd.node.store.room.loose_bytes == 0)
         await until(lambda: rig.pd.node.inbound.known.num_open == 0)
-        assert rig.pd.node.store.loose_bytes == 0
+        assert rig.pd.node.store.room.loose_bytes == 0
     finally:
         gc.enable()
 

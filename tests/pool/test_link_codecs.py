@@ -14,12 +14,12 @@ import pytest
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
 from prfaas.core.kv.blocks import Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
-from prfaas.lab.faults import Fault
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
 from prfaas.wire.fragments import encode_coded_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Decodes, Join, PoolHello, Resumed
+from tests.lab.faults import Fault
 
 from .bfloat16_numbers import normal
 from .coded_pair import BLOCK_BYTES, MEMORY, MODEL, Pairs, a_block

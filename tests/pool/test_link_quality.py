@@ -14,7 +14,6 @@ from prfaas.core.codec.codecs import LOSSY, LOSSY_NUMBER, Form, LinkCodec, Quali
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.lab.faults import Fault
 from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.codec.rounding import round_block
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -28,6 +27,7 @@ from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Abort, Decodes, Join, PoolHello
 from prfaas.wire.tickets import TicketOpener
+from tests.lab.faults import Fault
 
 from .bfloat16_numbers import normal
 from .coded_pair import MEMORY, Pair, Pairs

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,11 @@ from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share, idle_share
 from prfaas.core.transfer.tickets import Ticket
+from prfaas.gateway.loops.ticker import LeaseGiver
 from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
-from prfaas.link_budgets import LeaseGiver
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant
@@ -82,7 +83,8 @@ class Trunk:
         """The gateway connects, and gives out leases."""
         for name, site in self.senders.items():
             self.gateway.peers[name] = await subscribe(site, self.identities)
-        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], self.gateway)
+        pools: Any = self.gateway
+        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], pools)
         self.giving = asyncio.create_task(giver.run())
 
     def fill(self, name: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prfaas.config.governance.contracts import load_contracts
+from prfaas.core.admission.contracts import Contracts, TagOwners
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.tenant_salts import tag_in
-from prfaas.core.sharing.contracts import Contracts, TagOwners
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_limited
 from prfaas.logs import log_event
@@ -24,14 +24,12 @@ OWNERS_FILE = "tag-owners"
 
 
 class Agreements:
-    """Contracts in force at a process, from a file that is read anew when it changes.
+    """Contracts in force at a process, from a file that is read anew when it changes; ConfigError
+    if the file cannot be used.
 
     Args:
         folder: Keeps the owners of tags over a restart; None without.
         check: Called with contracts before they are in force; raises `ConfigError` to refuse them.
-
-    Raises:
-        ConfigError: The file cannot be used.
     """
 
     def __init__(

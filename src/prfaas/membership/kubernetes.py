@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from prfaas.config.membership import KubernetesTable
+from prfaas.config.services import KubernetesTable
 from prfaas.errors import ConfigError, PeerError
 from prfaas.membership.endpoint_slices import EndpointSlice, SliceMembers, read_slice
 from prfaas.membership.port import OnList
@@ -52,15 +52,13 @@ class _TooOldError(Exception):
 
 
 class Kubernetes:
-    """Engines and pool nodes in EndpointSlices.
+    """Engines and pool nodes in EndpointSlices; ConfigError if the address of the API server is
+    unknown.
 
     While the API server does not answer, the last list stays.
 
     Args:
         timing: Times of the requests.
-
-    Raises:
-        ConfigError: The address of the API server is unknown.
     """
 
     name = "kubernetes"
@@ -112,10 +110,7 @@ class Kubernetes:
         slices: dict[str, EndpointSlice] = {}
         query = {"labelSelector": self._table.selector, "limit": str(PAGE_ITEMS)}
         for _ in range(PAGES_MAX):
-            async with (
-                asyncio.timeout(self._timing.list_s),
-                self._get(http, query) as response,
-            ):
+            async with asyncio.timeout(self._timing.list_s), self._get(http, query) as response:
                 page = msgspec.json.decode(await _read(response))
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):
                 raise PeerError("the API server answers a list without items")
@@ -235,11 +230,7 @@ def _base_of(table: KubernetesTable) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """A page of a list.
-
-    Raises:
-        PeerError: It is longer than the limit.
-    """
+    """A page of a list; PeerError if it is longer than the limit."""
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk

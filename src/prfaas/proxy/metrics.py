@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase
-from prfaas.gateway.telemetry.families import Families
+from prfaas.gateway.telemetry.control_metrics import Families
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from prfaas.core.sharing.contracts import Contract
+from prfaas.core.admission.contracts import Contract
 from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
 from prfaas.errors import check_invariants
 from prfaas.units import NS_PER_S

@@ -18,7 +18,7 @@ from typing import Any
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.checkpoint import make_checkpoint
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.pool.sites import until
 
@@ -94,7 +94,7 @@ async def run(
                 num_red += 1
             await settled(world)
         tag = tenant_tag(world.gateway.tenants.by_name["blue"].cache_salt)
-        held = world.sites["pd-pool"].node.store.held_bytes.get(tag, 0)
+        held = world.sites["pd-pool"].node.store.room.held_bytes.get(tag, 0)
         return Figures(cached / total, held, num_red)
 
 

@@ -16,7 +16,7 @@ from prfaas.core.kv.blocks import HashScheme
 from prfaas.engines.timing.host import InstanceHost
 from prfaas.engines.timing.instance import TimedInstance
 from prfaas.gateway.app import Gateway
-from prfaas.lab.faults import FaultProxy
+from tests.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site, until
 from tests.ports import free_port
 

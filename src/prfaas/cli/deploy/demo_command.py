@@ -16,8 +16,7 @@ import click
 from rich.live import Live
 
 from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
-from prfaas.cli.deploy.demo_requests import DemoRequest, demo_requests
-from prfaas.cli.deploy.demo_table import DemoRow, table_of
+from prfaas.cli.deploy.demo_table import DemoRequest, DemoRow, demo_requests, table_of
 from prfaas.cli.deploy.topology import Topology
 from prfaas.cli.deploy.up_command import console, running
 from prfaas.cli.parts.gateway_command import listen_on
@@ -139,19 +138,24 @@ async def _stream(
     """Ask the gateway, streamed, as a client would."""
     url = f"{topology.gateway_url}/v1/chat/completions"
     body = _body(topology, messages) | {"stream": True}
-    pieces: list[str] = []
     async with session.post(url, json=body, headers={"X-Request-Id": request_id}) as reply:
         if reply.status != 200:
             raise EngineError(f"the gateway answered {reply.status}: {await reply.text()}")
-        async for line in reply.content:
-            field, _, value = line.decode().partition(":")
-            data = value.strip()
-            # A comment, sent while the stream waits, has no field name.
-            if field == "data" and data != "[DONE]":
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise EngineError(f"the stream broke: {chunk['error']}")
-                pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+        return await streamed_text(reply)
+
+
+async def streamed_text(reply: aiohttp.ClientResponse) -> str:
+    """Text of a streamed answer; EngineError if the stream has an error."""
+    pieces: list[str] = []
+    async for line in reply.content:
+        field, _, value = line.decode().partition(":")
+        data = value.strip()
+        # A comment, sent while the stream waits, has no field name.
+        if field == "data" and data != "[DONE]":
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise EngineError(f"the stream broke: {chunk['error']}")
+            pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
     return "".join(pieces)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from prfaas.cli.common.options import AddressType, PeerType, UrlType, logs
+from prfaas.cli.common.options import ADDRESS, NAMED_ADDRESS, NAMED_URL, PATH, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.config.addresses import join_address, split_address
 from prfaas.errors import ConfigError
@@ -21,17 +21,12 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--with",
-    "overlay",
-    type=click.Path(path_type=Path),
-    help="Settings that take precedence over FILE's.",
-)
+@click.argument("file", type=PATH)
+@click.option("--with", "overlay", type=PATH, help="Settings that take precedence over FILE's.")
 @click.option("--name", help="Name of the gateway in FILE; gateway.name if absent.")
-@click.option("--listen", type=AddressType(), help="Address, in place of the one in FILE.")
-@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Address of an engine.")
-@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Address of a pool node.")
+@click.option("--listen", type=ADDRESS, help="Address, in place of the one in FILE.")
+@click.option("--engine", "engines", type=NAMED_URL, multiple=True, help="Address of an engine.")
+@click.option("--pool", "pools", type=NAMED_ADDRESS, multiple=True, help="Address of a pool node.")
 @logs
 def gateway(
     *,
@@ -53,10 +48,10 @@ def gateway(
       prfaas gateway examples/two-sites.toml --name gateway-b
       prfaas gateway examples/laptop.toml --engine pd-engine=http://127.0.0.1:8101 ...
     """
+    from prfaas.cli.parts.gateway_annexes import serve
     from prfaas.cli.parts.without_torch import keep_torch_out
     from prfaas.config.addresses import Endpoints
     from prfaas.config.load import load_deployment
-    from prfaas.gateway.app import serve
     from prfaas.membership.deployment_file import DeploymentFile, gateway_view
     from prfaas.membership.sources import sources_of
 

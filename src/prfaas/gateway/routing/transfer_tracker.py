@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prfaas.core.facts import FactStream
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Refused
@@ -78,21 +80,58 @@ class TransferView:
         return self.ended.get(self.destination) or self.ended.get(self.source)
 
 
-class Transfers:
-    """Views by transfer id, the oldest forgotten first.
+@dataclass(frozen=True, slots=True)
+class TransferArrived:
+    """A fact: the destination of a transfer has reported its end; once a transfer."""
 
-    Args:
-        on_arrived: Called once a transfer, when its destination reported its end.
-        on_judged: Called once a transfer with the end that its link is judged by: the first fault
-            that a pool reports, or else the destination's end.
+    view: TransferView
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJudged:
+    """A fact: the end by which a link is judged is known; once a transfer.
+
+    Attributes:
+        end: The first fault that a pool reports, or else the destination's end.
     """
 
-    def __init__(
-        self,
-        on_arrived: Callable[[TransferView], None] = lambda _: None,
-        on_judged: Callable[[TransferView, TransferEnd], None] = lambda *_: None,
-    ) -> None:
-        self._on_arrived, self._on_judged = on_arrived, on_judged
+    view: TransferView
+    end: TransferEnd
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReceived:
+    """A fact: a request has ended, and may have used blocks of another cluster.
+
+    Attributes:
+        pool: Of the engine that decoded.
+        transfers: Those of the request that crossed to it, however they ended.
+        layout: Of the blocks, with the checkpoints that a transfer may have shipped.
+        token_ids: The prompt. Never logged.
+        hashes: Hash chain of the prompt.
+        cache_salt: Salt of the chain. Never logged.
+        present_tokens: Prefix that the pool had.
+        final_tokens: End of the received prefix.
+        is_lossy: True if the blocks were rounded.
+    """
+
+    pool: str
+    transfers: Sequence[TransferView]
+    engine: str
+    layout: Layout
+    token_ids: Sequence[int]
+    hashes: Sequence[bytes]
+    cache_salt: str
+    present_tokens: int
+    final_tokens: int
+    is_lossy: bool
+
+
+class Transfers:
+    """Views by transfer id, the oldest forgotten first."""
+
+    def __init__(self, facts: FactStream | None = None) -> None:
+        self._facts = facts or FactStream()
         self._views: OrderedDict[bytes, TransferView] = OrderedDict()
 
     def open(
@@ -120,7 +159,7 @@ class Transfers:
             self._judge(view, event.kind)
         view.report(event.kind, at_destination)
         if at_destination:
-            self._on_arrived(view)
+            self._facts.report(TransferArrived(view))
 
     def refused(self, pool: str, message: Refused) -> None:
         """Handle a pool's refusal of a pull, which has no other end."""
@@ -138,4 +177,4 @@ class Transfers:
     def _judge(self, view: TransferView, end: TransferEnd) -> None:
         if not view.is_judged:
             view.is_judged = True
-            self._on_judged(view, end)
+            self._facts.report(TransferJudged(view, end))

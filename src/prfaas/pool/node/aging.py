@@ -62,7 +62,7 @@ class Aging:
             tag: age for tag, age in message.ages.items() if self._claims(gateway, tag)
         }
         self._ages = MaxAges(self._by_gateway.values())
-        self._store.age(self.is_over if self._ages else None)
+        self._store.rules.age(self.is_over if self._ages else None)
         if self._disk is not None:
             self._disk.keep_apart(self._ages.tags)
 

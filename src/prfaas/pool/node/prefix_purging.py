@@ -97,7 +97,7 @@ class PrefixPurging:
             log_event(log, logging.WARNING, "purge_not_ended", of="prefix", gateway=name[0])
 
     def _bar(self) -> None:
-        self._store.bar_hashes(frozenset().union(*(hashes for _, hashes in self._bars)))
+        self._store.rules.bar_hashes(frozenset().union(*(hashes for _, hashes in self._bars)))
 
     async def _purge(
         self,

@@ -76,7 +76,7 @@ class Purging:
         """Scopes of which nothing is taken, by which gateway's wish, and until when."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefixes = PrefixPurging(store, disk, shared, metrics, audit, clock_ns, bar_ns)
-        store.bar(self.is_barred)
+        store.rules.bar(self.is_barred)
 
     def is_barred(self, origin: Origin) -> bool:
         """Return True if blocks of an origin are not taken at present."""
@@ -104,7 +104,7 @@ class Purging:
                 return
             self._bars[scope, gateway] = self._clock_ns() + self._bar_ns
             self._times.note(scope, self._wall_s())
-            self._store.refuse(self._times.is_before)
+            self._store.rules.refuse(self._times.is_before)
         task = asyncio.create_task(self._purge(message, scope, gateway, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

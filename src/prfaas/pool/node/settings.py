@@ -18,8 +18,8 @@ from prfaas.pool.net.link_probe import ProbeLimits
 from prfaas.pool.receive import inbound_transfers
 from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.pool.shared.settings import SharedSettings
-from prfaas.pool.store import disk_tier, event_feed
-from prfaas.pool.store.disk_tier import DiskLimits
+from prfaas.pool.store import disk_writer, event_feed
+from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.pool.store.event_feed import FeedLimits
 from prfaas.wire import channel
 from prfaas.wire.channel import ChannelLimits
@@ -114,7 +114,7 @@ class PoolSettings:
     channels: ChannelLimits = channel.LIMITS
     feed: FeedLimits = event_feed.LIMITS
     probes: ProbeLimits = link_probe.LIMITS
-    disk_limits: DiskLimits = disk_tier.LIMITS
+    disk_limits: DiskLimits = disk_writer.LIMITS
     purge_bar_ns: int = BAR_NS
     age_round_s: float = AGE_ROUND_S
     hello_timeout_s: float = 10.0

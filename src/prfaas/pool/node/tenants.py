@@ -38,7 +38,7 @@ class AnnouncedShares:
 
 def tenant_uses(store: BlockStore, disk: DiskTier | None) -> dict[str, TenantUse]:
     """Bytes of each tenant, by its tag: of those that hold the most, TENANTS_HELD_MAX at most."""
-    in_memory = store.held_bytes
+    in_memory = store.room.held_bytes
     on_disk: Mapping[str, int] = {} if disk is None else disk.held_bytes
 
     def held(tag: str) -> int:

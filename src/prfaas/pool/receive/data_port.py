@@ -20,9 +20,8 @@ from prfaas.log_throttle import LogThrottle
 from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.net.link_end import LinkEnd
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
-from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer
+from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer, FragmentReader
 from prfaas.pool.receive.decoding import Decoding
-from prfaas.pool.receive.fragment_reader import FragmentReader
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 from prfaas.wire.frames import FrameDecoder
@@ -342,13 +341,13 @@ class DataPort:
 
     def _buffer(self, num_bytes: int) -> BlockBuffer | None:
         """Memory to receive a block into; if there is none, some is freed. Any thread may ask."""
-        buffer = self.inbound.store.receive_buffer(num_bytes)
+        buffer = self.inbound.store.room.receive_buffer(num_bytes)
         if buffer is None:
             self.tell(self._make_room)
         return buffer
 
     def _make_room(self) -> None:
-        self.inbound.store.keep_room(is_waited=True)
+        self.inbound.store.room.keep_room(is_waited=True)
 
     def end_link(self, peer: str) -> None:
         """End a peer's link: drop its connections and their unfinished blocks."""

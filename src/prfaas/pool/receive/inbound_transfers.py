@@ -183,7 +183,7 @@ class InboundTransfers:
     @property
     def peer_bytes_max(self) -> int:
         """Memory limit of one peer for blocks that are not in the store yet."""
-        return max(self.limits.peer_bytes_min, self.store.capacity_bytes // PEER_SHARE)
+        return max(self.limits.peer_bytes_min, self.store.room.capacity_bytes // PEER_SHARE)
 
     # --- events ---
 
@@ -256,7 +256,7 @@ class InboundTransfers:
                 transfer_id=transfer_id,
                 source=peer,
                 layouts={engine.layout.layout_id for engine in self._engines.values()},
-                free_bytes=self.store.capacity_bytes - self.known.promised_bytes,
+                free_bytes=self.store.room.capacity_bytes - self.known.promised_bytes,
             )
         except TicketRefusedError as error:
             reason = error.reason
@@ -375,7 +375,7 @@ class InboundTransfers:
         self._metrics.blocks_dropped.labels(reason=action.reason).inc()
 
     def _make_room(self, _action: do.MakeRoom) -> None:
-        self.store.keep_room()
+        self.store.room.keep_room()
 
     def _ended(self, action: do.Ended) -> None:
         for _, assembly in self.links.values():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
-from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import S3Bucket
@@ -31,16 +30,12 @@ def open_shared(
         ConfigError: A package is missing, or a setting or the file of keys is wrong.
     """
     keys = load_keys(settings.keys)
-
-    def found(names: Iterable[BlockName]) -> None:
-        store.found_below(tier, names)
-
     tier: SharedTier
     if isinstance(settings, S3Settings):
         bucket = S3Bucket(settings)
-        tier = S3Tier(settings, bucket, keys, pool, hosts, metrics, found, store.gone_below)
+        tier = S3Tier(settings, bucket, keys, pool, hosts, metrics, store)
     else:
         check_package()
-        tier = MooncakeTier(settings, keys, pool, hosts, metrics, found, store.gone_below)
-    store.share_with(tier)
+        tier = MooncakeTier(settings, keys, pool, hosts, metrics, store)
+    store.tiers.add(tier)
     return tier

@@ -63,11 +63,7 @@ class MooncakeRows:
     """
 
     def __init__(
-        self,
-        block_tokens: int = BLOCK_TOKENS,
-        *,
-        complete: bool = True,
-        unit: Unit | None = None,
+        self, block_tokens: int = BLOCK_TOKENS, *, complete: bool = True, unit: Unit | None = None
     ) -> None:
         self._block_tokens, self._complete = block_tokens, complete
         self.unit = unit
@@ -75,11 +71,7 @@ class MooncakeRows:
         self._known: dict[int, int] = {}
 
     def __call__(self, line: bytes) -> RecordedRequest:
-        """The request of a line.
-
-        Raises:
-            DroppedError: The line has no request.
-        """
+        """The request of a line; DroppedError if the line has no request."""
         row = decode(self._decoder, line)
         if self._complete and (row.timestamp is None or row.output_length is None):
             missing = "timestamp" if row.timestamp is None else "output_length"

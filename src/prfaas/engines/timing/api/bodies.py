@@ -80,19 +80,13 @@ def read_body(data: bytes, model: str) -> tuple[Body, Mapping[str, Any]]:
         raise RequestError(str(error)) from None
     if body.model is not None and body.model != model:
         raise RequestError(
-            f"The model `{body.model[:256]}` does not exist.",
-            status=404,
-            param="model",
+            f"The model `{body.model[:256]}` does not exist.", status=404, param="model"
         )
     return body, raw
 
 
 def prompts_of(prompt: object, vocab_size: int) -> list[str | list[int]]:
-    """The prompts of a completion: texts, or token ids.
-
-    Raises:
-        RequestError: It is neither.
-    """
+    """The prompts of a completion: texts, or token ids; RequestError if it is neither."""
     if isinstance(prompt, str) and prompt:
         return [prompt]
     if isinstance(prompt, list) and prompt:
