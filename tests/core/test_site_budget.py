@@ -223,6 +223,39 @@ def test_a_holder_with_a_small_lease_that_is_cut_off_costs_nothing(names: tuple[
     assert site.rate("b") == equal_share(BUDGET, len(names))
 
 
+def test_all_that_are_cut_off_one_after_the_other_stay_within_the_budget() -> None:
+    """Those with small leases rise to the equal share: the large one has ended by then."""
+    site = Site()
+    site.wanted["a"] = HUNGRY
+    for _ in range(4):
+        site.tick()
+    site.reached -= {"b", "c"}
+    for _ in range(LEASE_NS // TICK_NS - 1):
+        assert site.tick() <= BUDGET
+    assert site.rate("a") > 0.9 * BUDGET
+    site.reached = set()
+
+    sums = [site.tick() for _ in range(2 * LEASE_NS // TICK_NS)]
+
+    assert max(sums) <= BUDGET
+    assert sums[-1] == BUDGET
+
+
+def test_a_large_lease_is_not_renewed_beside_one_that_may_have_risen() -> None:
+    """The small lease of a holder that answers again is lost: it rises to the equal share."""
+    site = Site()
+    site.wanted["a"] = HUNGRY
+    for _ in range(4):
+        site.tick()
+    site.reached -= {"b", "c"}
+    sums = [site.tick() for _ in range(LEASE_NS // TICK_NS - 1)]
+    for cut_off in [set(), {"b", "c"}, {"b", "c"}, *[set(NAMES)] * 8]:
+        site.reached = set(NAMES) - cut_off
+        sums.append(site.tick())
+
+    assert max(sums) <= BUDGET
+
+
 def test_a_lease_that_was_lost_is_not_given_to_others() -> None:
     """Its holder has the larger one of before, and answers again before that one has ended."""
     site = Site()

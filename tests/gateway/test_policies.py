@@ -13,7 +13,7 @@ from prfaas.config.engines import cores
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines.engine_load import EngineLoad, load_in
+from prfaas.gateway.engines.engine import EngineLoad, load_in
 from prfaas.gateway.routing.profiles import load_profiles
 from tests.gateway.plan_tables import routing
 from tests.plans import plan_file

@@ -246,7 +246,7 @@ def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     loop.turn(stage.now_ns)
     assert not asked, "no link is up"
     dispatcher.set_link("prfaas-pool", "pd-pool", up=True)
-    dispatcher.report_link("prfaas-pool", "pd-pool", LinkReport(stage.now_ns, 5e8, 0))
+    dispatcher.links.report("prfaas-pool", "pd-pool", LinkReport(stage.now_ns, 5e8, 0))
     stage.split.roles.convert(stage.now_ns)
     stage.split.roles.set_usable(0, usable=False)
     loop.turn(stage.now_ns)

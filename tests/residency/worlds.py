@@ -31,6 +31,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.core.dispatch.types import Arrival, Routed
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.shipping import Manifest, manifest_digest
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path as Way
@@ -215,7 +216,7 @@ class World:
             table.role is ClusterRole.PRFAAS,
             footprint,
             _places(site) if site.tier is not None else frozenset(own),
-            TicketChecks(name, self.authority.opener, metrics, regions=footprint),
+            TicketChecks(name, self.authority.opener, metrics, FactStream(), footprint),
         )
 
     # --- requests ---

@@ -30,7 +30,7 @@ from prfaas.gateway.admission.engine_slots import holding_for
 from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
-from prfaas.gateway.api.entrance import RequestAdmission, add_limit_headers
+from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.api.health import Views
 from prfaas.gateway.api.kv_lookup import KvLookup
 from prfaas.gateway.api.operator_api import ControlApi
@@ -40,11 +40,9 @@ from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import ClientConnections, connections_max
+from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
 from prfaas.gateway.http.errors import openai_errors
-from prfaas.gateway.http.origins import Origins
-from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
-from prfaas.gateway.http.tls import ClientTls
+from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
@@ -53,20 +51,16 @@ from prfaas.gateway.loops.steering import make_steering
 from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
-from prfaas.gateway.pools.prefix_fetch import Fetcher
-from prfaas.gateway.pools.ticket_issuer import TicketOffice
+from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.circuit_breakers import make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import load_profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.serving.decode_leg import DecodeLeg
-from prfaas.gateway.serving.moving_blocks import Movers
-from prfaas.gateway.serving.prefill_leg import PrefillLeg
-from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.request_legs import RequestServices as RunParts
+from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
+from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg, Rehearsal
+from prfaas.gateway.serving.request_run import RequestServices as RunParts
 from prfaas.gateway.serving.routing_step import Planner
-from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_record import RequestRecord
@@ -74,7 +68,7 @@ from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.times import TIMES, Times
-from prfaas.gateway.tokenization.engine_rendering import EngineRendering
+from prfaas.gateway.tokenization.chat_renderer import EngineRendering
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.verifier import Verifier
@@ -85,7 +79,6 @@ from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
-from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
@@ -480,8 +473,6 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
-        app.on_response_prepare.append(name_server)
-        app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)

@@ -114,11 +114,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], line: bytes) -> Decoded:
 
 
 def in_range(field: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """Check a value against its range.
-
-    Raises:
-        DroppedError: It is outside, or no number.
-    """
+    """Check a value against its range; DroppedError if it is outside, or no number."""
     if not low <= value <= high:
         expected = f"expected {_shown(low)} to {_shown(high)} {unit}".strip()
         raise DroppedError(
@@ -127,20 +123,13 @@ def in_range(field: str, value: float, low: float, high: float, unit: str = "") 
 
 
 def check_prompt(field: str, num_tokens: int) -> None:
-    """Check a prompt length.
-
-    Raises:
-        DroppedError: It is below 1 or too long.
-    """
+    """Check a prompt length; DroppedError if it is below 1 or too long."""
     in_range(field, num_tokens, 1, NUM_PROMPT_TOKENS_MAX, "tokens")
 
 
 def check_output(field: str, num_tokens: int) -> None:
-    """Check an output length; 0 is taken as 1, since a prefill gives a token.
-
-    Raises:
-        DroppedError: It is negative or too long.
-    """
+    """Check an output length; 0 is taken as 1, since a prefill gives a token; DroppedError if it is
+    negative or too long."""
     in_range(field, num_tokens, 0, NUM_OUTPUT_TOKENS_MAX, "tokens")
 
 

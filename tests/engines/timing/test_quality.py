@@ -65,7 +65,7 @@ async def rounds(world: World) -> None:
     ]
     for site in world.sites.values():
         site.node._known_layouts.learn(replace(layout, groups=tuple(groups)))
-    coding = world.sites["prfaas-pool"].node.links["pd-pool"]._coding
+    coding = world.sites["prfaas-pool"].node.links["pd-pool"].coding
     await until(lambda: coding._may_round)
 
 

@@ -170,11 +170,7 @@ def _without_prefixes(sweep: Sweep, error: NoPrefixCacheError) -> None:
 
 
 def _stacked(stack: LayerStack, few: _Times, more: _Times) -> _Times:
-    """Times of the whole model.
-
-    Raises:
-        EngineError: The engines differ in more than their layers.
-    """
+    """Times of the whole model; EngineError if the engines differ in more than their layers."""
     if few.version != more.version:
         raise EngineError(
             f"the engines are {few.version} and {more.version}; they may differ in layers only"

@@ -20,7 +20,7 @@ from prfaas.config.tenants import OperatorRank, is_loopback, open_doors
 from prfaas.core.admission.quotas import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
-from prfaas.gateway.http.rejections import RejectedError
+from prfaas.gateway.http.errors import RejectedError
 from prfaas.gateway.tenancy.api_keys import ApiKeys
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 

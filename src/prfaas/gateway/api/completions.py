@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,14 +17,17 @@ from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.api.auth import TENANT
 from prfaas.gateway.api.entrance import AdmittedRequest, RequestAdmission
-from prfaas.gateway.http.errors import TimedOutError, error_body, error_response, status_of
-from prfaas.gateway.http.headers import request_id, time_limit
-from prfaas.gateway.http.rejections import RejectedError
-from prfaas.gateway.http.request_body import read
+from prfaas.gateway.http.errors import (
+    RejectedError,
+    TimedOutError,
+    error_body,
+    error_response,
+    status_of,
+)
+from prfaas.gateway.http.request_body import read, request_id, time_limit
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
-from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.serving.request_legs import RequestServices
-from prfaas.gateway.serving.request_run import serve
+from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
+from prfaas.gateway.serving.request_run import RequestRun, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import RequestRecord
@@ -122,6 +126,24 @@ class CompletionService:
         trace: RequestTrace,
         entry: AdmittedRequest,
     ) -> web.StreamResponse:
+        client = await self._read(request, api)
+        service = "" if client.service is None else client.service.name
+        quality = request[TENANT].quality_of(client.service)
+        record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
+        entry.widen(client.num_sequences)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
+        parts, tenant = self.parts, request[TENANT]
+        asked = client.num_sequences, client.num_tokens_expected, client.priority
+        async with parts.holding.slots(tenant.name, *asked) as turn:
+            parts.fleet.retries.deposit(time.monotonic_ns())
+            try:
+                plan = await parts.planner.plan(client, tenant, exchange.record)
+            finally:
+                parts.metrics.decided(exchange.record)
+            turn.planned(plan.route.number, plan.routed, streams=client.stream)
+            return await RequestRun(parts, exchange, plan, turn).answer()
+
+    async def _read(self, request: web.Request, api: Api) -> ClientRequest:
         parse = partial(
             parse_request,
             api=api,
@@ -136,12 +158,7 @@ class CompletionService:
             client = replace(client, answer_role=self.response_role)
         if client.stream and self.forces_usage:
             client = replace(client, include_usage=True)
-        service = "" if client.service is None else client.service.name
-        quality = request[TENANT].quality_of(client.service)
-        record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
-        entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
-        return await serve(self.parts, exchange)
+        return client
 
     async def _fail(
         self, error: Exception, record: RequestRecord, stream: ClientStream

@@ -17,8 +17,7 @@ from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.console.what_if import WhatIf
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.request_body import query_number, read_small
-from prfaas.gateway.http.responses import STREAM_HEADERS, json_response
-from prfaas.gateway.http.sse import encode_event
+from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_response
 from prfaas.tasks import cancel_all
 
 BODY_BYTES_MAX = 1 << 16

@@ -24,12 +24,13 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_probes import EngineProbes
-from prfaas.gateway.http.answer_limits import read_answer
+from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.http.rejections import UnavailableError
+from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
+from prfaas.wire.plain_http import EngineResponse
 from prfaas.wire.sockets import request_socket
 
 KEEPALIVE_S = 3.0
@@ -96,6 +97,7 @@ class Engines:
                 ssl=self._tls,
                 socket_factory=request_socket,
             ),
+            response_class=EngineResponse,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

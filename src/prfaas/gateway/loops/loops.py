@@ -9,7 +9,7 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.loops.replication import PrefixReplication, copy_settings
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, PeriodicLoop
-from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles

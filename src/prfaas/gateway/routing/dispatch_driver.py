@@ -234,13 +234,13 @@ class Driver(DispatcherBooks):
         self._views[pool] = view
         for layout in view.layouts.values():
             self.dispatcher.expect_bytes(layout, now_ns)
-        self.dispatcher.set_room(pool, view.memory_bytes)
+        self.dispatcher.rooms.set_capacity(pool, view.memory_bytes)
         for name in self._pool_links.engines_of(pool):
             self._describe(name)
         for source, destination in self.links(pool):
             if pool == source and (measured := view.telemetry.get(destination)) is not None:
                 report = link_report(measured, now_ns)
-                self.dispatcher.report_link(source, destination, report)
+                self.dispatcher.links.report(source, destination, report)
         return self._set_links(pool)
 
     # Requests

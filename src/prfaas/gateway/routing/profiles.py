@@ -60,7 +60,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
         return Profiles(attention_tokens=_attention_tokens(Path(deployment.model.path)))
     # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
     from prfaas.planner.answer.plan_loader import load_question
-    from prfaas.planner.solve.split_plans import split_plans
+    from prfaas.planner.solve.designs import split_plans
 
     question = load_question(plan)
     remotes = deployment.clusters_of(ClusterRole.PRFAAS)

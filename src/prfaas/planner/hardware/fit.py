@@ -23,11 +23,8 @@ from prfaas.planner.model.kv_geometry import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """Layers of the two engines, and of the whole model.
-
-    Raises:
-        ConfigError: They are not three numbers that rise.
-    """
+    """Layers of the two engines, and of the whole model; ConfigError if they are not three numbers
+    that rise."""
 
     few: int
     more: int
@@ -43,14 +40,12 @@ class LayerStack:
     def whole_samples(
         self, few: Sequence[MeasuredPoint], more: Sequence[MeasuredPoint]
     ) -> list[MeasuredPoint]:
-        """Times of the whole model: its median and, by the spread of both, its bounds.
+        """Times of the whole model: its median and, by the spread of both, its bounds; EngineError
+        if more layers do not take longer at a point.
 
         Args:
             few: Samples of the engine with fewer layers.
             more: Samples at the same points of the other one.
-
-        Raises:
-            EngineError: More layers do not take longer at a point.
         """
         return [self._whole(*pair) for pair in zip(few, more, strict=True)]
 

@@ -27,8 +27,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.errors import require
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
     TAG_BYTES,

@@ -11,10 +11,9 @@ import msgspec
 from aiohttp import web
 
 from prfaas import __version__
-from prfaas.engines.timing.api.bodies import Body, read_body
-from prfaas.engines.timing.api.generation import AnswerGeneration, lengths_of, prompts_in
+from prfaas.engines.timing.api.answers import AnswerGeneration, lengths_of, prompts_in
+from prfaas.engines.timing.api.bodies import Body, Json, Replies, error_body, read_body
 from prfaas.engines.timing.api.metrics import TimingMetrics
-from prfaas.engines.timing.api.replies import Json, Replies, error_body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.instance import TimedInstance
 from prfaas.errors import ConfigError, RequestError
@@ -87,13 +86,10 @@ class Server:
         return self.instance.num_waiting + self.instance.scheduler.num_running
 
     async def start(self, host: str, port: int) -> str:
-        """Listen.
+        """Listen; ConfigError if the address is taken.
 
         Returns:
             Base URL.
-
-        Raises:
-            ConfigError: The address is taken.
         """
         await self._runner.setup()
         try:

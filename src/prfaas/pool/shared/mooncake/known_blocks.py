@@ -9,8 +9,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from prfaas.core.cache.eviction import NOT_READ_S
-from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
+from prfaas.errors import require
 from prfaas.pool.store.origins import UNKNOWN, Origin
 
 KNOWN_MAX = 1_000_000
