@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.core.integrity.difference import is_altered
 from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.difference import is_altered
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
@@ -132,7 +133,7 @@ async def test_an_engine_that_the_operator_drained_stays_so_when_it_returns(worl
         assert (await world.post({"prompt": SHORT}))[0] == 200
         assert not moved.calls
         assert (await world.post({"drained": False}, path))[0] == 200
-        assert world.gateway.driver.takes("decode")
+        assert world.gateway.driver.states.takes("decode")
 
 
 async def test_a_prefill_site_grows_and_shrinks(world: World, identities: Path) -> None:
@@ -240,7 +241,7 @@ async def grown(
             "clusters": {"pd": {"role": "pd", **cluster}},
         }
     )
-    gateway = Gateway(deployment, Endpoints({}, {}), poll_s=0.02, timing=TIMING)
+    gateway = make_gateway(deployment, Endpoints({}, {}), poll_s=0.02, timing=TIMING)
     await gateway.start()
     try:
         yield gateway

@@ -39,8 +39,7 @@ from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.residency import Residency, frozen
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
-from prfaas.gateway.routing.dispatcher_setup import make_dispatcher
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles, make_dispatcher
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.system.request import Request

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import aiohttp
 from aiohttp import hdrs, web
+from aiohttp.connector import Connection
 
 from prfaas.wire.sockets import keep_path_open
 
@@ -36,7 +37,7 @@ class EngineResponse(aiohttp.ClientResponse):
     uvicorn closes it right behind such an answer, and the next request on it would be reset.
     """
 
-    async def start(self, connection: aiohttp.client_reqrep.Connection) -> aiohttp.ClientResponse:
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         """Read the head of the answer."""
         protocol = connection.protocol
         await super().start(connection)

@@ -13,7 +13,7 @@ from typing import Any
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import Layout, Plane
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.pool.sites import until
 
 from .deployment import LONG, World, running

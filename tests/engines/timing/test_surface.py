@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from prfaas.engines.checkpoint import make_checkpoint
-from prfaas.engines.timing.api.answers import OWN_TOKENS
+from prfaas.engines.timing.api.generation import OWN_TOKENS
 from prfaas.engines.timing.host import InstanceHost
 from prfaas.errors import ConfigError
 from prfaas.gateway.engines.engine import load_in

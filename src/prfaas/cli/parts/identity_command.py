@@ -133,7 +133,7 @@ def key() -> None:
     Examples:
       prfaas tenant key
     """
-    from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+    from prfaas.gateway.tenancy.tenants import key_hash, new_key
 
     made = new_key()
     click.echo(made)

@@ -222,17 +222,8 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", type=BASE_URL)
+@click.argument("url", type=BASE_URL)
 @click.option("--model", required=True, help="Name of the served model.")
-@click.option(
-    "--layers",
-    callback=_counts,
-    default="",
-    show_default=False,
-    metavar="FEW,MORE,WHOLE",
-    help="Extrapolate to a model with WHOLE layers, from an engine with FEW of them at the first "
-    "URL and one with MORE at the second; of a hybrid model whole periods of its layers.",
-)
 @click.option("--hardware", required=True, help="Hardware of the engine, for the provenance.")
 @click.option(
     "--lengths",
@@ -288,8 +279,7 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
 @click.option("--out", type=FILE, required=True, help="File of the profile, TOML.")
 def profile(
     *,
-    urls: tuple[str, ...],
-    layers: tuple[int, ...],
+    url: str,
     lengths: tuple[int, ...],
     prefixes: tuple[int, ...] | None,
     new_tokens: tuple[int, ...],
@@ -304,31 +294,20 @@ def profile(
     new tokens after a prefix that was sent before, as in the turns of a conversation. Do not reuse
     a seed: its prompts are in the cache.
 
-    A model that is too large for an accelerator is measured with --layers, by two engines with
-    part of its layers (vLLM: --load-format dummy --hf-overrides '{"num_hidden_layers": 8}').
-
     \b
     Examples:
       prfaas profile http://localhost:8000 --model m --hardware 8xH200 --out h200.toml
       prfaas profile URL --model m --hardware 8xH20 --batches 1,8,32 --out h20.toml
-      prfaas profile URL8 URL16 --layers 8,16,61 --model m --hardware 1xH200 --out h200.toml
     """
     if len(lengths) < 2:
         raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
-    if (len(urls), len(layers)) not in {(1, 0), (2, 3)}:
-        raise ConfigError(
-            f"{len(urls)} URLs and {len(layers)} numbers of --layers: give one URL, or two and "
-            "--layers with the layers of each engine and of the whole model, as in 8,16,61"
-        )
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
     from prfaas.cli.plan.profile_actions import Sweep, measure_engine
-    from prfaas.planner.hardware.fit import LayerStack
 
     longest = lengths[-1]
     sweep = Sweep(
-        urls=urls,
-        stack=LayerStack(*layers) if layers else None,
+        url=url,
         lengths=lengths,
         prefixes=(longest // 4, longest * 3 // 4) if prefixes is None else prefixes,
         needs_prefixes=prefixes is not None,

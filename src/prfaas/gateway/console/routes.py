@@ -1,27 +1,78 @@
-"""The console's addresses: the page, a stream of what happens, the last hour, the planner."""
+"""The console's addresses: the built page, a stream of what happens, the last hour."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import hashlib
 import time
+from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 
 from aiohttp import web
 
 from prfaas.errors import RequestError
-from prfaas.gateway.console.assets import PAGE, assets
-from prfaas.gateway.console.history import SAMPLES_MAX, History
-from prfaas.gateway.console.live import LiveState
+from prfaas.gateway.console.history import SAMPLES_MAX, History, LiveState
 from prfaas.gateway.console.state import ConsoleReader
-from prfaas.gateway.console.what_if import WhatIf
-from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.http.request_body import query_number, read_small
+from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_response
 from prfaas.tasks import cancel_all
 
-BODY_BYTES_MAX = 1 << 16
-LENGTHS = (1024, 8192, 32_768, 131_072)
+PAGE = "index.html"
+PAGE_PATHS = frozenset({"/console/", "/console/console.js", "/console/console.css"})
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Vary": "Accept-Encoding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file of the page.
+
+    Attributes:
+        content_type: Without the charset, which is UTF-8.
+    """
+
+    content_type: str
+    body: bytes
+    packed: bytes
+    etag: str
+
+    def response(self, request: web.Request) -> web.Response:
+        """Answer a request for it; 304 where the browser has it already."""
+        headers = {**_HEADERS, "ETag": self.etag}
+        if request.headers.get("If-None-Match") == self.etag:
+            return web.Response(status=304, headers=headers)
+        body = self.body
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body, headers["Content-Encoding"] = self.packed, "gzip"
+        return web.Response(
+            body=body, headers=headers, content_type=self.content_type, charset="utf-8"
+        )
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """All files by name; `index.html` is the page."""
+    folder = resources.files("prfaas.gateway.console").joinpath("assets")
+    found = {}
+    for entry in folder.iterdir():
+        suffix = entry.name[entry.name.rfind(".") :]
+        if suffix in _TYPES:
+            body = entry.read_bytes()
+            etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+            found[entry.name] = Asset(_TYPES[suffix], body, gzip.compress(body, 9, mtime=0), etag)
+    return found
 
 
 class Console:
@@ -30,7 +81,6 @@ class Console:
     def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
         self._history = History()
-        self._what_if = WhatIf(parts.live.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
         self._control_ticker: asyncio.Task[None] | None = None
 
@@ -40,7 +90,6 @@ class Console:
 
     async def close(self) -> None:
         """Stop."""
-        self._what_if.close()
         if self._control_ticker is not None:
             await cancel_all([self._control_ticker])
 
@@ -51,8 +100,6 @@ class Console:
         router.add_get("/console/api/state", self._state)
         router.add_get("/console/api/events", self._events)
         router.add_get("/console/api/history", self._last_hour)
-        router.add_get("/console/api/models", _models)
-        router.add_post("/console/api/what-if", self._ask)
         router.add_get("/console/{name}", _file)
 
     async def _beat(self) -> None:
@@ -88,12 +135,6 @@ class Console:
         response.enable_compression()
         return response
 
-    async def _ask(self, request: web.Request) -> web.Response:
-        settings = _settings(await read_small(request, BODY_BYTES_MAX))
-        response = json_response(await self._what_if.answer(settings))
-        response.enable_compression()
-        return response
-
 
 async def _to_page(_: web.Request) -> web.Response:
     return web.Response(status=308, headers={"Location": "/console/"})
@@ -104,30 +145,3 @@ async def _file(request: web.Request) -> web.Response:
     if found is None:
         raise web.HTTPNotFound
     return found.response(request)
-
-
-async def _models(_: web.Request) -> web.Response:
-    # On a thread: where no plan is set this imports the planner.
-    return web.Response(body=await asyncio.to_thread(_sizes), content_type="application/json")
-
-
-@cache
-def _sizes() -> bytes:
-    from prfaas.planner.report.json_report import cache_sizes
-
-    return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
-
-
-def _settings(data: bytes) -> JsonObject:
-    """The question in a body.
-
-    Raises:
-        RequestError: 400, it is invalid.
-    """
-    try:
-        settings = as_object(from_json(data)).get("settings")
-    except ValueError as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
-    return settings

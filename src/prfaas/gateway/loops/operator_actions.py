@@ -13,8 +13,7 @@ from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.market.operator import PriceBody, change
-from prfaas.market.views import prices_json
+from prfaas.gateway.telemetry.prices import PriceBody, change_price, prices_json
 from prfaas.membership.views import members_json, sources_json
 
 THRESHOLD_MAX = 100_000_000
@@ -94,7 +93,9 @@ class Control:
         left = [
             name
             for name, table in clusters.items()
-            if table.role is ClusterRole.PD and name != cluster and self._live.driver.is_on(name)
+            if table.role is ClusterRole.PD
+            and name != cluster
+            and self._live.driver.states.is_on(name)
         ]
         if not on and clusters[cluster].role is ClusterRole.PD and not left:
             raise RequestError(
@@ -102,7 +103,7 @@ class Control:
                 "decode; to keep requests out, stop the gateway",
                 status=409,
             )
-        old = self._live.driver.is_on(cluster)
+        old = self._live.driver.states.is_on(cluster)
         self._live.driver.set_cluster(cluster, time.monotonic_ns(), on=on)
         words = {True: "on", False: "off"}
         why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
@@ -114,7 +115,7 @@ class Control:
         Raises:
             RequestError: There are no prices, or no such cluster.
         """
-        old, new = change(self._live.driver.dispatcher.market, cluster, body)
+        old, new = change_price(self._live.driver.dispatcher.market, cluster, body)
         return self._note("price", f"cluster {cluster}", old, new)
 
     # What there is
@@ -136,7 +137,11 @@ class Control:
             "prices": prices_json(self._live.driver.dispatcher.market, time.monotonic_ns()),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
-                {"name": name, "role": table.role.value, "is_on": self._live.driver.is_on(name)}
+                {
+                    "name": name,
+                    "role": table.role.value,
+                    "is_on": self._live.driver.states.is_on(name),
+                }
                 for name, table in self._live.deployment.clusters.items()
             ],
             "engines": self._engine_states(),
@@ -188,7 +193,7 @@ class Control:
             "is_ready": engine.is_ready,
             "why_down": engine.why_down,
             "is_drained": self._live.driver.is_drained(engine.name),
-            "breaker": self._live.guards.breakers[engine.name].state.value,
+            "breaker": self._live.engines.guards.breakers[engine.name].state.value,
             "num_in_flight": engine.num_in_flight,
             "num_waiting": engine.load.num_waiting,
             "num_running": engine.load.num_running,
@@ -207,7 +212,9 @@ class Control:
             "source": link.source,
             "destination": link.destination,
             "is_up": link.up,
-            "breaker": self._live.guards.breakers[link.source, link.destination].state.value,
+            "breaker": self._live.engines.guards.breakers[
+                link.source, link.destination
+            ].state.value,
             "offload_threshold": link.offload_threshold,
             "is_threshold_set": link.is_held and not link.is_in_site,
             "promised_bytes": link.book.promised_bytes,
@@ -227,7 +234,9 @@ class Control:
 
     def _is_anybody_left(self) -> bool:
         """Return True if the operator lets any PD engine take requests."""
-        return not all(map(self._live.driver.is_barred, self._live.engines.names(ClusterRole.PD)))
+        return not all(
+            map(self._live.driver.states.is_barred, self._live.engines.names(ClusterRole.PD))
+        )
 
     def _note(
         self,

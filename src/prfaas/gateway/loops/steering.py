@@ -26,7 +26,7 @@ def make_steering(
 ) -> Steering:
     """Return the orders of a gateway."""
     hand = _Hand(live, fetcher, transfers)
-    offers = CopyOffers(live.index, live.pools, hand.cost)
+    offers = CopyOffers(live.driver.index, live.pools, hand.cost)
     names, clock_ns = live.records.names, time.monotonic_ns
     return Steering(names, tenants.tag_of, Pins(live.pools), offers, hand.move, hand.note, clock_ns)
 

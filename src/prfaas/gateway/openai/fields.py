@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.market.services import NO_SERVICES, Services
+from prfaas.gateway.openai.service_tier import NO_SERVICES, Services
 
 SHOWN_CHARS = 80
 _WORDS = {

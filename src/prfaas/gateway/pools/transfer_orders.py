@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.codec.codecs import Quality
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import Manifest, manifest_digest, manifest_of_keys, shipped_bytes
 from prfaas.core.kv.tenant_salts import tenant_tag
+from prfaas.core.request.facts import PrefixCopied, TicketSigned
 from prfaas.core.transfer.prefix import Prefix
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Ticket
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.tenancy.tenants import Tenant
-from prfaas.integrity.copies import Copies
 from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
 from prfaas.wire.messages.link import Ahead, Pull
 from prfaas.wire.tickets import TicketSigner
@@ -35,7 +36,6 @@ class TicketOffice:
         lifetime_ns: How long a transfer may take from now on, prefill included.
         is_in_site: Return True if two pools are hosts of one cluster: between them no tenant's
             rate is limited.
-        on_signed: Called with each ticket, the tenant's name and the class of service.
     """
 
     signer: TicketSigner
@@ -43,7 +43,7 @@ class TicketOffice:
     lifetime_ns: int
     is_in_site: Callable[[str, str], bool] = lambda *_: False
     unix_ns: Callable[[], int] = time.time_ns
-    on_signed: Callable[[Ticket, str, str], None] = lambda *_: None
+    facts: FactStream = field(default_factory=FactStream)
 
     def issue(
         self,
@@ -86,7 +86,7 @@ class TicketOffice:
             regions=tenant.regions,
             quality=Quality.LOSSLESS if is_in_site else quality,
         )
-        self.on_signed(ticket, tenant_name, transfer.service)
+        self.facts.report(TicketSigned(ticket, tenant_name, transfer.service))
         return base64.b64encode(self.signer.seal(ticket)).decode()
 
 
@@ -104,18 +104,17 @@ class Fetcher:
     Attributes:
         tickets: Sign what may move.
         send: Sends a pull to a pool; False if it is not connected.
-        copies: Copies whose first use is offered for verification.
     """
 
     tickets: TicketOffice
     send: Callable[[str, Pull], bool]
-    copies: Copies = field(default_factory=Copies)
 
     def copy(self, transfer: TransferView, prefix: Prefix, have_tokens: int) -> NotAsked | None:
         """Fetch a prefix for whoever asks next, as `fetch` does."""
         refused = self.fetch(transfer, prefix, have_tokens)
         if refused is None:
-            self.copies.note(transfer.source, transfer.destination, prefix.hashes)
+            copied = PrefixCopied(transfer.source, transfer.destination, prefix.hashes)
+            self.tickets.facts.report(copied)
         return refused
 
     def fetch(

@@ -16,6 +16,7 @@ from functools import partial
 
 from aiohttp import web
 
+from prfaas.core.facts import FactStream
 from prfaas.core.request import actions
 from prfaas.core.request.driver import Executor
 from prfaas.core.request.events import (
@@ -52,6 +53,7 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.responses import WaitingStream
+from prfaas.gateway.routing.transfer_tracker import BlocksReceived
 from prfaas.gateway.serving.decode_leg import (
     BROKEN,
     DecodeLeg,
@@ -75,8 +77,6 @@ from prfaas.gateway.serving.request_state import (
 )
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.integrity.received import Received
-from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -93,7 +93,6 @@ class RequestServices:
         fleet: What the machines of all requests share.
         ending: Ends and continues streams that engines left.
         suspects: Keep prompts that break engines from further ones.
-        verifier: Verifies some transfers after their request.
         stream_head_s: A stream without a token by then gets its head, seconds.
         stream_comment_s: Time between two comments of such a stream, seconds.
     """
@@ -108,7 +107,7 @@ class RequestServices:
     movers: Movers
     rehearsal: Rehearsal
     suspects: PromptQuarantine
-    verifier: Verifier
+    facts: FactStream
     metrics: GatewayMetrics
     stream_head_s: float
     stream_comment_s: float
@@ -336,16 +335,16 @@ class RequestRun(Executor):
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._set_timer(None)
-        self._verify()
+        self._report_received()
         self._moving.close()
         self._legs.close()
         exchange.on_finished = None
         self._next = self._legs.give_up
 
-    def _verify(self) -> None:
-        """Offer what came from a PrfaaS cluster for verification, however its transfer ended."""
-        plan, verifier = self._plan, self._parts.verifier
-        if not verifier.is_on or plan.layout is None:
+    def _report_received(self) -> None:
+        """Report what came from a PrfaaS cluster, however its transfer ended."""
+        plan, facts = self._plan, self._parts.facts
+        if plan.layout is None or not facts.wants(BlocksReceived):
             return
         routed, prompt, destination = plan.routed, plan.prompt, plan.route.pools[1]
         crossing = {Blocks.HAND_OFF} if routed.decision.path is Path.REMOTE else set()
@@ -355,27 +354,18 @@ class RequestRun(Executor):
             for blocks, view in self._moving.all
             if blocks in crossing and view.destination == destination and not view.stays
         ]
-        copied = verifier.copies.take(destination, prompt.hashes)
-        if not views and not copied:
-            return
-        if plan.arrival.quality.is_lossy:
-            verifier.skipped()  # What was rounded is not what an engine computes.
-            return
-        final = plan.route.final_tokens if Blocks.HAND_OFF in crossing else routed.hit_tokens
-        span = (routed.present_tokens, final) if views else (0, routed.present_tokens)
-        layout = self._parts.prefill_leg.layout_of(plan) or plan.layout
-        decode = self.life.decode or plan.route.decode
-        verifier.used(
-            Received(
+        facts.report(
+            BlocksReceived(
                 destination,
-                frozenset(view.source for view in views) | copied,
                 views,
-                decode,
-                layout,
+                self.life.decode or plan.route.decode,
+                self._parts.prefill_leg.layout_of(plan) or plan.layout,
                 prompt.token_ids,
                 prompt.hashes,
                 prompt.cache_salt,
-                *span,
+                routed.present_tokens,
+                plan.route.final_tokens if Blocks.HAND_OFF in crossing else routed.hit_tokens,
+                plan.arrival.quality.is_lossy,
             )
         )
 

@@ -31,7 +31,15 @@ import msgspec
 
 from prfaas.errors import ConfigError
 from prfaas.traces import checks
-from prfaas.traces.checks import DroppedError, check_output, check_prompt, decode, in_range
+from prfaas.traces.checks import (
+    NUM_SESSIONS_MAX,
+    NUM_TURNS_MAX,
+    DroppedError,
+    check_output,
+    check_prompt,
+    decode,
+    in_range,
+)
 from prfaas.traces.formats.detect import SESSIONS, detect
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.requests import RecordedRequest
@@ -44,10 +52,6 @@ from prfaas.traces.sessions.block_chain import (
 )
 from prfaas.traces.sessions.chats import UNTIMED, Chats, ChatTurn
 from prfaas.units import NS_PER_S
-
-NUM_TURNS_MAX = 100_000
-"""Limit of one session."""
-NUM_SESSIONS_MAX = 1_000_000
 
 
 class _Request(msgspec.Struct):

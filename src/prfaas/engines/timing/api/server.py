@@ -11,9 +11,10 @@ import msgspec
 from aiohttp import web
 
 from prfaas import __version__
-from prfaas.engines.timing.api.answers import AnswerGeneration, lengths_of, prompts_in
-from prfaas.engines.timing.api.bodies import Body, Json, Replies, error_body, read_body
+from prfaas.engines.timing.api.bodies import Body, read_body
+from prfaas.engines.timing.api.generation import AnswerGeneration, lengths_of, prompts_in
 from prfaas.engines.timing.api.metrics import TimingMetrics
+from prfaas.engines.timing.api.replies import Json, Replies, error_body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.instance import TimedInstance
 from prfaas.errors import ConfigError, RequestError

@@ -1,52 +1,33 @@
-"""Profiles of the clusters from the operator's plan, for predictions."""
+"""Profiles and prices of a gateway, from the operator's plan."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
-from prfaas.core.control.split import Plans
-from prfaas.core.routing.predictions import CostModel, Costs
+from prfaas.core.routing.predictions import Costs
 from prfaas.errors import ConfigError
-from prfaas.market.make import PlannedSite, planned_site
+from prfaas.gateway.routing.dispatcher_setup import Profiles
+from prfaas.market.make import planned_site
+from prfaas.market.price_file import deployment_market
 
 if TYPE_CHECKING:
     from prfaas.planner.answer.plan_loader import Question
     from prfaas.planner.problem import PrfaasCluster
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
-    """Costs by cluster; empty without a plan.
+def with_market(deployment: Deployment, profiles: Profiles) -> Profiles:
+    """Add the prices of a deployment to its profiles.
 
-    Attributes:
-        local: Profile of the PD cluster.
-        remote: Of PrfaaS clusters by name.
-        link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
-            was not measured yet.
-        price_per_tb: Of 10**12 bytes on their links, by name.
-        decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
-        num_home: PD instances of the plan.
-        plans: The best threshold for every split of the PD instances.
-        sites: GPUs, prices and round trips of all clusters by name.
-        attention_tokens: Without a plan: context at which attention costs a token of the model as
-            much as all else; 0 is unknown.
+    Raises:
+        ConfigError: The price file is invalid.
     """
-
-    local: CostModel | None = None
-    remote: Mapping[str, CostModel] = field(default_factory=dict)
-    link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
-    price_per_tb: Mapping[str, float] = field(default_factory=dict)
-    decode_slots: int = 0
-    num_local: int = 0
-    plans: Plans | None = None
-    sites: Mapping[str, PlannedSite] = field(default_factory=dict)
-    attention_tokens: int = 0
+    return replace(profiles, market=deployment_market(deployment, profiles.sites))
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
@@ -55,9 +36,10 @@ def load_profiles(deployment: Deployment) -> Profiles:
     Raises:
         ConfigError: The plan is wrong, or does not know a PrfaaS cluster of the deployment.
     """
-    plan = deployment.routing.plan
+    plan, slots = deployment.routing.plan, _timing_slots(deployment)
     if plan is None:
-        return Profiles(attention_tokens=_attention_tokens(Path(deployment.model.path)))
+        attention = _attention_tokens(Path(deployment.model.path))
+        return Profiles(engine_slots=slots, attention_tokens=attention)
     # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
     from prfaas.planner.answer.plan_loader import load_question
     from prfaas.planner.solve.designs import split_plans
@@ -82,7 +64,20 @@ def load_profiles(deployment: Deployment) -> Profiles:
             pd: planned_site(question.problem.pd),
             **{name: planned_site(cluster) for name, cluster in found.items()},
         },
+        engine_slots=slots,
     )
+
+
+def _timing_slots(deployment: Deployment) -> dict[str, int]:
+    """Sequences that each timing engine runs at once, by its plan."""
+    slots = dict[str, int]()
+    for table in deployment.clusters.values():
+        if table.timing is not None:
+            from prfaas.planner.answer.plan_loader import load_question
+
+            decode_slots = load_question(table.timing.plan).problem.decode_slots
+            slots |= dict.fromkeys(table.engines, decode_slots)
+    return {name: number for name, number in slots.items() if number}
 
 
 def _attention_tokens(model: Path) -> int:
