@@ -13,12 +13,13 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of
 from prfaas.engines.lineage import Lineage
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.origins import LOCAL, Origin, received
+from prfaas.pool.store.origins import LOCAL, received
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 

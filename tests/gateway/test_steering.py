@@ -182,7 +182,7 @@ async def test_a_pool_that_is_gone_is_named_and_the_others_pin(
         assert "pd-pool  pinned 3 blocks" in done.output
 
 
-OLDER = "its version does not know the order pin_prefix; upgrade the pool node"
+OLDER = "its version does not know the order order; upgrade the pool node"
 
 
 def problems(report: dict[str, Any]) -> dict[str, str]:
@@ -194,7 +194,7 @@ async def test_a_pool_node_of_an_older_version_gets_no_pins_and_keeps_its_stream
 ) -> None:
     """It would end the connection at a message that it does not know, and at each repetition."""
     async with asked(checkpoint, identities, tmp_path) as world:
-        world.pd_pool.takes = []
+        world.pd_pool.takes.remove("order")
         world.pd_pool.disconnect()
         await until(lambda: world.pd_pool.num_subscriptions == 2)
         await until(lambda: world.gateway.pools.is_live("pd-pool"))
@@ -211,7 +211,7 @@ async def test_a_pool_node_that_does_not_know_an_order_after_all_says_so(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     async with asked(checkpoint, identities, tmp_path) as world:
-        world.pd_pool.takes.remove("pin_prefix")
+        world.pd_pool.takes.remove("order")
         status, report = await order(world, pool="pd-pool", for_s=3600)
         assert (status, problems(report)) == (200, {"pd-pool": OLDER})
         assert world.pd_pool.num_subscriptions == 1

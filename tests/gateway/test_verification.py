@@ -63,7 +63,7 @@ async def test_altered_blocks_bar_their_source_until_an_operator_resumes_it(
     verifying.pd_pool.worst = {"bfloat16": 0.9}
     await shipped(verifying)
     await until(lambda: outcome(verifying, "altered") == 1)
-    await until(lambda: told.count(("pd-pool", "Purge")) == 2)
+    await until(lambda: told.count(("pd-pool", "purge")) == 2)
 
     assert verifying.gateway.driver.is_drained("prefill")
     assert not verifying.gateway.driver.is_drained("decode")

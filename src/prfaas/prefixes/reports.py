@@ -7,7 +7,7 @@ from typing import Any
 
 from prfaas.errors import RequestError
 from prfaas.purge.targets import Target
-from prfaas.wire.messages.gateway import Pinned
+from prfaas.wire.messages.gateway import OrderDone
 
 
 def unknown_pool(pool: str, known: Sequence[str]) -> RequestError:
@@ -17,7 +17,7 @@ def unknown_pool(pool: str, known: Sequence[str]) -> RequestError:
 
 
 def pins_json(
-    target: Target, for_s: float, found: Mapping[str, Pinned], *, is_dry: bool
+    target: Target, for_s: float, found: Mapping[str, OrderDone], *, is_dry: bool
 ) -> dict[str, Any]:
     """Return the report of a pin.
 

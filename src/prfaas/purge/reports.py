@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import asdict
-
 from prfaas.errors import RequestError
 from prfaas.purge.targets import Target
-from prfaas.wire.messages.gateway import Purged
+from prfaas.wire.messages.gateway import OrderDone
 
 TAKEN_AGAIN = (
     "it accepted blocks of the source again before all engines were reset: it was restarted, or "
@@ -18,7 +16,7 @@ TAKEN_AGAIN = (
 
 def report_of(
     target: Target,
-    found: dict[str, Purged],
+    found: dict[str, OrderDone],
     forgot: dict[str, str],
     decision: dict[str, object] | None,
 ) -> dict[str, Any]:
@@ -42,10 +40,16 @@ def report_of(
     }
 
 
-def _at_pool(name: str, told: Purged) -> dict[str, Any]:
-    counts = asdict(told)
-    del counts["job"]
-    return {"name": name} | counts
+def _at_pool(name: str, told: OrderDone) -> dict[str, Any]:
+    fields = (
+        "num_blocks",
+        "host_bytes",
+        "disk_bytes",
+        "num_transfers",
+        "problem",
+        "shared_bytes",
+    )
+    return {"name": name} | {field: getattr(told, field) for field in fields}
 
 
 def unknown(target: Target, known: list[str]) -> RequestError:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, PurgePrefix
+from prfaas.wire.messages.gateway import Order
 
 HASHES_BYTES_MAX = MANIFEST_BYTES_MAX
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -34,16 +35,15 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             return f"prompt of request {self.request}"
         return f"source {self.source}" if self.tag is None else f"tenant {self.tenant}"
 
-    def asks(self, job: int, *, is_dry: bool) -> Purge | PurgePrefix:
-        """Return the message that has a pool node drop the blocks, or count them."""
-        if self.request:
-            tag = self.tag or ""
-            return PurgePrefix(job=job, hashes=self.hashes, tenant=tag, is_dry=is_dry)
-        return Purge(job=job, source=self.source, is_dry=is_dry, tenant=self.tag)
-
-    def ends(self, job: int) -> PurgeEnd | PurgePrefix:
-        """Return the message after which a pool node takes the blocks again."""
-        if self.request:
-            tag = self.tag or ""
-            return PurgePrefix(job=job, hashes=self.hashes, tenant=tag, is_over=True)
-        return PurgeEnd(job=job, source=self.source, tenant=self.tag)
+    def order(self, effect: Effect, for_ns: int = 0, *, is_dry: bool = False) -> Order:
+        """Return the order on the blocks; without a time, its end."""
+        is_prompt = bool(self.request)
+        return Order(
+            job=0,
+            effect=effect,
+            source=self.source,
+            tenant=(self.tag or "") if is_prompt else self.tag,
+            hashes=self.hashes if is_prompt else None,
+            for_ns=for_ns,
+            is_dry=is_dry,
+        )

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from prfaas.core.cache.keep_rules import BAR_NS, Effect
 from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine, NoResetError
@@ -30,7 +31,7 @@ from prfaas.purge.reports import TAKEN_AGAIN, report_of, unknown
 from prfaas.purge.targets import Target
 from prfaas.purge.unfinished import Unfinished
 from prfaas.tasks import cancel_all
-from prfaas.wire.messages.gateway import Purged
+from prfaas.wire.messages.gateway import OrderDone
 
 _log = logging.getLogger(__name__)
 
@@ -178,25 +179,28 @@ class PurgeLoop:
 
     async def _at_pools(
         self, target: Target, *, is_dry: bool, parts: frozenset[str] | None = None
-    ) -> dict[str, Purged]:
+    ) -> dict[str, OrderDone]:
         """Result of a purge at each pool node, or at those of `parts`."""
         names = [name for name in self._live.pools.names() if parts is None or name in parts]
         found = await asyncio.gather(*(self._at(pool, target, is_dry) for pool in names))
         return dict(zip(names, found, strict=True))
 
-    async def _at(self, pool: str, target: Target, is_dry: bool) -> Purged:
+    async def _at(self, pool: str, target: Target, is_dry: bool) -> OrderDone:
         try:
-            return await self._live.pools.client(pool).purge(target, is_dry=is_dry)
-        except (PeerError, KeyError) as error:
-            return Purged(0, 0, 0, 0, 0, _why(error))
+            order = target.order(Effect.PURGE, BAR_NS, is_dry=is_dry)
+            return await self._live.pools.order(pool, order)
+        except PeerError as error:
+            return OrderDone(job=0, problem=str(error))
 
-    async def _end_at(self, pool: str, target: Target, told: Purged) -> Purged:
+    async def _end_at(self, pool: str, target: Target, told: OrderDone) -> OrderDone:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._live.pools.client(pool).end_purge(target)
-        except (PeerError, KeyError) as error:
-            return replace(told, problem=told.problem or f"at its end: {_why(error)}")
-        return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)
+            end = await self._live.pools.order(pool, target.order(Effect.PURGE))
+        except PeerError as error:
+            return replace(told, problem=told.problem or f"at its end: {error}")
+        # A pool node that refuses the end, or has taken blocks since.
+        problem = told.problem or end.problem or ("" if end.was_in_force else TAKEN_AGAIN)
+        return replace(told, problem=problem)
 
     async def _forget(self, engine: Engine) -> str:
         """Have an engine forget; why it did not, or nothing."""
@@ -223,7 +227,7 @@ class PurgeLoop:
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
     def _note(
-        self, target: Target, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
+        self, target: Target, loop: Loop, found: dict[str, OrderDone], forgot: dict[str, str]
     ) -> ChangeEntry:
         failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
@@ -241,8 +245,3 @@ class PurgeLoop:
                 "not_done": len(failed),
             },
         )
-
-
-def _why(error: PeerError | KeyError) -> str:
-    """Return why a pool node did not answer; KeyError means that it is a member no longer."""
-    return str(error) if isinstance(error, PeerError) else LEFT

@@ -17,15 +17,14 @@ from prfaas.pool.store.tier_ports import SharedTier
 
 
 def open_shared(
-    settings: SharedSettings, pool: str, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
+    settings: SharedSettings, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
 ) -> SharedTier:
     """Open a shared tier and put it below a store.
 
     Args:
-        pool: Name of this pool node.
         hosts: Other pool nodes of the site.
         metrics: Of the pool node.
-        store: Reports the blocks of the tier from now on.
+        store: Reports the blocks of the tier from now on; both follow its rules.
 
     Raises:
         ConfigError: A package is missing, or a setting or the file of keys is wrong.
@@ -38,9 +37,9 @@ def open_shared(
     tier: SharedTier
     if isinstance(settings, S3Settings):
         bucket = S3Bucket(settings)
-        tier = S3Tier(settings, bucket, keys, pool, hosts, metrics, found, store.gone_below)
+        tier = S3Tier(settings, bucket, keys, store.rules, hosts, metrics, found, store.gone_below)
     else:
         check_package()
-        tier = MooncakeTier(settings, keys, pool, hosts, metrics, found, store.gone_below)
+        tier = MooncakeTier(settings, keys, store.rules, hosts, metrics, found, store.gone_below)
     store.share_with(tier)
     return tier

@@ -7,14 +7,15 @@ tier that several pool nodes share is offered every block once, when it is store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.cache.keep_rules import KeepRules, Matches, Origin
 from prfaas.core.cache.tenant_shares import Held, OwnedShares, Share, TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.arena import Arena, charged_bytes
-from prfaas.pool.store.origins import LOCAL, Matches, Origin
+from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.pool.store.spilling import Spilling
 from prfaas.pool.store.tier_ports import LowerTier, ReadBudget, StoredBlock, StoreObserver
@@ -39,6 +40,7 @@ class BlockStore:
         on_lost: Called for every block dropped before the disk had written it.
         loose_bytes_max: Memory limit of blocks that are received beside the store, bytes.
         owner_of: Owner of a tenant's tag, where shares are those of owners and not of tenants.
+        rules: Blocks that may be kept and read, in memory and below; the default allows all.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class BlockStore:
         on_lost: Callable[[], None] = lambda: None,
         loose_bytes_max: int = LOOSE_BYTES_MAX,
         owner_of: Callable[[str], str | None] | None = None,
+        rules: KeepRules | None = None,
     ) -> None:
+        self.rules = rules or KeepRules()
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
@@ -65,10 +69,6 @@ class BlockStore:
         self._shared: LowerTier | None = None
         self._lower: list[LowerTier] = []
         """The tiers below, the fastest first."""
-        self._is_barred: Matches = lambda _: False
-        self._is_over: Matches | None = None
-        self._is_purged: Matches | None = None
-        self._barred_hashes: Set[bytes] = frozenset()
         self._loose = LooseMemory(loose_bytes_max)
         self._outside: dict[BlockName, int] = {}
         """Copies that stay in loose memory until they are read, and their bytes."""
@@ -90,31 +90,6 @@ class BlockStore:
         """Memory of each tenant's blocks, by its tag; empty for blocks of an unknown tenant."""
         return self._policy.held_bytes
 
-    def bar(self, is_barred: Matches) -> None:
-        """Refuse, from now on, new blocks for which `is_barred` returns True."""
-        self._is_barred = is_barred
-
-    def bar_hashes(self, hashes: Set[bytes]) -> None:
-        """Refuse, from now on, new blocks with these hashes, and no others."""
-        self._barred_hashes = hashes
-
-    def age(self, is_over: Matches | None) -> None:
-        """Miss blocks for which `is_over` returns True, from now on; None for no limit of ages."""
-        self._is_over = is_over
-
-    def refuse(self, is_purged: Matches) -> None:
-        """Miss blocks for which `is_purged` returns True, from now on, wherever they come from."""
-        self._is_purged = is_purged
-
-    def is_barred(self, origin: Origin) -> bool:
-        """Return True if blocks of that origin are not kept at present."""
-        return self._is_barred(origin) or self._is_old(origin)
-
-    def _is_old(self, origin: Origin) -> bool:
-        if self._is_purged is not None and self._is_purged(origin):
-            return True
-        return self._is_over is not None and self._is_over(origin)
-
     def spill_to(self, disk: LowerTier) -> None:
         """Have a disk below, from now on."""
         self._disk = self._spilling.disk = disk
@@ -130,7 +105,7 @@ class BlockStore:
 
     def __contains__(self, name: BlockName) -> bool:
         block = self._blocks.get(name)
-        if block is not None and not self._is_old(block.origin):
+        if block is not None and self.rules.may_read(block.origin):
             return True
         return self._below(name) is not None
 
@@ -165,7 +140,7 @@ class BlockStore:
         """A block in memory, which counts as used now; None if it is not there, or too old."""
         name = layout_id, key
         block = self._blocks.get(name)
-        if block is not None and self._is_old(block.origin):
+        if block is not None and not self.rules.may_read(block.origin):
             self.drop([name])
             return None
         if block is not None:
@@ -444,7 +419,7 @@ class BlockStore:
         known = self.get(layout_id, key)
         if known is not None:
             return known
-        if self.is_barred(origin) or key.block_hash in self._barred_hashes:
+        if not self.rules.may_keep(origin, key.block_hash):
             return None
         is_new = name not in self
         block = self._blocks[name] = StoredBlock(buffer, digest, origin)
@@ -488,7 +463,7 @@ class BlockStore:
     def _below(self, name: BlockName) -> LowerTier | None:
         """The fastest tier below memory that has a block, which is not too old."""
         found = (tier for tier in self._lower if name in tier)
-        return next((tier for tier in found if not self._is_old(tier.origin(name))), None)
+        return next((tier for tier in found if self.rules.may_read(tier.origin(name))), None)
 
     def _is_only_in(self, tier: LowerTier, name: BlockName) -> bool:
         return name not in self._blocks and self._below(name) is tier

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from prfaas.core.cache.keep_rules import Matches, Origin
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.store.disk_records import DiskPlace
-from prfaas.pool.store.origins import Matches, Origin
 
 Record = tuple[BlockName, DiskPlace]
 

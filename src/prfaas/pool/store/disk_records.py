@@ -21,15 +21,10 @@ from typing import NamedTuple
 
 import blake3
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
 from prfaas.pool.keys.record_seals import STAMP_BYTES, TAG_BYTES
-from prfaas.pool.store.origins import (
-    ORIGIN_BYTES_MAX,
-    SHARED_MAX,
-    Origin,
-    origin_bytes,
-    origin_in,
-)
+from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, SHARED_MAX, origin_bytes, origin_in
 from prfaas.wire.fragments import BLOCK_BYTES_MAX
 
 MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"

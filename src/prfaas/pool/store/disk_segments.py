@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
@@ -39,9 +40,6 @@ from prfaas.pool.store.disk_records import (
     head_bytes,
     parse_header,
     record_header,
-)
-from prfaas.pool.store.origins import (
-    Origin,
 )
 from prfaas.pool.store.region_stamp import stamp
 from prfaas.wire.fragments import block_digest

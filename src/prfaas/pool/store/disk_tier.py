@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.cache.keep_rules import KeepRules, Matches, Origin, Scope
 from prfaas.core.cache.tenant_shares import Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
-from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError, without_frames
 from prfaas.pool.keys.wrapping import KeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_index import DiskIndex
 from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace, record_bytes
 from prfaas.pool.store.disk_segments import FoundSegment, Scan, SegmentFiles
-from prfaas.pool.store.origins import SLICE, Matches, Origin, sliced
+from prfaas.pool.store.origins import SLICE, sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.units import format_size
 
@@ -81,7 +81,8 @@ class DiskTier:
         on_found: Called for blocks found at start.
         on_gone: Called for removed blocks.
         policy: Which segment outside reserves goes first.
-        regions: Where its blocks may rest; what it has from other regions is dropped.
+        rules: Regions where its blocks may rest: what it has from others is dropped. Blocks that
+            are too old, or of a purge.
         wrapper: Wraps the keys that seal blocks; None leaves them in the clear.
         is_new_key: The wrapper's key was made for this start: an old keyring is removed.
 
@@ -100,19 +101,19 @@ class DiskTier:
         on_gone: Callable[[Iterable[BlockName]], None],
         policy: EvictionPolicy[int] | None = None,
         limits: DiskLimits = LIMITS,
-        regions: Regions = frozenset(),
+        rules: KeepRules | None = None,
         wrapper: KeyWrapper | None = None,
         *,
         is_new_key: bool = False,
     ) -> None:
-        self._limits = limits
+        self._limits, self._rules = limits, rules or KeepRules()
         if capacity_bytes < CAPACITY_BYTES_MIN:
             raise ConfigError(
                 f"the disk tier in {folder} is limited to {format_size(capacity_bytes)}; "
                 f"give it at least {format_size(CAPACITY_BYTES_MIN)}"
             )
         self.capacity_bytes = capacity_bytes
-        self._files = SegmentFiles(folder, regions, wrapper, is_new_key=is_new_key)
+        self._files = SegmentFiles(folder, self._rules.regions, wrapper, is_new_key=is_new_key)
         self._folder = folder
         self._metrics = metrics
         self._on_found = on_found
@@ -192,13 +193,13 @@ class DiskTier:
         own = {"", *self._shares, *self._apart}
         self._active = {tag: each for tag, each in self._active.items() if tag in own}
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         """Remove those of some blocks that are too old, and segments without others.
 
         Marks nothing on disk: a record has the time at which its block was computed.
         """
         found = ((name, self._index.places.get(name)) for name in names)
-        old = {name: place for name, place in found if place and is_over(place.origin)}
+        old = {name: place for name, place in found if place and self._rules.is_over(place.origin)}
         self._index.forget(old)
         self._on_gone(old)
         for number in sorted({place.segment for place in old.values()}):
@@ -206,25 +207,6 @@ class DiskTier:
                 if number in self._index.segments and not self._index.is_live(number):
                     await self._drop(number)
         return len(old)
-
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Drop the blocks with some hashes and a matching origin, also after a restart.
-
-        Raises:
-            OSError: Not all could be marked.
-            ConfigError: The segments on disk are not read yet.
-        """
-        for offer in [each for each in self._queue if each.name[1].block_hash in hashes]:
-            self._queue.remove(offer)
-            self._queued_bytes -= len(offer.block.data)
-            offer.done()
-        async with self._turn:  # What was being written is there now.
-            pass
-        for names in sliced([*self._index.places], self._limits.slice_blocks):
-            await self.expire(matches, [name for name in names if name[1].block_hash in hashes])
-            await asyncio.sleep(0)
-        # Marks all records of the tenant that were dropped: none of them may come back.
-        await self.erase(matches)
 
     @property
     def held_bytes(self) -> Mapping[str, int]:
@@ -243,35 +225,43 @@ class DiskTier:
         """Origin of a block."""
         return self._index.places[name].origin
 
-    async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Blocks with a matching origin, and their bytes; other work continues in the meantime."""
-        return await self._find(matches, list(self._index.segments), drop=False)
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Blocks of a scope, and their bytes; other work continues in the meantime."""
+        return await self._find(scope, list(self._index.segments), drop=False)
 
-    async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Drop blocks by their origin, and return them and their bytes.
+    async def drop(self, scope: Scope) -> None:
+        """Drop blocks of a scope, also those that wait to be written, for good.
 
-        Blocks that wait to be written are not. What is dropped comes back with the next start until
-        `erase` has returned.
+        Of a tenant its keys are destroyed. Otherwise dropped blocks are marked on disk, so that
+        they do not reappear after a restart; of a prompt, all of its tenant that were dropped.
+
+        Raises:
+            OSError: Not all could be marked, or the keys not destroyed.
+            ConfigError: The segments on disk are not read yet.
         """
-        for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
+        matches = self._rules.matcher(scope)
+        queued = [o for o in self._queue if scope.has(o.name) and matches(o.block.origin)]
+        for offer in queued:
             self._queue.remove(offer)
             self._queued_bytes -= len(offer.block.data)
             offer.done()
         next_number = max(self._index.segments, default=-1) + 1
         since = min(self._active.values(), default=next_number)
-        found, size = await self._find(matches, list(self._index.segments), drop=True)
+        await self._find(scope, list(self._index.segments), drop=True)
         async with self._turn:  # Blocks that were written meanwhile.
             recent = [number for number in self._index.segments if number >= since]
-            more, more_size = await self._find(matches, recent, drop=True)
-        return found | more, size + more_size
+            await self._find(scope, recent, drop=True)
+        if scope.tenant is None or scope.hashes is not None or not self.is_sealed:
+            await self._erase(matches)
+            return
+        try:
+            await self.destroy_keys(scope.tenant)
+        except OSError as error:
+            await self._erase(matches)
+            raise OSError(f"the tenant's keys: {error}") from error
 
-    async def erase(self, matches: Matches) -> None:
-        """Mark dropped blocks on disk, so that they do not reappear after a restart.
-
-        Raises:
-            OSError: Not all could be marked.
-            ConfigError: The segments on disk are not read yet.
-        """
+    async def _erase(self, matches: Matches) -> None:
+        """Mark dropped blocks on disk."""
         if not self._is_ready:
             raise ConfigError(f"{self._folder} is still being read")
         async with self._turn:
@@ -280,15 +270,16 @@ class DiskTier:
             self._index.erased(gone)
 
     async def _find(
-        self, matches: Matches, segments: list[int], *, drop: bool
+        self, scope: Scope, segments: list[int], *, drop: bool
     ) -> tuple[set[BlockName], int]:
-        """Blocks of some segments with a matching origin, and their bytes."""
-        found, num_bytes = set[BlockName](), 0
+        """Blocks of a scope in some segments, and their bytes."""
+        found, num_bytes, matches = set[BlockName](), 0, self._rules.matcher(scope)
         for number in segments:
             if not self._index.may_match(number, matches):
                 continue
             for names in sliced(self._index.segments[number], self._limits.slice_blocks):
-                part = self._index.matching(number, names, matches)
+                named = names if scope.hashes is None else list(filter(scope.has, names))
+                part = self._index.matching(number, named, matches)
                 num_bytes += sum(place.num_bytes for place in part.values())
                 found |= part.keys()
                 if drop:

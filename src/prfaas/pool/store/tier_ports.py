@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
-from prfaas.pool.store.origins import LOCAL, Matches, Origin, Scope
+from prfaas.pool.store.origins import LOCAL
 
 
 @dataclass(slots=True)
@@ -105,18 +106,22 @@ class LowerTier(Protocol):
         """
         ...
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
-        """Remove those of some blocks that are too old; return their number."""
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Known blocks of a scope, also those that its source wrote; and their bytes."""
         ...
 
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Drop for good the blocks with some hashes and a matching origin.
+    async def drop(self, scope: Scope) -> None:
+        """Drop for good every block of a scope; in a shared tier those of the whole site.
 
         Raises:
             OSError: Not all could be marked on disk.
-            TransferError: Not all could be deleted.
+            TransferError: Not all could be read or deleted.
             ConfigError: The disk is still being read.
         """
+
+    async def expire(self, names: Collection[BlockName]) -> int:
+        """Remove those of some blocks that are too old; return their number."""
+        ...
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         """Ask the tier itself for blocks.
@@ -162,14 +167,3 @@ class SharedTier(LowerTier, Protocol):
 
     async def close(self) -> None:
         """Write what waits, for a few seconds, and end. Follows the end of `run`."""
-
-    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
-        """Known blocks of a source, which also wrote some, or of a tenant; and their bytes."""
-        ...
-
-    async def drop(self, scope: Scope) -> None:
-        """Delete every block of the site of a source, which also wrote some, or of a tenant.
-
-        Raises:
-            TransferError: Not all could be read or deleted.
-        """

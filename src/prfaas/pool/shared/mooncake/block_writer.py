@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -18,7 +19,6 @@ from prfaas.pool.shared.mooncake.memory import ClientMemory
 from prfaas.pool.shared.mooncake.orders import StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
 from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter, WriteQueue
-from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
+from prfaas.core.cache.keep_rules import KeepRules, Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -31,7 +32,7 @@ from prfaas.pool.shared.mooncake.orders import NAMES_MAX, StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.shown_blocks import ShownBlocks
-from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import ReadBudget
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class MooncakeTier(ShownBlocks[Known]):
     """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
 
     Args:
-        pool: Name of this pool node.
+        rules: Name of this pool node, and the maximum ages of blocks.
         hosts: Other pool nodes of the site: they write what they send themselves.
         on_found: Called with blocks that can be read from now on.
         on_gone: Called with blocks that cannot be read any more.
@@ -67,14 +68,14 @@ class MooncakeTier(ShownBlocks[Known]):
         self,
         settings: MooncakeSettings,
         keys: KeyRing,
-        pool: str,
+        rules: KeepRules,
         hosts: Set[str],
         metrics: PoolMetrics,
         on_found: Callable[[Names], None],
         on_gone: Callable[[Names], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._settings, self._keys, self._pool, self._hosts = settings, keys, pool, hosts
+        self._settings, self._keys, self._hosts, self._rules = settings, keys, hosts, rules
         self._metrics, self._on_found, self._on_gone = metrics, on_found, on_gone
         self._limits = settings.limits
         self._memory = ClientMemory(settings.buffer_bytes)
@@ -87,7 +88,7 @@ class MooncakeTier(ShownBlocks[Known]):
             self._memory,
             settings.prefix,
             keys.sealing,
-            pool,
+            rules.pool,
             metrics,
             self._written,
             clock_ns,
@@ -238,7 +239,7 @@ class MooncakeTier(ShownBlocks[Known]):
     def _open_lent(
         self, name: BlockName, sealed: memoryview, lent: list[memoryview]
     ) -> tuple[bytes, Origin]:
-        return open_block(name, sealed, self._keys, self._pool, lent.pop())
+        return open_block(name, sealed, self._keys, self._rules.pool, lent.pop())
 
     def _unreadable(self, name: BlockName, reason: str, why: str) -> None:
         if self._said.is_new(reason):
@@ -315,23 +316,14 @@ class MooncakeTier(ShownBlocks[Known]):
         layout_id, group = next(iter(self._sizes))
         return layout_id, BlockKey(group, bytes(32))
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         """Forget those of some blocks that are too old. The store evicts them in its own order."""
         found = ((name, self._blocks.get(name)) for name in names)
-        old = [name for name, known in found if known is not None and is_over(known.origin)]
+        old = [name for name, known in found if known and self._rules.is_over(known.origin)]
         self._gone(old)
         return len(old)
 
     # --- purges ---
-
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Delete every block of the site, as `drop` does: others wrote blocks of the prompt too.
-
-        Raises:
-            TransferError: The store failed.
-        """
-        await self._writer.drop(matches)
-        await self.drop(Scope(tenant=""))
 
     async def drop(self, scope: Scope) -> None:
         """Delete every block of the site, of whatever source and tenant.
@@ -343,7 +335,7 @@ class MooncakeTier(ShownBlocks[Known]):
             TransferError: The store failed.
         """
         self._gone(list(self._blocks))
-        await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
+        await self._writer.drop(self._rules.matcher(scope))
         self._gone(list(self._blocks))
         pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
         order = self.client.ask(StoreOperation.REMOVE, [pattern])
@@ -355,7 +347,7 @@ class MooncakeTier(ShownBlocks[Known]):
         log.info("shared tier: all blocks below %s/ deleted", self._settings.prefix)
 
     def _is_of(self, entry: Known, scope: Scope) -> bool:
-        is_own = entry.is_own and scope.tenant is None and scope.source == self._pool
+        is_own = entry.is_own and scope.tenant is None and scope.source == self._rules.pool
         return is_own or scope.matches(entry.origin)
 
 
