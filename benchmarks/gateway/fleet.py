@@ -26,6 +26,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.cli.parts.without_torch import keep_torch_out
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
@@ -259,7 +260,7 @@ async def measure(num_engines: int, num_hosts: int, seconds: float) -> None:
             make_identity(local, name)
         file = deployment(local)
         async with opened(num_engines, num_hosts, local) as places:
-            gateway = Gateway(file, Endpoints({}, {}))
+            gateway = make_gateway(file, Endpoints({}, {}))
             await gateway.start()
             empty_mib, entries = resident_mib(), members_of(hosts, places)
             began_ns = time.thread_time_ns()

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer, Naming
 
 ROOT = Path(__file__).parents[2]
 MARKERS = ("<|im_start|>", "<|im_end|>")

@@ -23,8 +23,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from prfaas.core.integrity.difference import differences
 from prfaas.core.kv.blocks import Plane
+from prfaas.core.kv.difference import differences
 
 from .arms import ARMS, BASE, Arm
 from .site import Burst, Site, running

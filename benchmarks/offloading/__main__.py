@@ -25,9 +25,9 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.deployment import Deployment
-from prfaas.gateway.app import Gateway
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
 
 from .cpu_time import all_cpu_seconds
@@ -167,7 +167,7 @@ async def two_engines(options: argparse.Namespace, local: Path, found: Found) ->
         started(parts(topology)) as supervisor,
         aiohttp.ClientSession(connector=once) as http,
     ):
-        gateway = Gateway(learning(topology.deployment), topology.endpoints)
+        gateway = make_gateway(learning(topology.deployment), topology.endpoints)
         urls = {OFFLOADED: topology.gateway_url, OBSERVED: await gateway.start()}
         urls[ALONE] = topology.engines[PD_ENGINE]
         bench = Bench(topology, supervisor, http, urls)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.config.load import load_deployment
-from prfaas.gateway.routing.profiles import load_profiles
 from tests.plans import plan_file
 
 from .check_files import CASE_STUDY, TIMING

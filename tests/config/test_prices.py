@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from prfaas.config.load import load_deployment
+from prfaas.core.market.choice import PlannedSite
 from prfaas.errors import ConfigError
-from prfaas.market.make import PlannedSite, site_price
+from prfaas.market.make import site_price
 from prfaas.market.price_file import read_prices
 from prfaas.units import NS_PER_S
 from tests.config.good_file import GOOD, toml

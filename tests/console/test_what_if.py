@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.errors import RequestError
-from prfaas.gateway.console.what_if import CASE_STUDY, SETTINGS_MAX, answer, overrides_of
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.report.json_report import as_dict
+from prfaas.planner.report.what_if import CASE_STUDY, SETTINGS_MAX, answer, overrides_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 RANGES = {
@@ -62,7 +62,7 @@ def test_settings_start_at_the_file_and_follow_changes() -> None:
 PARENT = """
 import multiprocessing, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from prfaas.gateway.console.what_if import end_with_the_gateway
+from prfaas.planner.report.what_if import end_with_the_gateway
 import os
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(

@@ -19,7 +19,7 @@ from prfaas.core.transfer.site_budget import (
     equal_share,
     idle_share,
 )
-from prfaas.link_budgets import LeaseGiver
+from prfaas.gateway.loops.link_leases import LeaseGiver
 from prfaas.units import NS_PER_S
 from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Message, Ping

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from prfaas.gateway.serving.continuation import StreamedAnswer
-from prfaas.gateway.tokenization.detokenizer import pieces
+from prfaas.gateway.serving.request_state import StreamedAnswer
+from prfaas.gateway.tokenization.text_encoder import pieces
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,8 +15,7 @@ import pytest
 
 from prfaas.errors import RequestError
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.tokenization.chat_renderer import ChatRenderer
-from prfaas.gateway.tokenization.engine_rendering import REFUSED, compared_chats
+from prfaas.gateway.tokenization.chat_renderer import REFUSED, ChatRenderer, compared_chats
 from tests.gateway.conftest import make_checkpoint
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

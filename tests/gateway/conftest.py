@@ -14,6 +14,7 @@ import aiohttp
 import openai
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import GatewayAnnexes, make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
@@ -188,7 +189,7 @@ async def running(
     parts: list[ScriptedEngine | ScriptedPool] = [*engines, prfaas_pool, pd_pool]
     for part in parts:
         await part.start()
-    gateway = Gateway(
+    gateway = make_gateway(
         deployment_for(checkpoint, identities, state, **tables),
         Endpoints(
             engines={engine.name: engine.url for engine in engines},
@@ -211,6 +212,13 @@ async def running(
             await gateway.close()
             for part in parts:
                 await part.stop()
+
+
+def annexes_of(world: World) -> GatewayAnnexes:
+    """The annexes of the gateway."""
+    [found] = world.gateway.annexes
+    assert isinstance(found, GatewayAnnexes)
+    return found
 
 
 def is_well(world: World) -> bool:

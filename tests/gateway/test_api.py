@@ -15,7 +15,7 @@ from aiohttp import web
 from prfaas import __version__
 from prfaas.config.clusters import EngineTable
 from prfaas.errors import RequestError
-from prfaas.gateway.openai.tools import parse_tools
+from prfaas.gateway.openai.messages import parse_tools
 
 from .conftest import World, deployment_for, running, until
 from .prompts import LONG, SHORT

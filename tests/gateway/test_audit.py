@@ -18,7 +18,7 @@ from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 
-from .conftest import World, deployment_for, running
+from .conftest import World, annexes_of, deployment_for, running
 from .prompts import LONG
 
 ALICE, BOB = new_key(), new_key()
@@ -177,8 +177,9 @@ async def test_without_a_log_that_can_be_written_nothing_is_changed_if_it_is_clo
     folder = tmp_path / "audit"
     tables = {"audit": {"folder": str(folder), "on_full": "closed"}}
     async with running(checkpoint, identities, tmp_path / "state", **tables) as world:
-        log = world.gateway._audit._log
-        assert log is not None
+        audit = annexes_of(world).audit
+        assert audit is not None
+        log = audit.log
         monkeypatch.setattr(log, "_is_failing", True)
         for path in PATHS:
             assert await change(world, "", path, {}) == 503

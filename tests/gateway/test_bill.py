@@ -16,7 +16,7 @@ from prfaas.config.deployment import Deployment
 from tests.gateway.tenant_keys import HASHES, bearer
 from tests.plans import plan_file
 
-from .conftest import World, deployment_for, running, until
+from .conftest import World, annexes_of, deployment_for, running, until
 from .prompts import LONG
 
 
@@ -81,7 +81,7 @@ async def test_the_bill_is_the_counters_over_a_price_change_a_failure_and_a_rest
             url = f"{world.url}/control/prices/prfaas"
             async with world.http.post(url, json={"gpu_hour": 5.0}, headers=headers) as got:
                 assert got.status == 200
-            world.gateway._meter.beat(time.monotonic_ns())
+            annexes_of(world).meter.beat(time.monotonic_ns())
             world.prefill.healthy = False
             num_output += await ask(world, "blue", f"{number} again {LONG}")
         market = world.gateway.driver.dispatcher.market

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.gateway.app import Gateway
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 from tests.plans import plan_file
@@ -65,7 +65,7 @@ async def test_a_hot_prefix_comes_home(checkpoint: Path, identities: Path, tmp_p
     stores = Engine("prefill", tmp_path / "prfaas-pool.sock", identities)
     takes = Engine("decode", tmp_path / "pd-pool.sock", identities)
     routing = {"plan": str(plan_file(tmp_path)), "policy": "local", "replication": "100Mbps"}
-    gateway = Gateway(
+    gateway = make_gateway(
         deployment_for(checkpoint, identities, tmp_path / "state", routing=routing),
         Endpoints(
             {engine.name: engine.url for engine in engines},

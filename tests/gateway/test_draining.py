@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import make_gateway, serve
 from prfaas.config.addresses import Endpoints
-from prfaas.gateway.app import Gateway, serve
 
 from .conftest import World, deployment_for, running, until
 from .prompts import LONG
@@ -142,7 +142,7 @@ async def test_a_gateway_listens_once_it_knows_who_is_well(
     for engine in engines:
         await engine.start()
     await engines[2].stop()
-    gateway = Gateway(
+    gateway = make_gateway(
         deployment_for(checkpoint, identities, tmp_path / "state"),
         Endpoints(
             engines={engine.name: engine.url for engine in engines},

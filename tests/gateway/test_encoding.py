@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.page_chain import page_chain
-from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder, FastTokenizer, Naming
 
 from .tokenizer_zoo import MARKERS, ZOO, tokenizer
 

@@ -8,8 +8,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.gateway.http.json_codec import to_json
-from prfaas.gateway.http.token_ids_json import ids_to_json
+from prfaas.gateway.http.json_codec import ids_to_json, to_json
 
 EDGES = [edge + near for edge in (0, *(10**n for n in range(1, 10))) for near in (-1, 0, 1)]
 

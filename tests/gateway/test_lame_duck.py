@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.parts.gateway_annexes import serve
 from prfaas.config.addresses import Endpoints
-from prfaas.gateway.app import serve
 
 from .conftest import deployment_for, until
 from .scripted_engine import ScriptedEngine

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
@@ -240,7 +241,7 @@ async def grown(
             "clusters": {"pd": {"role": "pd", **cluster}},
         }
     )
-    gateway = Gateway(deployment, Endpoints({}, {}), poll_s=0.02, timing=TIMING)
+    gateway = make_gateway(deployment, Endpoints({}, {}), poll_s=0.02, timing=TIMING)
     await gateway.start()
     try:
         yield gateway

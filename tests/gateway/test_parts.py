@@ -14,7 +14,7 @@ from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
 from prfaas.errors import ConfigError, EngineError
 from prfaas.gateway.http.json_codec import is_deeper_than, num_containers
-from prfaas.gateway.http.sse import EventDecoder, encode_event
+from prfaas.gateway.http.responses import EventDecoder, encode_event
 from prfaas.gateway.openai.messages import for_template, has_other_parts, parse_messages
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.leg_requests import decode_body

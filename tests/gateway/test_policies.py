@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from prfaas.cli.operate.ctl_views import status_lines
+from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.config.engines import cores
 from prfaas.config.load import load_deployment
 from prfaas.core.kv.prefix_index import SourceState
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines.engine_load import EngineLoad, load_in
-from prfaas.gateway.routing.profiles import load_profiles
+from prfaas.gateway.engines.engine import EngineLoad, load_in
 from tests.gateway.plan_tables import routing
 from tests.plans import plan_file
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.gateway.ctl_runner import run
 from tests.plans import plan_file
 
-from .conftest import World, running, until
+from .conftest import World, annexes_of, running, until
 from .prompts import LONG
 
 REMOTE = "[prices.prfaas]\ngpu_hour = 0.001\n[prices.pd]\ngpu_hour = 9.0\n"
@@ -54,7 +54,7 @@ async def test_a_changed_price_file_moves_the_next_request(
     async with running(checkpoint, identities, tmp_path / "state", routing=routing) as world:
         await connected(world)
         assert (await sent(world, LONG))["reason"] == "cheapest_remote"
-        clock = world.gateway.loops.prices
+        clock = annexes_of(world).prices
         assert clock is not None
         write(routing, "[prices.prfaas]\ngpu_hour = -1.0\n")
         clock.beat(time.monotonic_ns())

@@ -159,7 +159,7 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
 
 async def test_of_two_purges_in_one_turn_of_the_loop_the_second_is_refused(world: World) -> None:
     script(world)
-    purging = world.gateway._control.purging
+    purging = world.gateway.purging
     asked = [purging.purge("prfaas-pool", is_dry=False) for _ in range(2)]
     first, second = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, dict)
@@ -265,7 +265,7 @@ async def test_a_pool_that_leaves_while_engines_are_reset_is_named(world: World)
     client = pools._clients["pd-pool"]
     world.decode.on_forget = leaves
     try:
-        report = await world.gateway._control.purging.purge("prfaas-pool", is_dry=False)
+        report = await world.gateway.purging.purge("prfaas-pool", is_dry=False)
     finally:
         pools._clients["pd-pool"] = client
     problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
@@ -277,7 +277,7 @@ async def test_a_repeat_that_fails_is_logged_and_others_follow(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     script(world)
-    purging, failed = world.gateway._control.purging, asyncio.Event()
+    purging, failed = world.gateway.purging, asyncio.Event()
 
     async def fails(*_: object, **__: object) -> None:
         failed.set()
@@ -301,7 +301,7 @@ async def test_engines_are_reset_again_only_where_a_part_failed_that_can_be_reac
     _, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
     assert not report["is_complete"]
     told = script(world)
-    purging, target = world.gateway._control.purging, Intents(world.state, "gateway").pending()[0]
+    purging, target = world.gateway.purging, Intents(world.state, "gateway").pending()[0]
     assert purging._due(target) == frozenset(), "nothing that failed can be reached"
     await world.prfaas_pool.start()
     await until(lambda: not targets(world))
@@ -357,7 +357,7 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     world: World, step: str
 ) -> None:
     told = script(world)
-    purging = world.gateway._control.purging
+    purging = world.gateway.purging
     name = {"before any pool": "_at_pools", "before any engine": "_forget"}.get(step, "_end_at")
 
     async def dies(*_: object, **__: object) -> None:

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from fastokens import Tokenizer
 
-from prfaas.gateway.tokenization import fast_tokenizer
-from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_CHARS, COMPARED_EACH, FastTokenizer
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
+from prfaas.gateway.tokenization import text_encoder
+from prfaas.gateway.tokenization.text_encoder import (
+    COMPARED_CHARS,
+    COMPARED_EACH,
+    Encoder,
+    FastTokenizer,
+    Naming,
+)
 
 from .tokenizer_zoo import ZOO, bpe, by_rules, tokenizer
 
@@ -38,7 +43,7 @@ def test_who_is_encoded_quickly(name: str) -> None:
 
 def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Tokenizer.from_json_str(core("llama3").to_str())
-    monkeypatch.setattr(fast_tokenizer, "_load", lambda _: other)
+    monkeypatch.setattr(text_encoder, "_load", lambda _: other)
     made = FastTokenizer(core("qwen"))
     assert not made.is_on
     assert made(TEXT).tolist() == exact("qwen", TEXT)

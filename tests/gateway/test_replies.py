@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
-from prfaas.gateway.openai.responses import ChatFromCompletions, Relay, replies_for
+from prfaas.gateway.openai.requests import (
+    Api,
+    ChatFromCompletions,
+    ClientRequest,
+    Relay,
+    parse_request,
+    replies_for,
+)
 
 TEXT = st.text(max_size=8)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import serve
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.gateway.app import serve
 
 from .conftest import deployment_for
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
+from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import ChangeEntry, Loop
@@ -27,11 +29,9 @@ from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
-from prfaas.gateway.app import Gateway
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.profiles import load_profiles
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
@@ -269,4 +269,4 @@ def test_a_plan_of_another_size_is_refused(
     engines = dict.fromkeys(("prefill", "decode", "spare"), "http://127.0.0.1:1")
     pools = dict.fromkeys(("prfaas-pool", "pd-pool"), ("127.0.0.1", 1))
     with pytest.raises(ConfigError, match="2 PD engines, and the plan has 1 PD instances"):
-        Gateway(deployment, Endpoints(engines, pools))
+        make_gateway(deployment, Endpoints(engines, pools))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.gateway.http.answer_limits import ANSWER_BYTES_MAX
+from prfaas.gateway.http.responses import ANSWER_BYTES_MAX
 
 from .conftest import World, until
 from .prompts import LONG

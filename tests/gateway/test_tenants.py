@@ -12,14 +12,12 @@ import openai
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from click.testing import CliRunner
-from prometheus_client import CollectorRegistry
 
-from prfaas.audit.gateway_audit import GatewayAudit
-from prfaas.audit.metrics import AuditMetrics
 from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Arrival
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.tenant_salts import tenant_tag, user_salt
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import Access
@@ -196,9 +194,8 @@ def outside(
     deployment = deployment_for(checkpoint, identities, state, **tables)
     caplog.clear()
     table = GatewayTable(listen="0.0.0.0:8000")
-    audit = GatewayAudit(None, "gateway", AuditMetrics(CollectorRegistry(), "prfaas_gateway"))
     deployment = deployment.model_copy(update={"gateway": table})
-    access = Access(deployment, Tenants(deployment), audit, lambda: None)
+    access = Access(deployment, Tenants(deployment), FactStream())
     return access, caplog.text
 
 

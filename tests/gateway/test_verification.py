@@ -12,7 +12,7 @@ from prfaas.audit.reading import logs_of, records
 from tests.gateway.ctl_runner import run
 from tests.gateway.tenant_keys import HASHES, bearer
 
-from .conftest import World, running, until
+from .conftest import World, annexes_of, running, until
 from .prompts import LONG
 from .purge_scripts import script
 
@@ -70,7 +70,7 @@ async def test_altered_blocks_bar_their_source_until_an_operator_resumes_it(
     await verifying.post({"prompt": LONG, "max_tokens": 2})
     assert (await verifying.record())["path"] == "local"
     lines = records(logs_of(tmp_path / "audit")["gateway"])
-    await until(lambda: not verifying.gateway._control.purging._tasks)
+    await until(lambda: not verifying.gateway.purging._tasks)
     resumed = await run("resume", "prefill", url=verifying.url)
     assert resumed.exit_code == 0, resumed.output
     await verifying.post({"prompt": LONG, "max_tokens": 2})
@@ -103,5 +103,5 @@ async def test_blocks_that_the_operator_had_rounded_are_not_compared(
 async def test_without_the_setting_nothing_is_computed_again(world: World) -> None:
     await until(lambda: world.gateway.pools.link_up("prfaas-pool", "pd-pool"))
     await shipped(world)
-    assert not world.gateway.parts.verifier.is_on
+    assert not annexes_of(world).verifier.is_on
     assert world.pd_pool.compares == []

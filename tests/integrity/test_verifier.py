@@ -12,18 +12,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prfaas.core.control.changes import ChangeEntry, Loop
-from prfaas.core.integrity.difference import LIMITS, is_altered
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
+from prfaas.core.kv.difference import LIMITS, is_altered
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_salts import tenant_tag
+from prfaas.core.request.facts import PrefixCopied
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError, RequestError
 from prfaas.integrity.barring import Barring
-from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
-from prfaas.integrity.verifier import TRIES_MAX, WAITING_MAX, Verifier
+from prfaas.integrity.verifier import TRIES_MAX, WAITING_MAX, Copies, Verifier
 from prfaas.wire.messages.comparing import Altered, Compared
 from prfaas.wire.messages.fields import Key
 
@@ -114,12 +114,9 @@ class World:
         return Verifier(
             one_in,
             limits,
-            self.compute,
-            self.compare,
-            self.stop,
+            self,
             self,
             VerificationMetrics(self.registry),
-            Copies(),
             random.Random(1).randrange,
             pause_s=0,
         )
@@ -291,7 +288,7 @@ async def test_a_source_of_unknown_results_is_suspect() -> None:
 
 def test_a_copy_is_offered_at_its_first_use() -> None:
     copies, hashes = Copies(), [bytes([n]) * 32 for n in range(4)]
-    copies.note("prfaas-pool", "pd-pool", hashes[:3])
+    copies.note(PrefixCopied("prfaas-pool", "pd-pool", hashes[:3]))
     assert copies.take("pd-pool-2", hashes) == frozenset()
     assert copies.take("pd-pool", hashes[:2]) == frozenset()
     assert copies.take("pd-pool", hashes) == {"prfaas-pool"}

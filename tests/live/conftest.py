@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
@@ -195,7 +196,7 @@ async def gateway_over(live: Live, deployment: Deployment) -> AsyncIterator[tupl
     """
     table = deployment.gateway.model_copy(update={"listen": "127.0.0.1:0"})
     deployment = deployment.model_copy(update={"gateway": table})
-    gateway = Gateway(deployment, live.topology.endpoints, poll_s=0.2)
+    gateway = make_gateway(deployment, live.topology.endpoints, poll_s=0.2)
     url = await gateway.start()
 
     async def is_whole() -> bool:

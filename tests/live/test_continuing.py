@@ -12,9 +12,9 @@ import pytest
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.serving.decode_leg import StreamHandover
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import RoutedPrompt
-from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from tests.live.conftest import Live, gateway_over
 

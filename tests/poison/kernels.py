@@ -32,8 +32,8 @@ import numpy as np
 import torch
 import transformers
 
-from prfaas.core.integrity.difference import LIMITS, differences, is_altered
 from prfaas.core.kv.blocks import Plane
+from prfaas.core.kv.difference import LIMITS, differences, is_altered
 from prfaas.engines.checkpoint import make_checkpoint
 
 BLOCK_TOKENS = 16

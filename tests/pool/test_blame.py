@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.shipping import manifest_digest, manifest_of
-from prfaas.integrity.copies import Copies
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import Received
 from prfaas.integrity.received import View as Reports
@@ -57,6 +56,9 @@ class Gateway:
     alarms: list[str] = field(default_factory=list)
     stopped: list[Reports] = field(default_factory=list)
     compared: list[tuple[Key, Key]] = field(default_factory=list)
+
+    def stop(self, view: Reports, _: str) -> None:
+        self.stopped.append(view)
 
     async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
         """Store what an honest engine computes, under the names of a salt."""
@@ -102,12 +104,9 @@ class Gateway:
         verifier = Verifier(
             1,
             limits,
-            self.compute,
-            self.compare,
-            lambda view, _: self.stopped.append(view),
+            self,
             self,
             metrics,
-            Copies(),
             pause_s=0,
         )
         verifier.used(

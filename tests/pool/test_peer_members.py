@@ -16,9 +16,9 @@ from prfaas.cli.parts.pool_following import follow_sources
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, State
 from prfaas.errors import ConfigError
-from prfaas.membership.deployment_file import DeploymentFile
+from prfaas.membership.deployment_file import DeploymentFile, peer_view
 from prfaas.membership.folder import Folder
-from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries, peer_view
+from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries
 from prfaas.pool.node.peer_members import PeerMembers
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.liveness import SILENCE_MAX_S

@@ -15,11 +15,11 @@ from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.transfer.site_budget import LEASE_NS, Lease, equal_share, idle_share
 from prfaas.core.transfer.tickets import Ticket
+from prfaas.gateway.loops.link_leases import LeaseGiver
 from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
-from prfaas.link_budgets import LeaseGiver
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant

@@ -4,61 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-
-from aiohttp import hdrs, web
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
-from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import RecordKind, permission
 from prfaas.core.audit.refusals import WINDOW_NS, RefusalCounts
-from prfaas.core.control.changes import ChangeEntry, Loop
-from prfaas.core.transfer.tickets import Ticket
+from prfaas.core.control.changes import Loop
+from prfaas.core.facts import FactStream
+from prfaas.core.request.facts import ChangeAsked, RequestRefused, SettingChanged, TicketSigned
 from prfaas.errors import RequestError
 from prfaas.units import NS_PER_S
-
-_READS = (hdrs.METH_GET, hdrs.METH_HEAD)
-_operator: ContextVar[str] = ContextVar("operator", default="")
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class GatewayAudit:
     """Writes the records of one gateway.
 
     Args:
-        settings: None without an audit log; then nothing is recorded.
         metrics: Show the state of the log.
 
     Raises:
         ConfigError: The log cannot be written.
     """
 
-    def __init__(self, settings: AuditSettings | None, gateway: str, metrics: AuditMetrics) -> None:
-        self._log = AuditLog(settings, gateway, metrics) if settings is not None else None
+    def __init__(self, settings: AuditSettings, gateway: str, metrics: AuditMetrics) -> None:
+        self.log = AuditLog(settings, gateway, metrics)
         self._refusals = RefusalCounts()
         self._counting: asyncio.TimerHandle | None = None
 
-    def record(self, fields: Fields) -> None:
-        """Write a record."""
-        if self._log is not None:
-            self._log.write(fields)
+    def follow(self, facts: FactStream) -> None:
+        """Record the facts of the gateway from now on, and refuse what cannot be recorded."""
+        facts.guard(ChangeAsked, self._may_change)
+        facts.subscribe(TicketSigned, self._signed)
+        facts.subscribe(SettingChanged, self._changed)
+        facts.subscribe(RequestRefused, self._refused)
+        facts.keep(self.log.written)
 
-    def signed(self, ticket: Ticket, tenant: str, service: str = "") -> None:
-        """A ticket was signed for a tenant and a class of service."""
-        named = {"tenant_name": tenant, "class": service}
-        self.record(permission(RecordKind.TICKET, ticket, **named))
+    def _may_change(self, _: ChangeAsked) -> None:
+        if not self.log.accepts:
+            raise RequestError(
+                'the audit log cannot be written, and audit.on_full is "closed": nothing is '
+                "changed; make room on its disk",
+                status=503,
+            )
 
-    def changed(self, change: ChangeEntry) -> None:
+    def _signed(self, fact: TicketSigned) -> None:
+        named = {"tenant_name": fact.tenant, "class": fact.service}
+        self.log.write(permission(RecordKind.TICKET, fact.ticket, **named))
+
+    def _changed(self, fact: SettingChanged) -> None:
         """Record a change if an operator made it, or if a source was barred."""
-        if self._log is not None and change.loop in _KINDS:
-            self._log.write(
+        change = fact.change
+        if change.loop in _KINDS:
+            self.log.write(
                 {
                     "kind": _KINDS[change.loop],
-                    "operator": _operator.get(),
+                    "operator": fact.operator,
                     "action": change.action,
                     "what": change.what,
                     "old": change.old,
@@ -67,67 +68,25 @@ class GatewayAudit:
                 }
             )
 
-    def refused(self, request: web.Request, status: int, operator: str = "") -> None:
-        """A request had no right, or an operator's change was refused.
-
-        Args:
-            request: Only its method, route and address are recorded.
-            operator: Name of the operator's key; empty without a right.
-        """
-        if self._log is None:
-            return
-        resource = getattr(request.match_info.route, "resource", None)
-        route = str(resource.canonical) if resource is not None else ""
-        key = (request.method[:16], route, str(status), request.remote or "", operator)
+    def _refused(self, fact: RequestRefused) -> None:
+        key = (fact.method, fact.route, str(fact.status), fact.address, fact.operator)
         if self._refusals.take(key, time.monotonic_ns()):
-            self._log.write(_refusal(key))
+            self.log.write(_refusal(key))
         elif self._counting is None:
             loop = asyncio.get_running_loop()
             self._counting = loop.call_later(WINDOW_NS / NS_PER_S, self._count)
-
-    async def passed(
-        self, request: web.Request, handler: Handler, operator: str
-    ) -> web.StreamResponse:
-        """Answer a request that has its right; changes are recorded before they are answered.
-
-        Args:
-            operator: Name of the operator's key; empty for clients.
-
-        Raises:
-            RequestError: It would change something, and nothing can be recorded.
-        """
-        if self._log is None or not operator or request.method in _READS:
-            return await handler(request)
-        if not self._log.accepts:
-            self.refused(request, 503, operator)
-            raise RequestError(
-                'the audit log cannot be written, and audit.on_full is "closed": nothing is '
-                "changed; make room on its disk",
-                status=503,
-            )
-        token = _operator.set(operator)
-        try:
-            return await handler(request)
-        except RequestError as error:
-            self.refused(request, error.status, operator)
-            raise
-        finally:
-            _operator.reset(token)
-            await self._log.written()
 
     def close(self) -> None:
         """End the log. Blocks for as long as the disk takes."""
         if self._counting is not None:
             self._counting.cancel()
-        if self._log is not None:
-            self._count()
-            self._log.close()
+        self._count()
+        self.log.close()
 
     def _count(self) -> None:
         self._counting = None
         for key, count in self._refusals.counted(time.monotonic_ns(), is_end=True):
-            if self._log is not None:
-                self._log.write(_refusal(key or ("", "", "0", "", ""), count=count))
+            self.log.write(_refusal(key or ("", "", "0", "", ""), count=count))
 
 
 def _refusal(key: tuple[str, ...], **fields: object) -> dict[str, object]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Protocol
 
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.core.billing.terms import ClusterTerms, exact, terms_record
 from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase, usage_record
-from prfaas.core.dispatch.types import Arrival, Routed
+from prfaas.core.facts import FactStream
 from prfaas.core.market.market import Market
+from prfaas.core.request.facts import PrefillBooked, RequestEnded
 from prfaas.core.routing.decision import Path
 
 RECORD_BEATS = 5
@@ -29,23 +29,6 @@ POOLS_MAX = 100
 """Pool nodes in a record; more are in further ones."""
 
 Write = Callable[[Mapping[str, object]], None]
-
-
-class Decode(Protocol):
-    """The record of a request that has ended.
-
-    Attributes:
-        decode_at_ns: Instant at which an engine was asked to decode; None if none was.
-    """
-
-    tenant: str
-    service: str
-    decode_at_ns: int | None
-    num_output_tokens: int
-
-    @property
-    def slot_ns(self) -> int:
-        """Time of its sequences in engines that decode."""
 
 
 class GatewayMeter:
@@ -81,13 +64,13 @@ class GatewayMeter:
 
     # --- usage ---
 
-    def prefill(self, arrival: Arrival, routed: Routed, work_ns: int, saved_ns: int) -> None:
-        """A prefill was booked.
+    def follow(self, facts: FactStream) -> None:
+        """Meter the prefills and decodes of the gateway from now on."""
+        facts.subscribe(PrefillBooked, self._prefill)
+        facts.subscribe(RequestEnded, self._decoded)
 
-        Args:
-            work_ns: Work of an instance; 0 without a profile.
-            saved_ns: Work that the cached prefix saves it; 0 without a profile.
-        """
+    def _prefill(self, booked: PrefillBooked) -> None:
+        arrival, routed = booked.arrival, booked.routed
         is_remote = routed.decision.path is Path.REMOTE
         key = UsageKey(
             arrival.tenant,
@@ -95,10 +78,10 @@ class GatewayMeter:
             routed.cluster,
             "" if arrival.service is None else arrival.service.name,
         )
-        self._meter.add(key, Amounts(1, routed.num_tokens_to_prefill, work_ns))
-        self._metrics.saved(key, saved_ns)
+        self._meter.add(key, Amounts(1, routed.num_tokens_to_prefill, booked.work_ns))
+        self._metrics.saved(key, booked.saved_ns)
 
-    def decoded(self, ended: Decode) -> None:
+    def _decoded(self, ended: RequestEnded) -> None:
         """A request ended; without a decode nothing is counted."""
         if ended.decode_at_ns is None:
             return

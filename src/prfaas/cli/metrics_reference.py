@@ -12,6 +12,7 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import Histogram, MetricWrapperBase
 
+from prfaas.cli.parts.gateway_annexes import AnnexMetrics
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
 
@@ -96,7 +97,9 @@ def described(registry: CollectorRegistry) -> Iterator[Described]:
 
 def gateway_metrics() -> list[Described]:
     """Metrics of a gateway."""
-    return list(described(GatewayMetrics().registry))
+    registry = GatewayMetrics().registry
+    AnnexMetrics(registry)
+    return list(described(registry))
 
 
 def pool_metrics() -> list[Described]:

@@ -7,26 +7,23 @@ import gc
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
-from prfaas.audit.gateway_audit import GatewayAudit
-from prfaas.audit.settings import AuditSettings
-from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.deployment import Deployment
-from prfaas.config.routing import RoutingTable
 from prfaas.core.admission.concurrency_slots import ConcurrencySlots
-from prfaas.core.control.changes import ChangeEntry
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.membership.machine import Membership
 from prfaas.core.request.blocks import told_of_link
+from prfaas.core.request.facts import PrefillBooked
 from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
-from prfaas.gateway.admission.engine_slots import holding_for
+from prfaas.gateway.admission.engine_slots import Holding, holding_for
 from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
@@ -40,11 +37,10 @@ from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
-from prfaas.gateway.http.connections import ClientConnections, connections_max
+from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
 from prfaas.gateway.http.errors import openai_errors
-from prfaas.gateway.http.origins import Origins
-from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
-from prfaas.gateway.http.tls import ClientTls
+from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
+from prfaas.gateway.loops.link_leases import LeaseGiver
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
@@ -53,32 +49,25 @@ from prfaas.gateway.loops.steering import make_steering
 from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
-from prfaas.gateway.pools.prefix_fetch import Fetcher
-from prfaas.gateway.pools.ticket_issuer import TicketOffice
+from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.circuit_breakers import make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.profiles import load_profiles
+from prfaas.gateway.routing.profiles import NO_PLAN, Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.serving.decode_leg import DecodeLeg
-from prfaas.gateway.serving.moving_blocks import Movers
-from prfaas.gateway.serving.prefill_leg import PrefillLeg
-from prfaas.gateway.serving.rehearsal import Rehearsal
+from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
+from prfaas.gateway.serving.leg_requests import Rehearsal
+from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg
 from prfaas.gateway.serving.request_legs import RequestServices as RunParts
 from prfaas.gateway.serving.routing_step import Planner
-from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.times import TIMES, Times
-from prfaas.gateway.tokenization.engine_rendering import EngineRendering
+from prfaas.gateway.tokenization.chat_renderer import EngineRendering
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
-from prfaas.integrity.barring import Barring
-from prfaas.integrity.verifier import Verifier
-from prfaas.link_budgets import LeaseGiver
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.follower import MembershipFollower
 from prfaas.membership.port import Source
@@ -96,12 +85,27 @@ SHUTDOWN_S = 5.0
 """Time limits of running requests after a stop, and of their end."""
 
 
-async def serve(
-    deployment: Deployment,
-    endpoints: Endpoints,
+class Page(Protocol):
+    """Pages of the gateway."""
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+
+
+class Annex(Protocol):
+    """A part outside of the house that lives as long as the gateway."""
+
+    async def stop(self) -> None:
+        """End what needs engines and pools; requests have ended."""
+
+    async def close(self) -> None:
+        """End; all else has ended, and nothing is reported any more."""
+
+
+async def run_gateway(
+    gateway: Gateway,
     stop: asyncio.Event,
     on_listening: Callable[[str], None] = lambda _: None,
-    sources: Sequence[Source] = (),
     is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a gateway until `stop` is set.
@@ -113,15 +117,12 @@ async def serve(
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
-        ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
+        ConfigError: The port is in use.
     """
     raise_descriptor_limit()
-    gateway = Gateway(deployment, endpoints, sources)
+    table = gateway.live.deployment.gateway
     Renewal(
-        gateway.identity,
-        deployment.gateway.name,
-        gateway.renew_identity,
-        gateway.metrics.identity_ends,
+        gateway.identity, table.name, gateway.renew_identity, gateway.metrics.identity_ends
     ).watch()
     try:
         url = await gateway.start()
@@ -130,7 +131,7 @@ async def serve(
         gc.freeze()
         on_listening(url)
         await stop.wait()
-        await gateway.drain(0 if is_alone() else deployment.gateway.lame_duck)
+        await gateway.drain(0 if is_alone() else table.lame_duck)
     finally:
         await gateway.close()
 
@@ -140,6 +141,7 @@ class Gateway:
 
     Args:
         sources: List members that come and go.
+        profiles: As its plan has the clusters.
         poll_s: Time between two polls of an engine.
         timing, events, times: Times of connections to pools, subscriptions, and all else.
 
@@ -152,6 +154,7 @@ class Gateway:
         deployment: Deployment,
         endpoints: Endpoints,
         sources: Sequence[Source] = (),
+        profiles: Profiles = NO_PLAN,
         *,
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
@@ -160,21 +163,23 @@ class Gateway:
     ) -> None:
         # Its tables of engines and pools follow the members.
         deployment = deployment.model_copy(deep=True)
-        name, model = deployment.gateway.name, deployment.model.name
+        name = deployment.gateway.name
         self.identity = identity = identity_in(deployment.security.identities, name)
         self._tls = engine_tls, pool_tls = identity.host_context(), identity.client_context()
-        profiles, limits = load_profiles(deployment), deployment.routing
+        self.profiles, limits = profiles, deployment.routing
+        self.facts = facts = FactStream()
+        self.annexes: list[Annex] = []
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
         self._signer = TicketSigner(identity)
         self.metrics = GatewayMetrics()
-        self._audit = GatewayAudit(AuditSettings.of(deployment.audit), name, self.metrics.audit)
+        self.metrics.follow(facts)
         tickets = TicketOffice(
             self._signer,
             self.tenants.by_name,
             lifetime_ns,
             lambda *ends: self.driver.dispatcher.links.between(*ends).is_in_site,
-            on_signed=self._audit.signed,
+            facts=facts,
         )
         self._table, self._sites = deployment.gateway, deployment.clusters.values()
         self._tracing = Tracing(deployment.tracing, name)
@@ -183,7 +188,7 @@ class Gateway:
         self.records = Records(names_bytes_max=deployment.gateway.request_names)
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over, self._transfer_judged)
-        self.journal = Journal(self._changed)
+        self.journal = Journal(facts)
         self.guards = make_guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
@@ -207,7 +212,7 @@ class Gateway:
             self.metrics.events.failed,
             events,
         )
-        live = LiveParts(
+        self.live = live = LiveParts(
             deployment,
             self.index,
             self.driver,
@@ -220,49 +225,79 @@ class Gateway:
             self.metrics,
             self.records,
         )
-        holding = holding_for(deployment, self.tenants, self.engines, self.driver)
-        self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
-        self._access = Access(
-            deployment, self.tenants, self._audit, self.metrics.tenants.unauthorized
+        holding = holding_for(
+            deployment, self.tenants, self.engines, self.driver, profiles.engine_slots
         )
+        self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
+        self._access = Access(deployment, self.tenants, facts)
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
         self._request_admission, fetcher = (
             RequestAdmission(places),
             Fetcher(tickets, self.pools.send),
         )
-        self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
+        self.loops = Loops(
+            deployment, self.driver, fetcher, self.transfers, profiles, self.journal, facts
+        )
         steering = make_steering(live, fetcher, self.transfers, self.tenants)
-        self._meter = self._metered(deployment)
+        self.driver.dispatcher.count_prefills(lambda *booked: facts.report(PrefillBooked(*booked)))
         self.control_ticker = ControlTicker(
-            self.driver, self.guards, self.journal, (*self.loops.all, self._meter, steering.pins)
+            self.driver, self.guards, self.journal, (*self.loops.all, steering.pins)
         )
         self.metrics.control.watch_loops(lambda: self.control_ticker.frozen)
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
-        self._control = ControlApi(
+        self.purging = PurgeLoop(
             live,
-            control,
-            PurgeLoop(
-                live,
-                self.engine_events.forgotten,
-                self.tenants,
-                times.purge_retry_s,
-                times.purge_repeat_s,
-            ),
-            steering,
+            self.engine_events.forgotten,
+            self.tenants,
+            times.purge_retry_s,
+            times.purge_repeat_s,
         )
+        self._control = ControlApi(live, control, self.purging, steering)
         self._console = Console(
             ConsoleReader(live, control), deployment.gateway.consoles_max, times.console_interval_s
         )
+        self.parts = self._services(holding, planner, tickets, fetcher, times)
+        self.charging = Charging(self.engines.probes)
+        self.pages: list[Page] = [
+            CompletionService(
+                live,
+                self.parts,
+                self._prompts,
+                self._request_admission,
+                self._tracing,
+                self.charging,
+                times.error_s,
+            ),
+            TokenApi(live, self._prompts, self._request_admission),
+            Views(live, self._request_admission),
+            KvLookup(
+                live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
+            ),
+            self._console,
+            self._control,
+        ]
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._client_tls = ClientTls.of(deployment.gateway.tls)
+
+    def _services(
+        self,
+        holding: Holding,
+        planner: Planner,
+        tickets: TicketOffice,
+        fetcher: Fetcher,
+        times: Times,
+    ) -> RunParts:
+        limits, model = self.live.deployment.routing, self.live.deployment.model.name
         self.fleet = SharedState(
             self.driver,
             self.guards,
             RequestLimits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max),
         )
-        prefill_leg = PrefillLeg(
-            self.engines, model, deployment.routing, tickets, self.driver.checkpoints
-        )
-        self.parts = RunParts(
+        prefill_leg = PrefillLeg(self.engines, model, limits, tickets, self.driver.checkpoints)
+        return RunParts(
             holding=holding,
             planner=planner,
             fleet=self.fleet,
@@ -275,59 +310,10 @@ class Gateway:
                 self.engines, self.metrics.rehearsed, times.rehearsal_s, times.rehearsal_pause_s
             ),
             suspects=PromptQuarantine(self.metrics.suspect, times.suspect_survived_ns),
-            verifier=self._verifier(limits, prefill_leg, fetcher),
+            facts=self.facts,
             metrics=self.metrics,
             stream_head_s=times.stream_head_s,
             stream_comment_s=times.stream_comment_s,
-        )
-        self.charging = Charging(self.engines.probes)
-        self._pages = (
-            CompletionService(
-                live,
-                self.parts,
-                self._prompts,
-                self._request_admission,
-                self._tracing,
-                self.charging,
-                self._request_ended,
-                times.error_s,
-                deployment.response_role,
-                deployment.forces_usage,
-            ),
-            TokenApi(live, self._prompts, self._request_admission),
-            Views(live, self._request_admission),
-            KvLookup(
-                live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
-            ),
-            self._console,
-            self._control,
-        )
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._client_tls = ClientTls.of(deployment.gateway.tls)
-
-    def _metered(self, deployment: Deployment) -> GatewayMeter:
-        dispatcher, tenants = self.driver.dispatcher, self.tenants.by_name
-        tags = {name: tenant_tag(each.cache_salt) for name, each in tenants.items()}
-        write, usage = self._audit.record, self.metrics.usage
-        meter = GatewayMeter(deployment.clusters, dispatcher.market, tags, write, usage)
-        dispatcher.count_prefills(meter.prefill)
-        return meter
-
-    def _verifier(
-        self, limits: RoutingTable, prefill_leg: PrefillLeg, fetcher: Fetcher
-    ) -> Verifier:
-        barring = Barring(self.engines, self.driver, self._control.purging, self.journal.note)
-        return Verifier(
-            limits.verify_one_in,
-            limits.verify_limits,
-            prefill_leg.compute,
-            lambda pool, *blocks: self.pools.client(pool).compare(*blocks),
-            self.pools.abort,
-            barring,
-            self.metrics.verification,
-            fetcher.copies,
         )
 
     def _follow_members(
@@ -390,7 +376,7 @@ class Gateway:
         self._tasks.append(asyncio.create_task(self.control_ticker.run()))
         self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
         self._console.start()
-        self._tasks.append(asyncio.create_task(self._control.purging.repeat()))
+        self._tasks.append(asyncio.create_task(self.purging.repeat()))
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -445,24 +431,17 @@ class Gateway:
         await self._console.close()
         await cancel_all(self._tasks)
         await self.members.close()
-        await self.parts.verifier.close()
-        await self._control.purging.close()
+        for annex in self.annexes:
+            await annex.stop()
+        await self.purging.close()
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
         await self._rendering.close()
         self._prompts.close()
         await asyncio.to_thread(self._tracing.close)
-        self._meter.record()
-        await asyncio.to_thread(self._audit.close)
-
-    def _changed(self, change: ChangeEntry) -> None:
-        self.metrics.control.changed(change)
-        self._audit.changed(change)
-
-    def _request_ended(self, record: RequestRecord) -> None:
-        self.loops.ended(record)
-        self._meter.decoded(record)
+        for annex in self.annexes:
+            await annex.close()
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
@@ -485,7 +464,7 @@ class Gateway:
         app.on_response_prepare.append(self._request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)
-        for page in self._pages:
+        for page in self.pages:
             page.add_to(app.router)
         return app
 

@@ -21,15 +21,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prfaas.core.integrity.difference import LIMITS, is_altered
+from prfaas.core.facts import FactStream
 from prfaas.core.integrity.sampling import Sampler
 from prfaas.core.integrity.suspicion import AlteredBlock, Suspicion, Suspicions, blamed
+from prfaas.core.kv.difference import LIMITS, is_altered
+from prfaas.core.request.facts import PrefixCopied
 from prfaas.errors import PrfaasError
-from prfaas.integrity.copies import Copies
+from prfaas.gateway.routing.transfer_tracker import BlocksReceived
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import BlockPair, Received, View, drawn
 from prfaas.logs import log_event
@@ -43,18 +46,54 @@ TRIES_MAX, PAUSE_S = 20, 0.25
 """Attempts to see the end of a transfer, and to find blocks that the engine is still storing."""
 _log = logging.getLogger(__name__)
 
-Compute = Callable[[str, Sequence[int], str], Awaitable[bool]]
-"""Has an engine compute a prompt with a salt; False if it does not."""
-Compare = Callable[
-    [str, bytes, Sequence[tuple[Key, Key]], Mapping[str, float]], Awaitable[Compared]
-]
-"""Has a pool compare blocks of a layout, with limits."""
 SUSPICIONS = {
     Suspicion.UNKNOWN: "most of its transfers cannot be compared with what this site computes",
     Suspicion.NOT_COMMITTED: "its transfers end without a commit after all blocks have arrived",
 }
+COPIES_MAX = 4096
+"""Copies that are remembered; of older ones the first use is not verified."""
 PART = 256
 """Pairs of one message, so that an answer comes in time and names every altered block."""
+
+
+class Copies:
+    """Sources of copied prefixes until a request uses them, by their pool and last hash."""
+
+    def __init__(self) -> None:
+        self._sources: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+
+    def note(self, copied: PrefixCopied) -> None:
+        """A pool fetches a prefix."""
+        if copied.hashes:
+            self._sources[copied.pool, copied.hashes[-1]] = copied.source
+        while len(self._sources) > COPIES_MAX:
+            self._sources.popitem(last=False)
+
+    def take(self, pool: str, hashes: Sequence[bytes]) -> frozenset[str]:
+        """Return the sources of the copies that a prompt with these hashes uses, once."""
+        if not self._sources:
+            return frozenset()
+        found = (self._sources.pop((pool, each), "") for each in hashes)
+        return frozenset(source for source in found if source)
+
+
+class VerifiedSite(Protocol):
+    """Engines and pools of a gateway."""
+
+    async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
+        """Have an engine compute a prompt with a salt; False if it does not."""
+
+    async def compare(
+        self,
+        pool: str,
+        layout_id: bytes,
+        pairs: Sequence[tuple[Key, Key]],
+        limits: Mapping[str, float],
+    ) -> Compared:
+        """Have a pool compare blocks of a layout."""
+
+    def stop(self, view: View, why: str) -> None:
+        """End a transfer at both pools, for a reason in words."""
 
 
 class Bars(Protocol):
@@ -106,9 +145,6 @@ class Verifier:
     Args:
         one_in: N; None verifies nothing.
         limits: Largest differences by type that take precedence over `LIMITS`.
-        compare: Compares blocks.
-        stop: Ends a transfer at both pools, for a reason in words.
-        copies: Copies whose first use is offered for verification.
         draw: As in `Sampler`.
         pause_s: Wait between two attempts, seconds.
     """
@@ -117,19 +153,15 @@ class Verifier:
         self,
         one_in: int | None,
         limits: Mapping[str, float],
-        compute: Compute,
-        compare: Compare,
-        stop: Callable[[View, str], None],
+        site: VerifiedSite,
         bars: Bars,
         metrics: VerificationMetrics,
-        copies: Copies,
         draw: Callable[[int], int] = secrets.randbelow,
         pause_s: float = PAUSE_S,
     ) -> None:
         self._sampler = None if one_in is None else Sampler(one_in, draw)
         self._limits = {**LIMITS, **limits}
-        self._compute, self._compare, self._bars = compute, compare, bars
-        self._stop, self.copies = stop, copies
+        self._site, self._bars, self.copies = site, bars, Copies()
         self._suspicions = Suspicions()
         self._metrics, self._pause_s = metrics, pause_s
         self._turn = asyncio.Lock()
@@ -139,6 +171,36 @@ class Verifier:
     def is_on(self) -> bool:
         """True if transfers are verified."""
         return self._sampler is not None
+
+    def follow(self, facts: FactStream) -> None:
+        """Offer what requests receive from now on, if transfers are verified."""
+        if self.is_on:
+            facts.subscribe(PrefixCopied, self.copies.note)
+            facts.subscribe(BlocksReceived, self._offer)
+
+    def _offer(self, fact: BlocksReceived) -> None:
+        copied = self.copies.take(fact.pool, fact.hashes)
+        if not fact.transfers and not copied:
+            return
+        if fact.is_lossy:
+            self.skipped()  # What was rounded is not what an engine computes.
+            return
+        span = (
+            (fact.present_tokens, fact.final_tokens) if fact.transfers else (0, fact.present_tokens)
+        )
+        self.used(
+            Received(
+                fact.pool,
+                frozenset(view.source for view in fact.transfers) | copied,
+                fact.transfers,
+                fact.engine,
+                fact.layout,
+                fact.token_ids,
+                fact.hashes,
+                fact.cache_salt,
+                *span,
+            )
+        )
 
     def used(self, received: Received) -> None:
         """A request that got blocks has ended."""
@@ -170,7 +232,7 @@ class Verifier:
     def _stop_open(self, received: Received) -> None:
         for view in received.transfers:
             if view.arrival is None:
-                self._stop(view, "its request is over")
+                self._site.stop(view, "its request is over")
 
     async def _verify(self, received: Received) -> None:
         for _ in range(TRIES_MAX):  # The pools may report ends after the request's end.
@@ -224,7 +286,7 @@ class Verifier:
         """Compare both versions, each block once; None if the engine failed."""
         salt = received.other_salt()
         pairs = await asyncio.to_thread(received.pairs, salt)
-        if not pairs or not await self._compute(received.engine, received.token_ids, salt):
+        if not pairs or not await self._site.compute(received.engine, received.token_ids, salt):
             return None
         extra = [pair for pair in pairs if pair.is_extra]
         pairs = [pair for pair in pairs if not pair.is_extra]
@@ -249,7 +311,7 @@ class Verifier:
         for start in range(0, len(pairs), PART):
             part = pairs[start : start + PART]
             names = [pair.names for pair in part]
-            found.add(part, await self._compare(pool, layout_id, names, self._limits))
+            found.add(part, await self._site.compare(pool, layout_id, names, self._limits))
 
     def _words(self, received: Received, found: BlockFindings) -> str:
         above = [

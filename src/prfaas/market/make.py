@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prfaas.config.market.prices import PriceStep, PriceTable
-from prfaas.core.market.choice import Revocation, SitePrice, Tariff, flat
+from prfaas.core.market.choice import PlannedSite, Revocation, SitePrice, Tariff, flat
 from prfaas.core.market.market import HYSTERESIS, Market
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from prfaas.planner.problem import PdCluster, PrfaasCluster
 
 _MICROSECONDS = 1_000_000
-
-
-class PlannedSite(NamedTuple):
-    """A cluster as a plan has it.
-
-    Attributes:
-        gpu_hour: Price of one GPU for one hour.
-        per_tb: Price of 10**12 bytes on its link.
-        rtt_ns: Round trip of its link; 0 for the PD cluster.
-    """
-
-    gpus: int
-    gpu_hour: float
-    per_tb: float = 0.0
-    rtt_ns: int = 0
 
 
 NO_TABLE = PriceTable()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.market.prices import PriceFile, PriceTable, check_prices
+from prfaas.core.market.choice import PlannedSite
 from prfaas.core.market.market import Market
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.market.make import NO_TABLE, PlannedSite, apply, make_market
+from prfaas.market.make import NO_TABLE, apply, make_market
 from prfaas.toml_tables import read_toml, validated
 
 FILE_BYTES_MAX = 1 << 20

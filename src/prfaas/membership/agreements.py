@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prfaas.config.governance.contracts import load_contracts
+from prfaas.core.admission.contracts import Contracts, TagOwners
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.tenant_salts import tag_in
-from prfaas.core.sharing.contracts import Contracts, TagOwners
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_limited
 from prfaas.logs import log_event

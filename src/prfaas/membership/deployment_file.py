@@ -15,6 +15,7 @@ from prfaas.core.membership.members import Listed, Site, accepted
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_limited
 from prfaas.membership.entries import entries_of, site_of
+from prfaas.membership.peer_entries import PeerClusters, cluster_of, peer_entries
 from prfaas.membership.port import OnList
 
 POLL_S = 0.5
@@ -136,3 +137,33 @@ def fixed_part(deployment: Deployment) -> dict[str, object]:
     for name, table in deployment.clusters.items():
         tables[f"clusters.{name}.role"] = table.role
     return tables
+
+
+def peer_view(
+    name: str, clusters: PeerClusters, addresses: Mapping[str, tuple[str, int]]
+) -> FileView:
+    """The view of a pool node.
+
+    Args:
+        addresses: Addresses of peers that are given elsewhere.
+    """
+    return FileView(
+        "pool node",
+        clusters.site,
+        partial(peer_entries, name=name, clusters=clusters, addresses=addresses),
+        partial(_pool_part, name=name),
+    )
+
+
+def _pool_part(deployment: Deployment, name: str) -> dict[str, object]:
+    cluster = cluster_of(deployment, name)
+    table = deployment.clusters[cluster].pools[name]
+    roles = {key: each.role for key, each in deployment.clusters.items()}
+    return {
+        f"clusters.{cluster}.pools.{name}": table.model_copy(update={"links": {}}),
+        "names and roles of clusters": roles,
+        "names of gateways": set(deployment.gateways),
+        "security": deployment.security,
+        "state": deployment.state,
+        "tracing": deployment.tracing,
+    }

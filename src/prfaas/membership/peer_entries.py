@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from prfaas.config.addresses import join_address
 from prfaas.config.clusters import ClusterRole, LinkTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.membership.members import Listed, Member, MemberKind, Site
-from prfaas.membership.deployment_file import FileView
 from prfaas.membership.entries import link_settings
 
 CLUSTERLESS = ""
@@ -41,7 +39,7 @@ def peer_clusters(deployment: Deployment, name: str) -> PeerClusters:
     Raises:
         ValueError: There is no pool node of that name.
     """
-    own = _cluster_of(deployment, name)
+    own = cluster_of(deployment, name)
     roles: dict[ClusterRole, set[str]] = {role: set() for role in ClusterRole}
     for cluster, table in deployment.clusters.items():
         roles[table.role].add(cluster)
@@ -83,37 +81,12 @@ def peer_entries(
     return found
 
 
-def peer_view(
-    name: str, clusters: PeerClusters, addresses: Mapping[str, tuple[str, int]]
-) -> FileView:
-    """The view of a pool node.
+def cluster_of(deployment: Deployment, name: str) -> str:
+    """The cluster of a pool node.
 
-    Args:
-        addresses: Addresses of peers that are given elsewhere.
+    Raises:
+        ValueError: It is in none.
     """
-    return FileView(
-        "pool node",
-        clusters.site,
-        partial(peer_entries, name=name, clusters=clusters, addresses=addresses),
-        partial(_fixed_part, name=name),
-    )
-
-
-def _fixed_part(deployment: Deployment, name: str) -> dict[str, object]:
-    cluster = _cluster_of(deployment, name)
-    table = deployment.clusters[cluster].pools[name]
-    roles = {key: each.role for key, each in deployment.clusters.items()}
-    return {
-        f"clusters.{cluster}.pools.{name}": table.model_copy(update={"links": {}}),
-        "names and roles of clusters": roles,
-        "names of gateways": set(deployment.gateways),
-        "security": deployment.security,
-        "state": deployment.state,
-        "tracing": deployment.tracing,
-    }
-
-
-def _cluster_of(deployment: Deployment, name: str) -> str:
     for cluster, table in deployment.clusters.items():
         if name in table.pools:
             return cluster

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from prfaas.core.sharing.contracts import Contract
+from prfaas.core.admission.contracts import Contract
 from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
 from prfaas.units import NS_PER_S
 

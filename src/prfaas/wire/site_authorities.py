@@ -25,7 +25,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from prfaas.core.sharing.contracts import Contracts
+from prfaas.core.admission.contracts import Contracts
 from prfaas.errors import ConfigError, PeerError
 
 _DER = Encoding.DER

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.sharing.contracts import Contract
+from prfaas.core.admission.contracts import Contract
 from prfaas.core.sharing.engine_queue import LAG_MAX, SPEED_UNKNOWN, EngineQueue, QueueRefusal
 from prfaas.units import NS_PER_S
 

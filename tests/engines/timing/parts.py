@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import HostSettings, InstanceHost
@@ -90,7 +91,7 @@ class PartsOnStack:
         self, deployment: Deployment, poll_s: float = 0.02
     ) -> tuple[str, aiohttp.ClientSession, Gateway]:
         """Start a gateway in front of all parts; its URL, and a session to ask it with."""
-        made = Gateway(
+        made = make_gateway(
             deployment,
             Endpoints(
                 engines=self.urls,

@@ -18,7 +18,7 @@ from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.timing.api.generation import OWN_TOKENS
 from prfaas.engines.timing.host import InstanceHost
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines.engine_load import load_in
+from prfaas.gateway.engines.engine import load_in
 from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from prfaas.config.deployment import ClientTlsTable
 from prfaas.config.tenants import open_doors
 from prfaas.errors import ConfigError
-from prfaas.gateway.http.tls import ClientTls
+from prfaas.gateway.http.connections import ClientTls
 from tests.gateway.conftest import World, running, until
 from tests.gateway.scripted_engine import hang
 
@@ -182,7 +182,7 @@ def test_a_key_with_a_password_is_refused_and_not_asked_for_at_the_terminal(tmp_
         from pathlib import Path
         from prfaas.config.deployment import ClientTlsTable
         from prfaas.errors import ConfigError
-        from prfaas.gateway.http.tls import server_context
+        from prfaas.gateway.http.connections import server_context
         os.login_tty(os.openpty()[1])
         try:
             server_context(ClientTlsTable(certificate=Path(sys.argv[1]), key=Path(sys.argv[2])))

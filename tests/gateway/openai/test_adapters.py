@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.gateway.openai.adapters import ADAPTERS_MAX, adapters_in
+from prfaas.gateway.engines.engine_probes import ADAPTERS_MAX, adapters_in
 from tests.gateway.conftest import World, until
 from tests.gateway.prompts import LONG, SHORT
 

@@ -11,7 +11,7 @@ from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import ModelTable
 from prfaas.engines.launch import engine_command
 from prfaas.errors import RequestError
-from prfaas.gateway.openai.media import check_media
+from prfaas.gateway.openai.messages import check_media
 from tests.gateway.conftest import World, running
 
 DATA = "data:image/png;base64,AAAA"

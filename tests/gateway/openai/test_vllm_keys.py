@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
-from prfaas.gateway.openai.responses import ChatFromCompletions, Relay
-from prfaas.gateway.serving.usage import UsageCorrection
+from prfaas.gateway.openai.requests import (
+    Api,
+    ChatFromCompletions,
+    ClientRequest,
+    Relay,
+    parse_request,
+)
+from prfaas.gateway.serving.request_state import UsageCorrection
 from prfaas.gateway.telemetry.request_record import RequestRecord
 from tests.engines.vllm_modules import needing_vllm
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.core.resilience.quarantine import Quarantine
-from prfaas.gateway.app import Gateway
 from prfaas.gateway.times import Times
 from prfaas.units import NS_PER_S
 from tests.gateway.conftest import World, deployment_for, until
@@ -227,7 +227,7 @@ async def test_a_prompt_that_ends_real_processes_ends_two_of_three(
     async with processes(names) as urls:
         nowhere = {"prfaas-pool": ("127.0.0.1", 9), "pd-pool": ("127.0.0.1", 9)}
         endpoints = Endpoints(urls | {"prefill": "http://127.0.0.1:9"}, nowhere)
-        gateway = Gateway(deployment, endpoints, poll_s=0.02)
+        gateway = make_gateway(deployment, endpoints, poll_s=0.02)
         url = await gateway.start()
         try:
             await asked(url, [1, 2, 3], 200)

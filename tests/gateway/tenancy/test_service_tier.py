@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from prfaas.cli.deploy.deployment_checks import check_targets
 from prfaas.config.deployment import Deployment
+from prfaas.core.market.choice import PlannedSite
 from prfaas.errors import ConfigError
-from prfaas.market.make import PlannedSite
-from prfaas.market.services import check_targets
 from prfaas.units import NS_PER_S
 from tests.gateway.conftest import deployment_for, running
 from tests.gateway.prompts import LONG

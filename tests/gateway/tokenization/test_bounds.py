@@ -8,9 +8,14 @@ from typing import cast
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.tokenization.bounds import CHUNK_CHARS, TooLongError, bounds_of
-from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.text_encoder import (
+    CHUNK_CHARS,
+    Encoder,
+    FastTokenizer,
+    Naming,
+    TooLongError,
+    bounds_of,
+)
 from tests.gateway.tokenizer_zoo import ZOO, tokenizer
 
 NAMING = Naming("salt")

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from prfaas.gateway.tokenization.tenant_threads import TenantThreads
+from prfaas.gateway.tokenization.prompt_encoder import TenantThreads
 
 
 def held(gate: threading.Event) -> Callable[[], str]:

@@ -13,9 +13,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from prfaas.gateway.tokenization.fast_tokenizer import FastTokenizer
-from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
-from prfaas.gateway.tokenization.word_caches import forget_words, keeps_words_by_thread
+from prfaas.gateway.tokenization.text_encoder import (
+    Encoder,
+    FastTokenizer,
+    Naming,
+    forget_words,
+    keeps_words_by_thread,
+)
 from tests.gateway.tokenizer_zoo import (
     DEEPSEEK,
     ZOO,
@@ -77,7 +81,7 @@ def test_words_of_one_thread_are_new_to_another(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "bytes", "unigram"])
 def test_tokenizers_remember_no_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prfaas.gateway.tokenization.fast_tokenizer._load", lambda _: None)
+    monkeypatch.setattr("prfaas.gateway.tokenization.text_encoder._load", lambda _: None)
     copy = Tokenizer.from_str(tokenizer(name).backend_tokenizer.to_str())
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=copy))
     known, new = [], []

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from prfaas.cli.deploy.topology import identity_names
 from prfaas.cli.host.process_group import SHARED_MEMORY
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.market.choice import PlannedSite
 from prfaas.deployment_secret import FILE_NAME
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
 from prfaas.market.price_file import deployment_market
-from prfaas.market.services import check_targets
-from prfaas.units import format_size
+from prfaas.units import format_seconds, format_size
 from prfaas.wire.certificates import ends_soon
 from prfaas.wire.identity import identity_in
 
@@ -84,7 +84,7 @@ def check_plan(deployment: Deployment) -> None:
     if plan is None:
         return
     # The gateway and the planner take a second to import.
-    from prfaas.gateway.routing.profiles import load_profiles
+    from prfaas.cli.parts.gateway_plan import load_profiles
     from prfaas.planner.answer.plan_loader import load_question
 
     try:
@@ -247,3 +247,21 @@ def _is_of_a_pod(found: os.stat_result) -> bool:
         and found.st_gid in os.getgroups()
         and others == stat.S_IRGRP
     )
+
+
+def check_targets(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> None:
+    """See that targets of classes leave time for the round trip of a link.
+
+    Raises:
+        ConfigError: One is below the round trips of all links of the plan.
+    """
+    trips = [(site.rtt_ns, name) for name, site in sites.items() if site.rtt_ns]
+    if not trips:
+        return
+    least_ns, nearest = min(trips)
+    for name, table in deployment.classes.items():
+        if table.ttft is not None and table.ttft < least_ns:
+            raise ConfigError(
+                f"classes.{name}.ttft: {format_seconds(table.ttft)} is below the round trip of "
+                f"every link; the shortest is {format_seconds(least_ns)}, of {nearest}"
+            )

@@ -53,10 +53,10 @@ def gateway(
       prfaas gateway examples/two-sites.toml --name gateway-b
       prfaas gateway examples/laptop.toml --engine pd-engine=http://127.0.0.1:8101 ...
     """
+    from prfaas.cli.parts.gateway_annexes import serve
     from prfaas.cli.parts.without_torch import keep_torch_out
     from prfaas.config.addresses import Endpoints
     from prfaas.config.load import load_deployment
-    from prfaas.gateway.app import serve
     from prfaas.membership.deployment_file import DeploymentFile, gateway_view
     from prfaas.membership.sources import sources_of
 

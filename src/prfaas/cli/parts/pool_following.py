@@ -55,13 +55,8 @@ def follow_file(
         admits: Members may push as the file has it; no option names sources.
     """
     from prfaas.config.load import load_deployment
-    from prfaas.membership.deployment_file import DeploymentFile
-    from prfaas.membership.peer_entries import (
-        PeerClusters,
-        peer_clusters,
-        peer_entries,
-        peer_view,
-    )
+    from prfaas.membership.deployment_file import DeploymentFile, peer_view
+    from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries
     from prfaas.membership.sources import sources_of
 
     clusters = peer_clusters(deployment, name)

@@ -22,7 +22,7 @@ def check_client_tls(deployment: Deployment) -> None:
     table = deployment.gateway.tls
     if table is None:
         return
-    from prfaas.gateway.http.tls import server_context
+    from prfaas.gateway.http.connections import server_context
 
     server_context(table)
     ends = _ends_at(deployment)

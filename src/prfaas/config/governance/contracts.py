@@ -12,8 +12,8 @@ from prfaas.config.addresses import split_address
 from prfaas.config.names import PATTERNS, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
+from prfaas.core.admission.contracts import SITES_MAX, Contract
 from prfaas.core.cache.tenant_shares import RESERVES_MAX, Share
-from prfaas.core.sharing.contracts import SITES_MAX, Contract
 from prfaas.toml_tables import read_toml, validated
 
 PARTS_MAX = 256

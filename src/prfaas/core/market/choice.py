@@ -46,6 +46,21 @@ def flat(price: float) -> Tariff:
     return Tariff((0,), (price,))
 
 
+class PlannedSite(NamedTuple):
+    """A cluster as a plan has it.
+
+    Attributes:
+        gpu_hour: Price of one GPU for one hour.
+        per_tb: Price of 10**12 bytes on its link.
+        rtt_ns: Round trip of its link; 0 for the PD cluster.
+    """
+
+    gpus: int
+    gpu_hour: float
+    per_tb: float = 0.0
+    rtt_ns: int = 0
+
+
 class SitePrice(NamedTuple):
     """Prices of a cluster.
 

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.admission.contracts import Contract
 from prfaas.core.admission.quotas import TokenBucket
-from prfaas.core.sharing.contracts import Contract
 from prfaas.units import NS_PER_S
 
 RATE_WINDOW_NS = 10 * NS_PER_S

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import SlotLimit
 from prfaas.core.admission.fair_slots import FairSlots, widest
@@ -18,8 +18,8 @@ from prfaas.core.dispatch.types import Routed
 from prfaas.core.routing.decision import Path
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.units import NS_PER_S
@@ -202,17 +202,13 @@ class EngineLimits:
     Gateways of one deployment share the engines alike.
     """
 
-    def __init__(self, deployment: Deployment, engines: Engines, driver: Driver) -> None:
+    def __init__(
+        self, deployment: Deployment, engines: Engines, driver: Driver, slots: Mapping[str, int]
+    ) -> None:
         self._num_gateways = len(deployment.gateways)
         self._engines, self._driver = engines, driver
         self._known: dict[str, _Known] = {}
-        self._of_plan = {
-            name: slots
-            for table in deployment.clusters.values()
-            if (slots := _slots_of_plan(table))
-            for name in table.engines
-        }
-        """Limits of timing engines."""
+        self._of_plan = slots
 
     def __call__(self) -> Capacity:
         """Their limits now."""
@@ -249,15 +245,6 @@ class EngineLimits:
         return dispatcher.requests.num_shipping()
 
 
-def _slots_of_plan(table: ClusterTable) -> int:
-    """Sequences that a timing engine of a cluster runs at once; 0 is not one."""
-    if table.timing is None:
-        return 0
-    from prfaas.planner.answer.plan_loader import load_question
-
-    return load_question(table.timing.plan).problem.decode_slots
-
-
 def _work_of(client: ClientRequest) -> int:
     """Tokens of a request's prompts as far as is known before they are tokenised."""
     ids = sum(len(prompt) for prompt in client.prompts if not isinstance(prompt, str))
@@ -265,9 +252,13 @@ def _work_of(client: ClientRequest) -> int:
 
 
 def holding_for(
-    deployment: Deployment, tenants: Tenants, engines: Engines, driver: Driver
+    deployment: Deployment,
+    tenants: Tenants,
+    engines: Engines,
+    driver: Driver,
+    slots: Mapping[str, int],
 ) -> Holding:
-    """Hold requests above what the engines of a deployment take."""
+    """Hold requests above what the engines of a deployment take, timing engines by `slots`."""
     weights = {name: tenant.link_weight for name, tenant in tenants.by_name.items()}
-    limits = EngineLimits(deployment, engines, driver)
+    limits = EngineLimits(deployment, engines, driver, slots)
     return Holding(weights, limits, driver, has_classes=bool(deployment.classes))

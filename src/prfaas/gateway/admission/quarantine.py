@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 
 from prfaas.core.resilience.quarantine import DEATHS_MAX, PAUSE_NS, Death, Quarantine
-from prfaas.gateway.http.rejections import PromptBreaksEnginesError, UnavailableError
+from prfaas.gateway.http.errors import PromptBreaksEnginesError, UnavailableError
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
 from prfaas.units import NS_PER_S
 

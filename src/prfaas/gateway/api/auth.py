@@ -14,13 +14,15 @@ from time import monotonic_ns
 
 from aiohttp import web
 
-from prfaas.audit.gateway_audit import GatewayAudit
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import OperatorRank, is_loopback, open_doors
 from prfaas.core.admission.quotas import WrongKeys
+from prfaas.core.facts import FactStream
+from prfaas.core.request.facts import ChangeAsked, RequestRefused
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
-from prfaas.gateway.http.rejections import RejectedError
+from prfaas.gateway.http.errors import RejectedError
+from prfaas.gateway.routing.change_log import acting_operator
 from prfaas.gateway.tenancy.api_keys import ApiKeys
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
@@ -36,31 +38,26 @@ QUESTIONS = frozenset({"/kv/lookup", "/console/api/what-if"})
 """Paths of operators whose POST requests change nothing."""
 WITHOUT_KEY = "without_key"
 """Name of operators where no key is required."""
+_READS = ("GET", "HEAD")
 _SCHEME = "bearer "
 _LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
 class Access:
-    """The rules.
-
-    Args:
-        on_refused: Called for every request without a right.
-    """
+    """The rules. Refusals are reported; a change is asked for, and on record before its answer."""
 
     def __init__(
         self,
         deployment: Deployment,
         tenants: Tenants,
-        audit: GatewayAudit,
-        on_refused: Callable[[], None],
+        facts: FactStream,
     ) -> None:
         table = deployment.gateway
-        self._tenants, self._audit, self._wrong_keys = tenants, audit, WrongKeys()
+        self._tenants, self._facts, self._wrong_keys = tenants, facts, WrongKeys()
         self._operators = ApiKeys(deployment.operator_keys)
         self._ranks = {name: each.rank for name, each in deployment.operators.items()}
         self._is_local = is_loopback(table.listen)
-        self._on_refused = on_refused
         for warning in open_doors(
             table.listen,
             tenants=tenants.default is None,
@@ -73,14 +70,36 @@ class Access:
     async def check(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Pass a request, or answer 401 or 403."""
+        """Pass a request, or answer 401 or 403; a change that no log takes is answered 503."""
         try:
             operator = self._check(request)
         except RequestError as error:
-            self._on_refused()
-            self._audit.refused(request, error.status)
-            raise
-        return await self._audit.passed(request, handler, operator)
+            raise self._refused(request, error) from None
+        if not operator or request.method in _READS:
+            return await handler(request)
+        try:
+            self._facts.may(ChangeAsked(operator))
+        except RequestError as error:
+            raise self._refused(request, error, operator) from None
+        token = acting_operator.set(operator)
+        try:
+            return await handler(request)
+        except RequestError as error:
+            raise self._refused(request, error, operator) from error.__cause__
+        finally:
+            acting_operator.reset(token)
+            await self._facts.kept()
+
+    def _refused(
+        self, request: web.Request, error: RequestError, operator: str = ""
+    ) -> RequestError:
+        """Report a refusal; of the request only its method, route and address."""
+        resource = getattr(request.match_info.route, "resource", None)
+        route = str(resource.canonical) if resource is not None else ""
+        address = request.remote or ""
+        fact = RequestRefused(request.method[:16], route, error.status, address, operator)
+        self._facts.report(fact)
+        return error
 
     def _check(self, request: web.Request) -> str:
         """Return the name of the operator; empty for clients."""
@@ -136,7 +155,7 @@ class Access:
 
 def _needed(request: web.Request) -> OperatorRank:
     """The lowest rank that may send a request. A new route that is not read needs the highest."""
-    is_read = request.method in ("GET", "HEAD")
+    is_read = request.method in _READS
     if is_read and request.path == "/metrics":
         return OperatorRank.METRICS
     is_question = request.method == "POST" and request.path in QUESTIONS

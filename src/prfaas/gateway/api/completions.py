@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http.client import responses
 
@@ -16,10 +15,14 @@ from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.api.auth import TENANT
 from prfaas.gateway.api.entrance import AdmittedRequest, RequestAdmission
-from prfaas.gateway.http.errors import TimedOutError, error_body, error_response, status_of
-from prfaas.gateway.http.headers import request_id, time_limit
-from prfaas.gateway.http.rejections import RejectedError
-from prfaas.gateway.http.request_body import read
+from prfaas.gateway.http.errors import (
+    RejectedError,
+    TimedOutError,
+    error_body,
+    error_response,
+    status_of,
+)
+from prfaas.gateway.http.request_body import read, request_id, time_limit
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
 from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.request_legs import RequestServices
@@ -37,35 +40,34 @@ from prfaas.units import NS_PER_S
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class CompletionService:
     """Serves chat and completions.
 
-    Attributes:
-        on_end: Observer of every request that has ended.
+    Args:
         error_s: Time limit for a client to read the error that ends its stream, seconds.
-        response_role, forces_usage: As of `Deployment`.
     """
 
-    live: LiveParts
-    parts: RequestServices
-    prompts: PromptMaker
-    request_admission: RequestAdmission
-    tracing: Tracing
-    charging: Charging
-    on_end: Callable[[RequestRecord], None]
-    error_s: float
-    response_role: str
-    forces_usage: bool
+    def __init__(
+        self,
+        live: LiveParts,
+        parts: RequestServices,
+        prompts: PromptMaker,
+        request_admission: RequestAdmission,
+        tracing: Tracing,
+        charging: Charging,
+        error_s: float,
+    ) -> None:
+        self._live, self._parts, self._prompts = live, parts, prompts
+        self._request_admission, self._tracing = request_admission, tracing
+        self._charging, self._error_s = charging, error_s
+        self._model = live.deployment.model.name
+        self._answer_role = live.deployment.response_role
+        self._forces_usage = live.deployment.forces_usage
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_post("/v1/chat/completions", self._chat)
         router.add_post("/v1/completions", self._completions)
-
-    @property
-    def _model(self) -> str:
-        return self.live.deployment.model.name
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, Api.CHAT)
@@ -78,9 +80,9 @@ class CompletionService:
         tenant = request[TENANT]
         record = RequestRecord(request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
-        trace = self.tracing.begin(record, request.headers, self._model)
-        self.live.records.add(record)
-        self.live.metrics.began()
+        trace = self._tracing.begin(record, request.headers, self._model)
+        self._live.records.add(record)
+        self._live.metrics.began()
         try:
             return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
@@ -103,11 +105,11 @@ class CompletionService:
         stream: ClientStream,
         trace: RequestTrace,
     ) -> web.StreamResponse:
-        limit = time_limit(request, self.live.deployment.gateway.request_timeout)
+        limit = time_limit(request, self._live.deployment.gateway.request_timeout)
         record.limit(round(limit.seconds * NS_PER_S))
         try:
             async with asyncio.timeout(limit.seconds):
-                with self.request_admission.enter(request[TENANT]) as entry:
+                with self._request_admission.enter(request[TENANT]) as entry:
                     return await self._answer(request, api, record, stream, trace, entry)
         except TimeoutError:
             message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"
@@ -126,22 +128,22 @@ class CompletionService:
             parse_request,
             api=api,
             model=self._model,
-            vocab_size=self.prompts.vocab_size,
-            chat_endpoint=self.live.deployment.needs_chat_endpoint,
+            vocab_size=self._prompts.vocab_size,
+            chat_endpoint=self._live.deployment.needs_chat_endpoint,
             rules=request[TENANT].rules,
-            adapters=self.live.engines.adapters(),
+            adapters=self._live.engines.adapters(),
         )
         client = await read(request, parse)
-        if self.response_role != client.answer_role:
-            client = replace(client, answer_role=self.response_role)
-        if client.stream and self.forces_usage:
+        if self._answer_role != client.answer_role:
+            client = replace(client, answer_role=self._answer_role)
+        if client.stream and self._forces_usage:
             client = replace(client, include_usage=True)
         service = "" if client.service is None else client.service.name
         quality = request[TENANT].quality_of(client.service)
         record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
         entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
-        return await serve(self.parts, exchange)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self._live.metrics)
+        return await serve(self._parts, exchange)
 
     async def _fail(
         self, error: Exception, record: RequestRecord, stream: ClientStream
@@ -162,17 +164,17 @@ class CompletionService:
         if not stream.is_open:
             return error_response(error, reply_headers(record))
         try:
-            async with asyncio.timeout(self.error_s):
+            async with asyncio.timeout(self._error_s):
                 return await stream.fail(error_body(error))
         except (TimeoutError, ClientGoneError):
             # Closes the connection: the client is gone, or does not read what it is sent.
             raise asyncio.CancelledError from None
 
     def _end(self, record: RequestRecord, tenant: Tenant) -> None:
-        self.charging.settle(tenant, record)
+        self._charging.settle(tenant, record)
         record.close()
-        self.live.metrics.ended(record)
-        self.on_end(record)
+        self._live.metrics.ended(record)
+        self._parts.facts.report(record.fact())
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.admission.quotas import Limit, Over, Quota, TokenBucket
 from prfaas.gateway.api.auth import TENANT
-from prfaas.gateway.http.rejections import RejectedError, UnavailableError
-from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.http.errors import RejectedError, UnavailableError
+from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
 

@@ -12,9 +12,8 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import OPERATOR
 from prfaas.gateway.api.entrance import RequestAdmission
-from prfaas.gateway.http.errors import error_response
+from prfaas.gateway.http.errors import UnavailableError, error_response
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import check_model

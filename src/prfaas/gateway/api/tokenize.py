@@ -12,8 +12,8 @@ from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
+from prfaas.gateway.openai.fields import bad, shown
 from prfaas.gateway.openai.requests import Api, check_model, parse_object, parse_request, token_ids
-from prfaas.gateway.openai.validation import bad, shown
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker

@@ -1,11 +1,10 @@
-"""The console's addresses: the page, a stream of what happens, the last hour, the planner."""
+"""The console's addresses: the page, a stream of what happens, the last hour."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from functools import cache
 
 from aiohttp import web
 
@@ -14,15 +13,9 @@ from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import SAMPLES_MAX, History
 from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import ConsoleReader
-from prfaas.gateway.console.what_if import WhatIf
-from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.http.request_body import query_number, read_small
-from prfaas.gateway.http.responses import STREAM_HEADERS, json_response
-from prfaas.gateway.http.sse import encode_event
+from prfaas.gateway.http.request_body import query_number
+from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_response
 from prfaas.tasks import cancel_all
-
-BODY_BYTES_MAX = 1 << 16
-LENGTHS = (1024, 8192, 32_768, 131_072)
 
 
 class Console:
@@ -31,7 +24,6 @@ class Console:
     def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
         self._history = History()
-        self._what_if = WhatIf(parts.live.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
         self._control_ticker: asyncio.Task[None] | None = None
 
@@ -41,7 +33,6 @@ class Console:
 
     async def close(self) -> None:
         """Stop."""
-        self._what_if.close()
         if self._control_ticker is not None:
             await cancel_all([self._control_ticker])
 
@@ -52,8 +43,6 @@ class Console:
         router.add_get("/console/api/state", self._state)
         router.add_get("/console/api/events", self._events)
         router.add_get("/console/api/history", self._last_hour)
-        router.add_get("/console/api/models", _models)
-        router.add_post("/console/api/what-if", self._ask)
         router.add_get("/console/{name}", _file)
 
     async def _beat(self) -> None:
@@ -89,12 +78,6 @@ class Console:
         response.enable_compression()
         return response
 
-    async def _ask(self, request: web.Request) -> web.Response:
-        settings = _settings(await read_small(request, BODY_BYTES_MAX))
-        response = json_response(await self._what_if.answer(settings))
-        response.enable_compression()
-        return response
-
 
 async def _to_page(_: web.Request) -> web.Response:
     return web.Response(status=308, headers={"Location": "/console/"})
@@ -105,30 +88,3 @@ async def _file(request: web.Request) -> web.Response:
     if found is None:
         raise web.HTTPNotFound
     return found.response(request)
-
-
-async def _models(_: web.Request) -> web.Response:
-    # On a thread: where no plan is set this imports the planner.
-    return web.Response(body=await asyncio.to_thread(_sizes), content_type="application/json")
-
-
-@cache
-def _sizes() -> bytes:
-    from prfaas.planner.report.json_report import cache_sizes
-
-    return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
-
-
-def _settings(data: bytes) -> JsonObject:
-    """The question in a body.
-
-    Raises:
-        RequestError: 400, it is invalid.
-    """
-    try:
-        settings = as_object(from_json(data)).get("settings")
-    except ValueError as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
-    return settings

@@ -24,9 +24,9 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_probes import EngineProbes
-from prfaas.gateway.http.answer_limits import read_answer
+from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.http.rejections import UnavailableError
+from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S

@@ -1,4 +1,9 @@
-"""Probes of engines: whether they are ready, what they serve, and how many requests wait."""
+"""Probes of engines: whether they are ready, what they serve, and how many requests wait.
+
+Adapters (LoRA) are models of an engine beside the one that is served. Requests for them are
+prefilled and decoded by one PD engine. vLLM names the blocks of an adapter by its name and path,
+which says nothing of its bytes at another site.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,35 @@ import aiohttp
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.resilience.quarantine import Guards
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.engine import Engine, OtherModelError
-from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, load_in
-from prfaas.gateway.http.answer_limits import read_answer
+from prfaas.gateway.engines.engine import UNKNOWN_LOAD, Engine, OtherModelError, load_in
 from prfaas.gateway.http.json_codec import as_count, as_object, from_json
-from prfaas.gateway.openai.adapters import adapters_in
+from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all, slot_of
+
+_log = logging.getLogger(__name__)
+
+
+ADAPTERS_MAX = 1000
+"""Adapters of an engine that can be asked for; vLLM holds far fewer at a time."""
+NAME_CHARS_MAX = 256
+
+
+def adapters_in(models: object, model: str) -> frozenset[str]:
+    """Names of the adapters in an engine's list of models: those with a parent."""
+    found = as_object(models).get("data")
+    cards = [as_object(card) for card in found] if isinstance(found, list) else []
+    names = [
+        name
+        for card in cards
+        if isinstance(name := card.get("id"), str)
+        and isinstance(card.get("parent"), str)
+        and 0 < len(name) <= NAME_CHARS_MAX
+        and name != model
+    ]
+    return frozenset(names[:ADAPTERS_MAX])
+
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to answer a health check; a dead one refuses the connection
@@ -45,8 +71,6 @@ _HINTS = dict.fromkeys(
     (401, 403),
     "gateways send engines no key: start it without --api-key, and let only gateways reach it",
 )
-
-_log = logging.getLogger(__name__)
 
 
 class EngineProbes:

@@ -17,13 +17,15 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.engines.kv_event_stream import BatchResult, EngineFeed, read_frames
-from prfaas.gateway.engines.zmq_sockets import (
+from prfaas.gateway.engines.kv_event_stream import (
+    BatchResult,
     Context,
+    EngineFeed,
     Socket,
     SocketPoller,
     is_over,
     one_connection,
+    read_frames,
     stands,
     waiting,
     watched,

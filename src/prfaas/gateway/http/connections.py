@@ -1,10 +1,14 @@
-"""Clients' connections: limits of their number and idle time.
+"""Clients' connections: limits of their number and idle time, TLS and its handshakes.
 
     waiting (no request yet) ──a head is complete──► busy ──the answer is sent──► kept
                                                       ▲                            │
                                                       └──────── the next head ─────┘
 
 Whoever opens connections and asks for nothing gets none of the descriptors that requests need.
+
+TLS has one certificate, taken up anew when its files change. Handshakes are counted until each is
+done, has failed, or is aborted: a server that `asyncio` makes with a certificate reports a failed
+one to no protocol.
 """
 
 from __future__ import annotations
@@ -17,17 +21,214 @@ import ssl
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aiohttp import StreamReader, web
 
+from prfaas.config.deployment import ClientTlsTable
+from prfaas.errors import ConfigError
 from prfaas.gateway.http.errors import error_body
-from prfaas.gateway.http.handshakes import Handshakes
 from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response
 from prfaas.log_throttle import LogThrottle
 from prfaas.logs import log_event
 from prfaas.wire.plain_http import FIELD_BYTES_MAX, HEAD_BYTES_MAX, TimedHandler
+
+_log = logging.getLogger(__name__)
+
+
+LOOK_S = 10.0
+"""Time between two checks of the files. A changed symbolic link counts as a change."""
+
+
+def server_context(table: ClientTlsTable) -> ssl.SSLContext:
+    """TLS 1.2 and later with the certificate of a gateway; clients show none.
+
+    Raises:
+        ConfigError: A file is missing, or the key is not the certificate's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, table)
+    return context
+
+
+def _load(context: ssl.SSLContext, table: ClientTlsTable) -> None:
+    try:
+        # Without a password OpenSSL would ask for one at the terminal, and wait.
+        context.load_cert_chain(table.certificate, table.key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"gateway.tls: certificate {table.certificate} and key {table.key} cannot be used: "
+            f"{error}; both are PEM, the certificate with its chain, the key without a password"
+        ) from None
+
+
+class ClientTls:
+    """The certificate that a gateway shows its clients.
+
+    Raises:
+        ConfigError: The files cannot be used.
+    """
+
+    def __init__(self, table: ClientTlsTable) -> None:
+        self._table = table
+        self._seen = self._state()
+        self.context = server_context(table)
+
+    @classmethod
+    def of(cls, table: ClientTlsTable | None) -> ClientTls | None:
+        """TLS by a table; None without a table.
+
+        Raises:
+            ConfigError: The files cannot be used.
+        """
+        return cls(table) if table else None
+
+    def renew(self) -> None:
+        """Show new connections what the files hold at this moment.
+
+        Raises:
+            ConfigError: They cannot be used; the certificate of before is kept.
+        """
+        self._seen = self._state()
+        server_context(self._table)  # whole and consistent, before the one in use is touched
+        _load(self.context, self._table)
+
+    def look(self) -> bool:
+        """Renew if the files changed; report whether a new certificate is shown."""
+        if self._state() == self._seen:
+            return False
+        try:
+            self.renew()
+        except ConfigError as error:
+            log_event(_log, logging.ERROR, "certificate_kept", why=str(error))
+            return False
+        log_event(_log, logging.INFO, "certificate_renewed")
+        return True
+
+    async def watch(self) -> None:
+        """Check the files periodically, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(_file_state(path) for path in (self._table.certificate, self._table.key))
+
+
+def _file_state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+HANDSHAKE_S = 10.0
+"""Longest a client may take."""
+
+
+class Handshakes:
+    """Connections that were accepted and are not through with TLS.
+
+    Args:
+        context: Certificate; taken anew for every connection.
+        on_done: Called with the transport and what came of the request with the handshake's end.
+        on_given_up: Called when one is ended because a newer one needs its place.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        on_done: Callable[[asyncio.Transport, bytes], None],
+        on_given_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._context, self._on_done, self._on_given_up = context, on_done, on_given_up
+        self._tasks: dict[asyncio.BaseTransport, asyncio.Task[None]] = {}
+        self.num_max = 1
+        """Most of them at once; one more ends the oldest."""
+        self.limit_s = HANDSHAKE_S
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that was accepted."""
+        return _Accepted(self._accepted)
+
+    async def stop(self) -> None:
+        """End all of them."""
+        tasks = list(self._tasks.values())
+        for transport in list(self._tasks):
+            self._end(transport)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accepted(self, transport: asyncio.Transport) -> None:
+        transport.pause_reading()
+        if len(self._tasks) >= self.num_max:
+            self._end(next(iter(self._tasks)))
+            self._on_given_up()
+        self._tasks[transport] = asyncio.create_task(self._run(transport))
+
+    def _end(self, transport: asyncio.BaseTransport) -> None:
+        self._tasks.pop(transport).cancel()
+        # A task that has not begun does nothing when it is cancelled.
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+
+    async def _run(self, transport: asyncio.Transport) -> None:
+        loop, early, secured = asyncio.get_running_loop(), _Early(), None
+        try:
+            secured = await loop.start_tls(
+                transport,
+                early,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self.limit_s,
+            )
+        except OSError:
+            # The client left, speaks no TLS, trusts us not, or took too long.
+            pass
+        finally:
+            self._tasks.pop(transport, None)
+            if secured is None:
+                transport.abort()
+        if secured is not None and not early.is_over:
+            self._on_done(secured, bytes(early.data))
+        elif secured is not None:
+            secured.abort()
+
+
+class _Accepted(asyncio.Protocol):
+    """A connection before its handshake."""
+
+    def __init__(self, begin: Callable[[asyncio.Transport], None]) -> None:
+        self._begin = begin
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        if isinstance(transport, asyncio.Transport):
+            self._begin(transport)
+
+
+class _Early(asyncio.Protocol):
+    """Data that arrives with the end of the handshake, before the connection is served."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.is_over = False
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it: one read at most."""
+        self.data += data
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client has left."""
+        self.is_over = True
+
 
 HEAD_S = 30.0
 """Time limit of the head of the first request."""
@@ -41,7 +242,6 @@ PLACES_EACH = 4
 """Connections for each request that may be in flight."""
 _TOO_LONG = re.compile(r"Got more than \d+ bytes")
 _QUOTED = re.compile(r"\bb['\"]")
-_log = logging.getLogger(__name__)
 _FULL = to_json(
     error_object(
         "the gateway has as many connections as it takes, and all are in use; try again in 1 s",

@@ -1,4 +1,4 @@
-"""Every error in OpenAI's shape, those of the router included."""
+"""Every error in OpenAI's shape, those of the router and of admission (429, 503) included."""
 
 from __future__ import annotations
 
@@ -9,19 +9,41 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from prfaas.errors import ERROR_TYPES, EngineError, PrfaasError, RequestError
-from prfaas.gateway.http.rejections import (
-    REASON_HEADER,
-    PromptBreaksEnginesError,
-    RejectedError,
-    UnavailableError,
-)
 from prfaas.gateway.http.responses import error_object, json_response
+
+_log = logging.getLogger(__name__)
+
+
+REASON_HEADER = "X-Prfaas-Reject-Reason"
+
+
+class UnavailableError(PrfaasError):
+    """The request cannot be served now, but possibly later or elsewhere: 503."""
+
+
+class PromptBreaksEnginesError(PrfaasError):
+    """Engines died with this prompt in them: it is given to no other one, and answered with 500."""
+
+
+class RejectedError(RequestError):
+    """Too much is asked for now.
+
+    Args:
+        message: Which limit, and what it allows.
+        reason: One of a bounded set: it labels a metric and goes to the client.
+        retry_after_s: When it is worth another try, whole seconds, at least 1.
+    """
+
+    def __init__(self, message: str, reason: str, retry_after_s: int) -> None:
+        super().__init__(message, status=429)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
 
 _RETRY_LATER = {"Retry-After": "1"}
 RETRY_S_MAX = 3600
 """Upper limit of an engine's value."""
 _TRANSIENT = (429, 503)
-_log = logging.getLogger(__name__)
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _PATH_CHARS_MAX = 200
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"

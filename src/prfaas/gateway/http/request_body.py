@@ -1,20 +1,126 @@
-"""Request bodies within limits; large bodies are parsed without blocking other requests.
+"""Request bodies within limits, headers and origins; large bodies block no other requests.
 
 A compressed body is inflated here, once its request has been admitted, on another thread, and no
 further than a body may be long.
+
+Headers that mean nothing here stay outside. Web pages of other origins (CORS) may use the paths of
+clients if the operator lists them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
 from aiohttp import hdrs, web
 
 from prfaas.errors import RequestError
+from prfaas.units import NS_PER_S
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """Return the time limit of a request.
+
+    Attributes:
+        seconds: From its arrival to its last byte.
+    """
+
+    seconds: float
+    source: str
+
+
+def request_id(request: web.Request) -> str:
+    """The client's name for its request, or a new one."""
+    wanted = request.headers.get("X-Request-Id", "")
+    return wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+
+
+def time_limit(request: web.Request, most_ns: int) -> TimeLimit:
+    """The client's deadline, or the gateway's if that is earlier.
+
+    Raises:
+        RequestError: 400, the header is no positive number.
+    """
+    most = TimeLimit(most_ns / NS_PER_S, "gateway.request_timeout")
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return most
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(
+            f"{TIMEOUT_HEADER} must be a positive number of seconds, got {text[:20]!r}",
+            param=TIMEOUT_HEADER,
+        )
+    return most if seconds >= most.seconds else TimeLimit(seconds, TIMEOUT_HEADER)
+
+
+ANY = "*"
+_METHODS = "GET, POST, OPTIONS"
+_AGE_S = "600"
+_EXPOSED = "X-Request-Id, X-Prfaas-Path, X-Prfaas-Reason, X-Prfaas-Fallback, Retry-After"
+
+
+class Origins:
+    """Answers the question that a browser asks before a request, and marks answers for it.
+
+    Args:
+        listed: Origins as browsers name them, or `*` for all.
+        is_clients: Returns True for a path of clients; pages never use those of operators.
+    """
+
+    def __init__(self, listed: Collection[str], is_clients: Callable[[str], bool]) -> None:
+        self._listed, self._is_clients = frozenset(listed), is_clients
+
+    @web.middleware
+    async def check(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Pass a request, or answer the question before it, which has no key."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        asks = hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
+        if origin is None or request.method != hdrs.METH_OPTIONS or not asks:
+            return await handler(request)
+        if not self._takes(request, origin):
+            raise RequestError(
+                f"pages of {origin[:80]!r} may not ask for {request.path[:80]}: "
+                "gateway.allowed_origins lists those that may use the paths of clients",
+                status=403,
+            )
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        headers = {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
+            hdrs.ACCESS_CONTROL_MAX_AGE: _AGE_S,
+        }
+        return web.Response(status=204, headers=headers)
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let the page of a listed origin read an answer."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or not self._listed:
+            return
+        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        if self._takes(request, origin):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+
+    def _takes(self, request: web.Request, origin: str) -> bool:
+        is_listed = origin in self._listed or ANY in self._listed
+        return is_listed and self._is_clients(request.path)
+
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
 """Time limit for a request body, during which it holds one of the gateway's places."""

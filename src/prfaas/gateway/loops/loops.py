@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import Split
-from prfaas.core.request.events import Outcome
+from prfaas.core.facts import FactStream
+from prfaas.core.request.facts import RequestEnded
 from prfaas.errors import ConfigError
 from prfaas.gateway.loops.replication import PrefixReplication, copy_settings
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, PeriodicLoop
-from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.market.price_file import MarketClock
 
 
 class Loops:
-    """The long-term loop, replication, and prices.
+    """The long-term loop, and replication.
 
     Raises:
         ConfigError: The plan is one of another deployment.
@@ -33,34 +32,27 @@ class Loops:
         transfers: Transfers,
         profiles: Profiles,
         journal: Journal,
+        facts: FactStream,
     ) -> None:
         self.copier: PrefixReplication | None = None
         if deployment.routing.replication is not None:
             settings = copy_settings(deployment.routing, BEAT_S * LOOP_EVERY)
             self.copier = PrefixReplication(driver, transfers, fetcher, settings, journal)
-        self.prices = MarketClock.of(
-            deployment, driver.dispatcher.market, profiles.sites, journal.priced
-        )
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)
             self.reroling = Reroling(driver, driver.split, journal)
+            facts.subscribe(RequestEnded, self.reroling.ended)
 
     @property
     def all(self) -> list[PeriodicLoop]:
         """Running loops."""
-        return [loop for loop in (self.reroling, self.copier, self.prices) if loop is not None]
+        return [loop for loop in (self.reroling, self.copier) if loop is not None]
 
     def transfer_over(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""
         if self.copier is not None:
             self.copier.over(transfer)
-
-    def ended(self, record: RequestRecord) -> None:
-        """A request ended: how long decode takes is weighed."""
-        if self.reroling is None or record.outcome is not Outcome.FINISHED:
-            return
-        self.reroling.finished(record)
 
 
 def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:

@@ -13,8 +13,7 @@ from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import ControlTicker
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.market.operator import PriceBody, change
-from prfaas.market.views import prices_json
+from prfaas.gateway.telemetry.prices import PriceBody, change_price, prices_json
 from prfaas.membership.views import members_json, sources_json
 
 THRESHOLD_MAX = 100_000_000
@@ -114,7 +113,7 @@ class Control:
         Raises:
             RequestError: There are no prices, or no such cluster.
         """
-        old, new = change(self._live.driver.dispatcher.market, cluster, body)
+        old, new = change_price(self._live.driver.dispatcher.market, cluster, body)
         return self._note("price", f"cluster {cluster}", old, new)
 
     # What there is

@@ -20,7 +20,7 @@ from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.transfer.prefix import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView

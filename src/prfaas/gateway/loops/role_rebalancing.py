@@ -6,9 +6,9 @@ from prfaas.core.control.changes import Loop, Number
 from prfaas.core.control.role_loop import Role, RoleChange, StageLoad
 from prfaas.core.control.roles import Change, Roles
 from prfaas.core.control.split import Split
+from prfaas.core.request.facts import RequestEnded
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.units import NS_PER_S
 
 
@@ -26,14 +26,10 @@ class Reroling:
         """Roles of PD engines."""
         return self._split.roles
 
-    def finished(self, record: RequestRecord) -> None:
-        """A request was answered in full."""
-        if record.e2e_ns is not None and record.ttft_ns is not None:
-            ended_at_ns, decode_ns = (
-                record.started_at_ns + record.e2e_ns,
-                record.e2e_ns - record.ttft_ns,
-            )
-            self._split.finished(ended_at_ns, decode_ns, record.num_output_tokens)
+    def ended(self, request: RequestEnded) -> None:
+        """A request ended; the decode times of those that were answered in full are weighed."""
+        if request.is_finished and request.decode_ns is not None:
+            self._split.finished(request.at_ns, request.decode_ns, request.num_output_tokens)
 
     def beat(self, now_ns: int) -> None:
         """Some time has passed: an engine that drains may be empty."""

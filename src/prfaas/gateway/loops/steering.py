@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants

@@ -47,7 +47,8 @@ class ControlTicker:
         self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[PeriodicLoop] = ()
     ) -> None:
         self._driver, self._guards, self._journal = driver, guards, journal
-        self._loops = loops
+        self.loops = list(loops)
+        """Loops that get their turns."""
         self._num_late, self._num_quiet, self._late_before = 0, 0, 0
         self._is_refusing = False
         self.frozen = False
@@ -66,7 +67,7 @@ class ControlTicker:
         if is_turn and not self.frozen:
             for moved in self._driver.dispatcher.tick(now_ns):
                 self._note_threshold(moved)
-        for loop in self._loops:
+        for loop in self.loops:
             loop.beat(now_ns)
             if not self.frozen and (is_turn or loop.turns_each_beat):
                 loop.turn(now_ns)

@@ -4,26 +4,87 @@ vLLM ignores what it does not know and obeys what it does: `priority` moves a re
 others, `data_parallel_rank` picks its GPUs, `logits_processors` names code. A field reaches an
 engine if it is in the structs here, or if the operator lists it for everybody or for a tenant. A
 field of type `Any` is passed on unread. `null` counts as absent. Values may have the other forms
-that vLLM reads, such as `5.0` or `"5"` for 5 (`coercion.py`). Whatever the gateway does by the name
+that vLLM reads, such as `5.0` or `"5"` for 5 (`coerced`). Whatever the gateway does by the name
 of a field is a `Trait` in the table.
 
 References:
     vLLM 0.32, `entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`.
+
+Every error has the field, the value and the limit. Only a body that has other types than its fields
+is coerced, by the rules of Pydantic, by which vLLM reads a body as well.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from pydantic import TypeAdapter, ValidationError
 
+from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.openai.validation import bad, shown
-from prfaas.market.services import NO_SERVICES, Services
+from prfaas.gateway.openai.service_tier import NO_SERVICES, Services
+
+SHOWN_CHARS = 80
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "array": "an array",
+    "object": "an object",
+}
+_KIND = re.compile("|".join(_WORDS))
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+def bad(message: str, param: str | None = None) -> RequestError:
+    """A 400."""
+    return RequestError(message, param=param)
+
+
+def shown(value: object) -> str:
+    """A value for an error message, cut to a bearable length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def typed(value: object, kind: Any, place: str = "") -> Any:
+    """A decoded JSON value as a type of `msgspec`.
+
+    Args:
+        kind: The type; JSON's integers count as numbers, its true and false do not.
+        place: Field that has the value; "" for the whole body.
+
+    Raises:
+        RequestError: 400, naming the field, its value and what it must be.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), value, place) from None
+
+
+def _refusal(said: str, value: Any, place: str) -> RequestError:
+    """An error of `msgspec` in the words of this API."""
+    said, _, path = said.partition(" - at `$")
+    for name, index in _STEP.findall(path):
+        place += f".{name}" if name else f"[{index}]"
+        value = value[name or int(index)]
+    place, said = place.removeprefix("."), said.replace("`", "")
+    param = re.split(r"[.\[]", place, maxsplit=1)[0]
+    if (missing := said.removeprefix("Object missing required field ")) != said:
+        return bad(f"{place}.{missing} must be given", param)
+    said = said.partition(", got ")[0].replace("Expected", "must be").replace(" | null", "")
+    said = _KIND.sub(lambda kind: _WORDS[kind[0]], said).replace(" | ", " or ")
+    return bad(f"{place} {said}, got {shown(value)}", param)
+
 
 NUM_CHOICES_MAX = 128
 TOP_LOGPROBS_MAX = 1000
@@ -242,3 +303,55 @@ def ignored(body: JsonObject, kept: JsonObject) -> tuple[str, ...]:
         if value is not None and name not in kept and name not in OURS_FIELDS
     )
     return tuple(name for name in names if _NAME.fullmatch(name))[:NAMES_SHOWN]
+
+
+_LAX: dict[Any, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (bool, int, float, list[int])
+}
+_PROMPTS: TypeAdapter[Any] = TypeAdapter(list[int] | list[list[int]])
+
+
+def _plain(kind: Any) -> Any:
+    """A type without `None` and annotations; None for a union."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        parts = [part for part in get_args(kind) if part is not NoneType]
+        if get_origin(kind) is not Annotated and len(parts) > 1:
+            return None
+        kind = parts[0]
+    return kind
+
+
+_READERS = {
+    fields: {
+        name: _LAX[plain]
+        for name, kind in types_of(fields).items()
+        if (plain := _plain(kind)) in _LAX
+    }
+    for fields in (ChatFields, CompletionFields)
+}
+
+
+def coerced(body: JsonObject, fields: type[ChatFields | CompletionFields]) -> JsonObject:
+    """A body with its numbers and truth values as such; what is none stays as it is."""
+    readers = _READERS[fields]
+    return {
+        name: _read(readers[name], value) if name in readers else value
+        for name, value in body.items()
+    }
+
+
+def token_lists(value: object) -> list[list[int]] | None:
+    """Token ids of one prompt or of several; None if these are not token ids alone."""
+    ids = _read(_PROMPTS, value)
+    if ids is value or not ids:
+        return None
+    return ids if isinstance(ids[0], list) else [ids]
+
+
+def _read(reader: TypeAdapter[Any], value: object) -> Any:
+    try:
+        read = reader.validate_python(value)
+    except ValidationError:
+        return value
+    # JSON has no infinity: it would become null on its way to the engine.
+    return value if isinstance(read, float) and not math.isfinite(read) else read

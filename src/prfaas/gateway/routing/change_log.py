@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextvars import ContextVar
 
 from prfaas.core.control.changes import ChangeEntry, Loop, Number
+from prfaas.core.facts import FactStream
+from prfaas.core.request.facts import SettingChanged
 from prfaas.logs import log_event
 
 ENTRIES_MAX = 1000
+acting_operator: ContextVar[str] = ContextVar("operator", default="")
+"""Name of the key of the operator whose request is handled; empty elsewhere."""
 _log = logging.getLogger(__name__)
 
 
 class Journal:
     """The last changes, the oldest forgotten first."""
 
-    def __init__(self, on_entry: Callable[[ChangeEntry], None] = lambda _: None) -> None:
-        self._on_entry = on_entry
+    def __init__(self, facts: FactStream | None = None) -> None:
+        self._facts = facts or FactStream()
         self._entries: deque[ChangeEntry] = deque(maxlen=ENTRIES_MAX)
         self._num_entries = 0
 
@@ -39,7 +44,7 @@ class Journal:
             self._num_entries, time.time(), loop, action, what, old, new, why, dict(numbers or {})
         )
         self._entries.append(entry)
-        self._on_entry(entry)
+        self._facts.report(SettingChanged(entry, acting_operator.get()))
         fields = {"loop": loop.value, "action": action, "what": what, "old": old, "new": new}
         log_event(_log, logging.INFO, "control", **fields, why=why, **entry.numbers)
         return entry

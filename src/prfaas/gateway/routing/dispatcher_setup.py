@@ -15,7 +15,6 @@ from prfaas.core.dispatch.types import ClusterMember, DispatchSettings, LocalClu
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.tenancy.tenants import fairness
-from prfaas.market.price_file import deployment_market
 
 
 def make_dispatcher(
@@ -62,7 +61,7 @@ def make_dispatcher(
             second_price=routing.second_price,
             calibration=calibration or CalibrationSettings(),
             residency=deployment.residency,
-            market=deployment_market(deployment, profiles.sites),
+            market=profiles.market,
             attention_tokens=profiles.attention_tokens,
         ),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prfaas.core.kv.blocks import Layout
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Refused
@@ -76,6 +77,34 @@ class TransferView:
     def best_event(self) -> TransferEnded | None:
         """The destination's report, else the source's."""
         return self.ended.get(self.destination) or self.ended.get(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReceived:
+    """A fact: a request has ended, and may have used blocks of another cluster.
+
+    Attributes:
+        pool: Of the engine that decoded.
+        transfers: Those of the request that crossed to it, however they ended.
+        layout: Of the blocks, with the checkpoints that a transfer may have shipped.
+        token_ids: The prompt. Never logged.
+        hashes: Hash chain of the prompt.
+        cache_salt: Salt of the chain. Never logged.
+        present_tokens: Prefix that the pool had.
+        final_tokens: End of the received prefix.
+        is_lossy: True if the blocks were rounded.
+    """
+
+    pool: str
+    transfers: Sequence[TransferView]
+    engine: str
+    layout: Layout
+    token_ids: Sequence[int]
+    hashes: Sequence[bytes]
+    cache_salt: str
+    present_tokens: int
+    final_tokens: int
+    is_lossy: bool
 
 
 class Transfers:

@@ -1,8 +1,11 @@
-"""The decode leg: run on one engine, and relayed to the client as it comes."""
+"""The decode leg: run on one engine, and relayed to the client as it comes; the end of a stream
+that its engine left.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
@@ -12,16 +15,23 @@ from prfaas.core.request.events import Outcome
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import INTERNAL_ERROR, Engine, SuspectError
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.http.answer_limits import AnswerTooLongError, read_answer
 from prfaas.gateway.http.errors import error_body, retry_headers
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
-from prfaas.gateway.http.responses import error_object, json_response
-from prfaas.gateway.http.sse import DONE, EventReader
+from prfaas.gateway.http.responses import (
+    DONE,
+    AnswerTooLongError,
+    EventReader,
+    error_object,
+    json_response,
+    read_answer,
+)
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import decode_body, wait_order
-from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
+from prfaas.gateway.serving.request_state import Exchange, StreamedAnswer, reply_headers, rest_of
+from prfaas.gateway.serving.routing_step import RoutedPrompt
+from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt, PromptMaker
+from prfaas.gateway.tokenization.text_encoder import NoDetokenizerError
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _ERROR = b'{"error"'
@@ -295,3 +305,72 @@ def _is_error_body(data: bytes) -> bool:
         return "error" in as_object(from_json(data))
     except ValueError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHandover:
+    """Continues and ends streams."""
+
+    prompts: PromptMaker
+    model: str
+
+    async def seam(
+        self, exchange: Exchange, plan: RoutedPrompt
+    ) -> tuple[ClientRequest, EncodedPrompt]:
+        """Rest of a stream after the loss of its engine.
+
+        Returns:
+            The rest of the request, and its prompt with the tokens so far. Nothing is left if the
+            engine held back a stop string: `exchange.is_answered`.
+
+        Raises:
+            EngineError: It is unknown which text the client has.
+        """
+        answer = exchange.answer
+        assert answer is not None  # noqa: S101 (others are not continued)
+        try:
+            num_moved = answer.move(await self._texts(exchange, plan, answer))
+        except (NoDetokenizerError, ValueError) as error:
+            raise EngineError(
+                f"the decode engine broke, and no other can continue: {error}"
+            ) from None
+        if answer.is_stopped:
+            await self._say(exchange, {"choices": [{"index": 0, "text": "", "logprobs": None}]})
+        exchange.usage.num_moved = num_moved
+        if exchange.usage.cached_max is None:
+            exchange.usage.cached_max = plan.routed.present_tokens
+        ids = [*plan.prompt.token_ids, *answer.token_ids]
+        return rest_of(exchange.client, num_moved), replace(plan.prompt, sequences=[ids])
+
+    async def end(self, exchange: Exchange, plan: RoutedPrompt) -> web.StreamResponse:
+        """Send what comes after the last token: usage and the end mark."""
+        answer = exchange.answer
+        assert answer is not None  # noqa: S101 (others end with their engine)
+        num_tokens = len(answer.token_ids)
+        if answer.stop_end is not None:
+            ends = itertools.accumulate(map(len, await self._texts(exchange, plan, answer)))
+            num_tokens = 1 + sum(end < answer.stop_end for end in ends)
+        exchange.usage.num_moved = 0
+        usage = {
+            "prompt_tokens": plan.prompt.num_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": plan.prompt.num_tokens + num_tokens,
+            "prompt_tokens_details": {"cached_tokens": plan.routed.present_tokens},
+        }
+        await self._say(exchange, {"choices": [], "usage": usage})
+        exchange.finish()
+        return await exchange.stream.finish()
+
+    async def _say(self, exchange: Exchange, chunk: JsonObject) -> None:
+        model = exchange.client.body.get("model", self.model)
+        head = {"object": "text_completion", "model": model}
+        for event in client_chunks(head | chunk, exchange):
+            await exchange.stream.send(event)
+
+    async def _texts(
+        self, exchange: Exchange, plan: RoutedPrompt, answer: StreamedAnswer
+    ) -> list[str]:
+        skip = exchange.client.body.get("skip_special_tokens") is not False
+        prompts, prompt_ids = self.prompts, plan.prompt.token_ids
+        tenant = exchange.tenant
+        return await prompts.texts(prompt_ids, answer.token_ids, tenant, skip_special=skip)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from prfaas.core.facts import FactStream
 from prfaas.core.request.events import (
     AnyEvent,
     Blocks,
@@ -33,18 +34,25 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import from_json
-from prfaas.gateway.http.rejections import UnavailableError
-from prfaas.gateway.serving.continuation import StreamedAnswer, may_continue, stop_strings
-from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, refuse
-from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
-from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
-from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.decode_leg import (
+    BROKEN,
+    DecodeLeg,
+    LegBrokenError,
+    StreamHandover,
+    refuse,
+)
+from prfaas.gateway.serving.leg_requests import Rehearsal
+from prfaas.gateway.serving.prefill_leg import Movers, MovingBlocks, PrefillGivenUpError, PrefillLeg
+from prfaas.gateway.serving.request_state import (
+    Exchange,
+    StreamedAnswer,
+    may_continue,
+    stop_strings,
+)
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
-from prfaas.gateway.serving.stream_handover import StreamHandover
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.integrity.verifier import Verifier
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -61,7 +69,6 @@ class RequestServices:
         fleet: What the machines of all requests share.
         ending: Ends and continues streams that engines left.
         suspects: Keep prompts that break engines from further ones.
-        verifier: Verifies some transfers after their request.
         stream_head_s: A stream without a token by then gets its head, seconds.
         stream_comment_s: Time between two comments of such a stream, seconds.
     """
@@ -76,7 +83,7 @@ class RequestServices:
     movers: Movers
     rehearsal: Rehearsal
     suspects: PromptQuarantine
-    verifier: Verifier
+    facts: FactStream
     metrics: GatewayMetrics
     stream_head_s: float
     stream_comment_s: float

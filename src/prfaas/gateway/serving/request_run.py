@@ -34,11 +34,11 @@ from prfaas.errors import EngineError
 from prfaas.gateway.admission.engine_slots import SlotTurn
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.responses import WaitingStream
-from prfaas.gateway.serving.moving_blocks import MovingBlocks
+from prfaas.gateway.routing.transfer_tracker import BlocksReceived
+from prfaas.gateway.serving.prefill_leg import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.serving.routing_step import RoutedPrompt
-from prfaas.integrity.received import Received
 from prfaas.units import NS_PER_S
 
 
@@ -131,16 +131,16 @@ class RequestRun(Executor):
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._set_timer(None)
-        self._verify()
+        self._report_received()
         self._moving.close()
         self._legs.close()
         exchange.on_finished = None
         self._next = self._legs.give_up
 
-    def _verify(self) -> None:
-        """Offer what came from a PrfaaS cluster for verification, however its transfer ended."""
-        plan, verifier = self._plan, self._parts.verifier
-        if not verifier.is_on or plan.layout is None:
+    def _report_received(self) -> None:
+        """Report what came from a PrfaaS cluster, however its transfer ended."""
+        plan, facts = self._plan, self._parts.facts
+        if plan.layout is None or not facts.wants(BlocksReceived):
             return
         routed, prompt, destination = plan.routed, plan.prompt, plan.route.pools[1]
         crossing = {Blocks.HAND_OFF} if routed.decision.path is Path.REMOTE else set()
@@ -150,27 +150,18 @@ class RequestRun(Executor):
             for blocks, view in self._moving.all
             if blocks in crossing and view.destination == destination and not view.stays
         ]
-        copied = verifier.copies.take(destination, prompt.hashes)
-        if not views and not copied:
-            return
-        if plan.arrival.quality.is_lossy:
-            verifier.skipped()  # What was rounded is not what an engine computes.
-            return
-        final = plan.route.final_tokens if Blocks.HAND_OFF in crossing else routed.hit_tokens
-        span = (routed.present_tokens, final) if views else (0, routed.present_tokens)
-        layout = self._parts.prefill_leg.layout_of(plan) or plan.layout
-        decode = self.life.decode or plan.route.decode
-        verifier.used(
-            Received(
+        facts.report(
+            BlocksReceived(
                 destination,
-                frozenset(view.source for view in views) | copied,
                 views,
-                decode,
-                layout,
+                self.life.decode or plan.route.decode,
+                self._parts.prefill_leg.layout_of(plan) or plan.layout,
                 prompt.token_ids,
                 prompt.hashes,
                 prompt.cache_salt,
-                *span,
+                routed.present_tokens,
+                plan.route.final_tokens if Blocks.HAND_OFF in crossing else routed.hit_tokens,
+                plan.arrival.quality.is_lossy,
             )
         )
 

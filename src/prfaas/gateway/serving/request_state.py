@@ -1,18 +1,27 @@
-"""Record of one request in the gateway."""
+"""State of one request in the gateway: its answer so far, and the counts of its usage.
+
+An answer may be begun by one engine and continued by another, without a gap or a repetition.
+
+    first engine     t1 t2 t3 t4 t5 |  dies
+    client has       the text of t1 to t4, and that of t5 unless a stop string may begin in it
+    second engine    prompt + t1 ... t5 | t6 t7 ...
+
+The prompt of the second engine is the first one's and every token whose text is complete. Text that
+the first engine still held back, because a stop string may begin in it, is sent by the gateway. It
+watches for stop strings that begin before the seam; those behind it the second engine sees itself.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prfaas.core.request.actions import FellBack
-from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.http.responses import ClientStream
-from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.openai.responses import Replies, replies_for
-from prfaas.gateway.serving.continuation import StreamedAnswer
-from prfaas.gateway.serving.usage import UsageCorrection
+from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object
+from prfaas.gateway.http.responses import ANSWER_BYTES_MAX, AnswerTooLongError, ClientStream
+from prfaas.gateway.openai.fields import Trait, fields_with
+from prfaas.gateway.openai.requests import ClientRequest, Replies, replies_for
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.tracing import RequestTrace
@@ -20,6 +29,212 @@ from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
 
 _log = logging.getLogger(__name__)
+
+
+_KEPT_KEYS = fields_with(Trait.EACH) | {
+    *("priority", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+}
+"""Fields that apply to each next token separately; those by name are there if an operator lists
+them."""
+_ID_BYTES = 32
+"""Memory of a token id."""
+_OFF = (None, False, 0, {"type": "text"})
+
+
+def may_continue(client: ClientRequest) -> bool:
+    """Return True if another engine can continue a request from the generated tokens.
+
+    Not with what an engine keeps of an answer beside its tokens: grammars, tool parsers, counts of
+    output tokens for penalties, offsets of logprobs, several answers at once.
+    """
+    body = client.body
+    if not client.stream or client.by_chat_endpoint or not client.is_exact:
+        return False
+    if client.num_choices > 1 or len(client.prompts) > 1:
+        return False
+    # None is as good as False, but 0 asks for those of the tokens themselves.
+    if type(body.get("logprobs")) is int:
+        return False
+    if body.get("spaces_between_special_tokens") is False:
+        return False
+    if body.get("stop") and body.get("min_tokens"):
+        return False
+    kept = _KEPT_KEYS | {"spaces_between_special_tokens"}
+    return all(key in kept or value in _OFF for key, value in body.items())
+
+
+def rest_of(client: ClientRequest, num_tokens: int) -> ClientRequest:
+    """Return the rest of a request after `num_tokens` of output."""
+    body = dict(client.body)
+    if body.get("min_tokens"):
+        body["min_tokens"] = max(0, body["min_tokens"] - num_tokens)
+    max_tokens = client.max_tokens
+    return replace(
+        client, body=body, max_tokens=None if max_tokens is None else max_tokens - num_tokens
+    )
+
+
+def stop_strings(client: ClientRequest) -> list[str]:
+    """Stop strings of a request."""
+    stop = client.body.get("stop") or []
+    return [stop] if isinstance(stop, str) else stop
+
+
+class StreamedAnswer:
+    """State of one streamed answer: generated tokens, and the part sent to the client."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=1)
+        self._sent: list[str] = []
+        self._waiting = ""
+        self._old_chars = 0
+        self._num_bytes = 0
+        self.token_ids: list[int] = []
+        """All tokens, of all engines."""
+        self.finish_reason: str | None = None
+        """Reason of completion; None while incomplete."""
+        self.created: object = None
+        """Start time from the first engine."""
+        self.stop_end: int | None = None
+        """End of a stop string found by the gateway, in characters."""
+
+    def take(self, chunk: JsonObject) -> JsonObject:
+        """A chunk of an engine's, as the client gets it: without token ids, and watched.
+
+        Raises:
+            AnswerTooLongError: There is more to remember than the gateway takes.
+        """
+        self.created = chunk.get("created") if self.created is None else self.created
+        chunk["created"] = self.created
+        for choice in chunk.get("choices") or ():
+            ids, text = choice.get("token_ids") or (), choice.get("text") or ""
+            # Only the gateway asked for them: in vLLM's answer they are null.
+            choice["prompt_token_ids"] = choice["token_ids"] = None
+            self._num_bytes += _ID_BYTES * len(ids) + len(text)
+            if self._num_bytes > ANSWER_BYTES_MAX:
+                raise AnswerTooLongError("the engine's stream", ANSWER_BYTES_MAX)
+            self.token_ids += ids
+            if self._old_chars:
+                self._watch(choice)
+            self._sent.append(choice.get("text") or "")
+            self.finish_reason = choice.get("finish_reason")
+        return chunk
+
+    def move(self, texts: list[str]) -> int:
+        """The engine is gone: go on behind the last token whose text is complete.
+
+        Returns:
+            Tokens that another engine is given as a part of its prompt.
+
+        Raises:
+            ValueError: That is not what was sent.
+        """
+        whole, sent = "".join(texts), "".join(self._sent)
+        if not whole.startswith(sent):
+            raise ValueError("the tokens do not give the text that was sent")
+        while texts and not texts[-1]:
+            texts.pop()
+        del self.token_ids[len(texts) :]
+        self._sent, self._waiting = [sent], whole[len(sent) :]
+        self._old_chars = len(self._waiting)
+        return len(self.token_ids)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return True if the held text contains a stop string: no engine has to continue."""
+        return self._found() is not None
+
+    def _watch(self, choice: JsonObject) -> None:
+        """Hold back what a stop string from before the seam may still make disappear."""
+        self._waiting += choice.get("text") or ""
+        # The engine cuts off the stop string that it found, which may end another one.
+        stopped_by = choice.get("stop_reason")
+        found = self._found(stopped_by if isinstance(stopped_by, str) else "")
+        if found is not None:
+            start, stop = found
+            self.stop_end = sum(map(len, self._sent)) + start + len(stop)
+            choice |= {"text": self._waiting[:start], "finish_reason": "stop", "stop_reason": stop}
+        elif choice.get("finish_reason") or len(self._waiting) >= self._old_chars + self._longest:
+            choice["text"] = self._waiting
+        else:
+            choice["text"] = ""
+            return
+        self._waiting, self._old_chars = "", 0
+
+    def _found(self, stopped_by: str = "") -> tuple[int, str] | None:
+        """Start and text of the stop string that ends first, if it begins before the seam; of those
+        that end together it is the first of the request's, as in vLLM.
+
+        Args:
+            stopped_by: The stop string that the engine found and cut off.
+        """
+        text = self._waiting + stopped_by
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        found = [(start, stop) for start, stop in starts if start >= 0]
+        first = min(found, key=lambda each: each[0] + len(each[1]), default=None)
+        return first if first is not None and first[0] < self._old_chars else None
+
+
+@dataclass(slots=True)
+class UsageCorrection:
+    """Corrects the decode leg's counts.
+
+    To the decode engine, blocks that came over the link are cached tokens. The client
+    sees only tokens that were cached before its request: at most those that the prefill leg found,
+    and where that leg failed half-way, at most those of the decode engine's pool. The tokens that a
+    chat created in caches follow from that: the rest of the prompt, up to its last full block.
+
+    Attributes:
+        cached_max: Upper bound; None on the local path.
+        decode_cached: What the decode leg found, once known.
+        cache_end: Where the last whole block of the prompt ends, tokens; None while not known.
+        num_moved: Tokens of the answer that the decode engine was given with its prompt.
+    """
+
+    record: RequestRecord
+    cached_max: int | None = None
+    decode_cached: int | None = None
+    cache_end: int | None = None
+    num_moved: int = 0
+
+    def corrected(self, usage: object) -> JsonObject:
+        """The final usage object of a decode leg, as the client gets it."""
+        counts = self.shifted(usage)
+        details = as_object(counts.get("prompt_tokens_details"))
+        self.decode_cached = cached = as_count(details.get("cached_tokens"))
+        if self.cached_max is not None:
+            cached = min(cached, self.cached_max)
+        num_prompt, num_output = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        self.record.counted(as_count(num_prompt), as_count(num_output), cached)
+        quality = {"kv_quality": self.record.quality} if self.record.quality.is_lossy else {}
+        return counts | {"prompt_tokens_details": self._details(details, cached)} | quality
+
+    def _details(self, details: JsonObject, cached: int) -> JsonObject:
+        """Details of an answer: null keys in a whole one, none in a stream, as in vLLM 0.32."""
+        created = details.get("created_cache_tokens")
+        if self.record.api == "chat":
+            if created is not None:
+                created = as_count(created) + (self.decode_cached or 0) - cached
+            elif self.cache_end is not None:
+                created = max(0, self.cache_end - cached)
+        changed = {"cached_tokens": cached, "created_cache_tokens": created}
+        if self.record.stream:
+            kept = details | changed
+            return {key: value for key, value in kept.items() if value is not None}
+        return {"multimodal_tokens": None} | details | changed
+
+    def shifted(self, usage: object) -> JsonObject:
+        """Counts of an engine that continues, as if one engine had made the whole answer."""
+        counts = as_object(usage)
+        if not self.num_moved:
+            return counts
+        return counts | {
+            "prompt_tokens": as_count(counts.get("prompt_tokens")) - self.num_moved,
+            "completion_tokens": as_count(counts.get("completion_tokens")) + self.num_moved,
+        }
+
+
 IGNORED_HEADER = "X-Prfaas-Ignored"
 """Names the fields of a body that had no effect."""
 PULL = "pull"

@@ -16,10 +16,10 @@ from prfaas.core.routing.decision import Path, Reason
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
 from prfaas.gateway.engines.engine import Engine
-from prfaas.gateway.http.rejections import RejectedError, UnavailableError
+from prfaas.gateway.http.errors import RejectedError, UnavailableError
 from prfaas.gateway.loops.replication import PrefixReplication
+from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import Api, ClientRequest
-from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenant

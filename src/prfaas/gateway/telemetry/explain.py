@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from prfaas.core.dispatch.route_finder import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.telemetry.prices import costs_json
 from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.request_records import as_json, decision_json, ms_of
-from prfaas.market.views import costs_json
 
 
 def explain(record: RequestRecord) -> JsonObject:

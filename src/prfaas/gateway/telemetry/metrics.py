@@ -8,11 +8,11 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge, generate_latest
 
-from prfaas.audit.metrics import AuditMetrics
-from prfaas.billing.metrics import UsageMetrics
 from prfaas.core.dispatch.types import RefusalReason
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import OTHER, REASONS, Outcome, label
+from prfaas.core.request.facts import RequestRefused, SettingChanged
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import Guards, label_of
 from prfaas.core.routing.decision import Path, Reason
@@ -26,10 +26,9 @@ from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
 from prfaas.gateway.telemetry.families import Families, show_state
+from prfaas.gateway.telemetry.prices import MarketMetrics
 from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
-from prfaas.integrity.metrics import VerificationMetrics
-from prfaas.market.metrics import MarketMetrics
 from prfaas.membership.views import MemberMetrics
 from prfaas.series import at_zero
 from prfaas.units import NS_PER_S
@@ -86,9 +85,7 @@ class GatewayMetrics:
         self.tenants = TenantMetrics(make)
         self.control = ControlMetrics(make)
         self.events = EventMetrics(make)
-        self.audit = AuditMetrics(self.registry, "prfaas_gateway")
-        self.verification = VerificationMetrics(self.registry)
-        self.market, self.usage = MarketMetrics(self.registry), UsageMetrics(self.registry)
+        self.market = MarketMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
         at_zero(self._requests, (*Path, "none"), Outcome)
@@ -170,6 +167,15 @@ class GatewayMetrics:
             "Connections of clients that the gateway closed before they ended",
             "reason",
         )
+
+    def follow(self, facts: FactStream) -> None:
+        """Count changes of settings, and requests without a right."""
+        facts.subscribe(SettingChanged, lambda fact: self.control.changed(fact.change))
+        facts.subscribe(RequestRefused, self._refused_right)
+
+    def _refused_right(self, fact: RequestRefused) -> None:
+        if not fact.operator:
+            self.tenants.unauthorized()
 
     def watch(
         self,

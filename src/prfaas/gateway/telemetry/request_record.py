@@ -13,6 +13,7 @@ from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
+from prfaas.core.request.facts import RequestEnded
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.routing.transfer_tracker import TransferView
 
@@ -101,6 +102,20 @@ class RequestRecord:
         if not predicted_ns or self.ttft_ns is None or self.fallback is not None:
             return None
         return self.ttft_ns / predicted_ns
+
+    def fact(self) -> RequestEnded:
+        """Return the fact that it has ended."""
+        e2e_ns, ttft_ns = self.e2e_ns, self.ttft_ns
+        return RequestEnded(
+            self.tenant,
+            self.service,
+            self.outcome is Outcome.FINISHED,
+            self.started_at_ns + (e2e_ns or 0),
+            self.decode_at_ns,
+            None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
+            self.num_output_tokens,
+            self.slot_ns,
+        )
 
     @property
     def slot_ns(self) -> int:

@@ -23,10 +23,9 @@ from prfaas.core.kv.tenant_salts import (
 from prfaas.core.market.classes import ServiceClass
 from prfaas.core.transfer.residency import Regions
 from prfaas.deployment_secret import deployment_secret
-from prfaas.gateway.openai.fields import STRICT, RequestRules
-from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.openai.fields import STRICT, RequestRules, bad
+from prfaas.gateway.openai.service_tier import Services, services_of
 from prfaas.gateway.tenancy.api_keys import ApiKeys
-from prfaas.market.services import Services, services_of
 from prfaas.units import BITS_PER_BYTE
 
 DEFAULT_NAME = "default"

@@ -4,7 +4,7 @@ A gateway that verifies a transfer has its prompt computed again by an engine of
 another salt and so under other names. Both versions are here then. The computed version of a block
 is dropped once it was compared: no request has its names.
 
-Blocks are compared one at a time, in parts (`core/integrity/difference.py`). The answer names the
+Blocks are compared one at a time, in parts (`core/kv/difference.py`). The answer names the
 sender of each altered block, since another pool than the one that is verified may have sent it.
 """
 
@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from prfaas.core.cache.keep_rules import EVERY, Origin
-from prfaas.core.integrity.difference import DIFFERENT, differences, is_altered
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.difference import DIFFERENT, differences, is_altered
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import StoredBlock

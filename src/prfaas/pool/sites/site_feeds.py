@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from prfaas.core.admission.contracts import Contracts
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.core.sharing.contracts import Contracts
 from prfaas.pool.store.event_feed import EventFeed, FeedLimits, Names
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 from cryptography import x509
 
+from prfaas.core.admission.contracts import Contracts
 from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.kv.shipping import Manifest
-from prfaas.core.sharing.contracts import Contracts
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements

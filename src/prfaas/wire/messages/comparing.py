@@ -15,7 +15,7 @@ DTYPES_MAX = 32
 ALTERED_MAX = 256
 """Altered blocks of one answer, the first of the pairs."""
 Differences = dict[Name, Annotated[float, msgspec.Meta(ge=0)]]
-"""Largest difference by type (`core/integrity/difference.py`)."""
+"""Largest difference by type (`core/kv/difference.py`)."""
 
 
 class Compare(Message, tag="compare"):

@@ -9,9 +9,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.market.classes import RESERVED, ClassTable
 from prfaas.config.tenants import TenantTable
 from prfaas.core.market.classes import ServiceClass
-from prfaas.errors import ConfigError, RequestError
-from prfaas.market.make import PlannedSite
-from prfaas.units import format_seconds
+from prfaas.errors import RequestError
 
 FIELD = "service_tier"
 
@@ -64,21 +62,3 @@ def services_of(deployment: Deployment, table: TenantTable | None = None) -> Ser
 
 def _service(name: str, table: ClassTable) -> ServiceClass:
     return ServiceClass(name, table.ttft, table.second_price, table.priority, table.quality)
-
-
-def check_targets(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> None:
-    """See that targets of classes leave time for the round trip of a link.
-
-    Raises:
-        ConfigError: One is below the round trips of all links of the plan.
-    """
-    trips = [(site.rtt_ns, name) for name, site in sites.items() if site.rtt_ns]
-    if not trips:
-        return
-    least_ns, nearest = min(trips)
-    for name, table in deployment.classes.items():
-        if table.ttft is not None and table.ttft < least_ns:
-            raise ConfigError(
-                f"classes.{name}.ttft: {format_seconds(table.ttft)} is below the round trip of "
-                f"every link; the shortest is {format_seconds(least_ns)}, of {nearest}"
-            )

@@ -1,6 +1,6 @@
 """A tag belongs to the first site that uses it, and a site has no more than its limit."""
 
-from prfaas.core.sharing.contracts import TagOwners
+from prfaas.core.admission.contracts import TagOwners
 
 
 def test_a_tag_is_of_the_first_site_alone() -> None:

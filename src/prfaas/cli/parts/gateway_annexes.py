@@ -1,0 +1,211 @@
+"""A gateway with its annexes: the audit log, the bill, verification, prices and the planner.
+
+They subscribe to the facts of the gateway, and live as long as it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from prfaas.audit.gateway_audit import GatewayAudit
+from prfaas.audit.metrics import AuditMetrics
+from prfaas.audit.settings import AuditSettings
+from prfaas.billing.gateway_meter import GatewayMeter
+from prfaas.billing.metrics import UsageMetrics
+from prfaas.cli.parts.gateway_plan import load_profiles, with_market
+from prfaas.config.addresses import Endpoints
+from prfaas.config.deployment import Deployment
+from prfaas.core.kv.tenant_salts import tenant_tag
+from prfaas.errors import RequestError
+from prfaas.gateway.app import Gateway, run_gateway
+from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.http.request_body import read_small
+from prfaas.gateway.http.responses import json_response
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.serving.prefill_leg import PrefillLeg
+from prfaas.integrity.barring import Barring
+from prfaas.integrity.metrics import VerificationMetrics
+from prfaas.integrity.received import View
+from prfaas.integrity.verifier import Verifier
+from prfaas.market.price_file import MarketClock
+from prfaas.membership.port import Source
+from prfaas.planner.report.what_if import WhatIf
+from prfaas.wire.messages.comparing import Compared
+from prfaas.wire.messages.fields import Key
+
+BODY_BYTES_MAX = 1 << 16
+LENGTHS = (1024, 8192, 32_768, 131_072)
+
+
+async def serve(
+    deployment: Deployment,
+    endpoints: Endpoints,
+    stop: asyncio.Event,
+    on_listening: Callable[[str], None] = lambda _: None,
+    sources: Sequence[Source] = (),
+    is_alone: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run a gateway with its annexes until `stop` is set; see `run_gateway`.
+
+    Raises:
+        ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
+    """
+    gateway = make_gateway(deployment, endpoints, sources)
+    await run_gateway(gateway, stop, on_listening, is_alone)
+
+
+def make_gateway(
+    deployment: Deployment,
+    endpoints: Endpoints,
+    sources: Sequence[Source] = (),
+    **settings: Any,
+) -> Gateway:
+    """Put a gateway and its annexes together.
+
+    Args:
+        settings: Times, as of `Gateway`.
+
+    Raises:
+        ConfigError: The plan, the price file, the tokenizer, an identity or the salt is missing or
+            invalid, or the audit log cannot be written.
+    """
+    profiles = with_market(deployment, load_profiles(deployment))
+    gateway = Gateway(deployment, endpoints, sources, profiles, **settings)
+    gateway.annexes.append(GatewayAnnexes(gateway))
+    return gateway
+
+
+class AnnexMetrics:
+    """Metrics of the annexes of a gateway, in its registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.audit = AuditMetrics(registry, "prfaas_gateway")
+        self.verification = VerificationMetrics(registry)
+        self.usage = UsageMetrics(registry)
+
+
+class GatewayAnnexes:
+    """Annexes of one gateway.
+
+    Raises:
+        ConfigError: The audit log cannot be written.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        live, facts = gateway.live, gateway.facts
+        deployment, driver = live.deployment, live.driver
+        metrics, market = AnnexMetrics(live.metrics.registry), driver.dispatcher.market
+        self.audit: GatewayAudit | None = None
+        settings = AuditSettings.of(deployment.audit)
+        if settings is not None:
+            self.audit = GatewayAudit(settings, deployment.gateway.name, metrics.audit)
+            self.audit.follow(facts)
+        write = self.audit.log.write if self.audit is not None else _unrecorded
+        tags = {n: tenant_tag(each.cache_salt) for n, each in gateway.tenants.by_name.items()}
+        self.meter = GatewayMeter(deployment.clusters, market, tags, write, metrics.usage)
+        self.meter.follow(facts)
+        barring = Barring(live.engines, driver, gateway.purging, live.journal.note)
+        site = _Site(gateway.parts.prefill_leg, live.pools)
+        routing = deployment.routing
+        self.verifier = Verifier(
+            routing.verify_one_in, routing.verify_limits, site, barring, metrics.verification
+        )
+        self.verifier.follow(facts)
+        self.prices = MarketClock.of(
+            deployment, market, gateway.profiles.sites, live.journal.priced
+        )
+        if self.prices is not None:
+            gateway.control_ticker.loops.append(self.prices)
+        gateway.control_ticker.loops.append(self.meter)
+        self._planner = WhatIf(routing.plan)
+        gateway.pages.append(PlannerPages(self._planner))
+
+    async def stop(self) -> None:
+        """End what needs engines and pools; requests have ended."""
+        self._planner.close()
+        await self.verifier.close()
+
+    async def close(self) -> None:
+        """Record what is left; all else has ended."""
+        self.meter.record()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
+
+
+def _unrecorded(_: Mapping[str, object]) -> None:
+    """Write no record: there is no audit log."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """The engines and pools of a gateway, for verification."""
+
+    prefill_leg: PrefillLeg
+    pools: Pools
+
+    async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
+        return await self.prefill_leg.compute(engine, token_ids, salt)
+
+    async def compare(
+        self,
+        pool: str,
+        layout_id: bytes,
+        pairs: Sequence[tuple[Key, Key]],
+        limits: Mapping[str, float],
+    ) -> Compared:
+        return await self.pools.client(pool).compare(layout_id, pairs, limits)
+
+    def stop(self, view: View, why: str) -> None:
+        self.pools.abort(view, why)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerPages:
+    """The planner in the console: questions, and sizes of caches."""
+
+    what_if: WhatIf
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_get("/console/api/models", _models)
+        router.add_post("/console/api/what-if", self._ask)
+
+    async def _ask(self, request: web.Request) -> web.Response:
+        settings = _settings(await read_small(request, BODY_BYTES_MAX))
+        response = json_response(await self.what_if.answer(settings))
+        response.enable_compression()
+        return response
+
+
+async def _models(_: web.Request) -> web.Response:
+    # On a thread: where no plan is set this imports the planner.
+    return web.Response(body=await asyncio.to_thread(_sizes), content_type="application/json")
+
+
+@cache
+def _sizes() -> bytes:
+    from prfaas.planner.report.json_report import cache_sizes
+
+    return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
+
+
+def _settings(data: bytes) -> JsonObject:
+    """The question in a body.
+
+    Raises:
+        RequestError: 400, it is invalid.
+    """
+    try:
+        settings = as_object(from_json(data)).get("settings")
+    except ValueError as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
+    return settings

@@ -1,0 +1,110 @@
+"""Facts of a gateway: what has happened to requests, tickets, blocks and settings.
+
+The gateway reports each once (`core/facts.py`); the audit log, the bill, metrics and verification
+subscribe where the process is put together (`cli/parts/gateway_annexes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas.core.control.changes import ChangeEntry
+from prfaas.core.dispatch.types import Arrival, Routed
+from prfaas.core.transfer.tickets import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAsked:
+    """A change to ask for: an operator's request changes something. Guards raise `RequestError`."""
+
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChanged:
+    """A loop or an operator has changed something.
+
+    Attributes:
+        operator: Name of the operator's key; empty for a loop.
+    """
+
+    change: ChangeEntry
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A request had no right, or an operator's change was refused.
+
+    Attributes:
+        route: Pattern of its path; empty if there is no such route.
+        address: Of the client.
+        operator: Name of the operator's key; empty without a right.
+    """
+
+    method: str
+    route: str
+    status: int
+    address: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class TicketSigned:
+    """A ticket was signed for a tenant and a class of service, empty for none."""
+
+    ticket: Ticket
+    tenant: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBooked:
+    """A prefill was booked at an instance.
+
+    Attributes:
+        work_ns: Work of the instance; 0 without a profile.
+        saved_ns: Work that the cached prefix saves it; 0 without a profile.
+    """
+
+    arrival: Arrival
+    routed: Routed
+    work_ns: int
+    saved_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopied:
+    """A pool was asked to fetch a prefix that no request waits for.
+
+    Attributes:
+        hashes: Hash chain of the prefix.
+    """
+
+    source: str
+    pool: str
+    hashes: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request has ended, whichever way.
+
+    Attributes:
+        service: Its class of service; empty without.
+        is_finished: True if it was answered in full.
+        at_ns: Instant of its end.
+        decode_at_ns: Instant at which an engine was asked to decode; None if none was.
+        decode_ns: From its first token to its end; None if it was no stream.
+        slot_ns: Time of its sequences in engines that decode.
+    """
+
+    tenant: str
+    service: str
+    is_finished: bool
+    at_ns: int
+    decode_at_ns: int | None
+    decode_ns: int | None
+    num_output_tokens: int
+    slot_ns: int

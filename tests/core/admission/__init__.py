@@ -1,0 +1,1 @@
+"""Tests of sites that share a cluster."""
