@@ -12,18 +12,16 @@ import pytest
 from prfaas.core.control.changes import Loop
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
-from prfaas.gateway.loops.purging import TRIES_FREE, PurgeLoop
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import Times
-from prfaas.purge.intents import Intents
-from prfaas.purge.reports import TAKEN_AGAIN
+from prfaas.purge.intents import Intents, Unfinished
+from prfaas.purge.loop import TAKEN_AGAIN, TRIES_FREE, PurgeLoop
 from prfaas.purge.targets import Target
-from prfaas.purge.unfinished import Unfinished
 from prfaas.wire.messages.gateway import Order
 from tests.gateway.purge_scripts import ENGINES, script
 from tests.orders import word
 
-from .conftest import World, running, until
+from .conftest import World, annexes_of, running, until
 from .ctl_runner import run
 from .prompts import LONG
 from .scripted_pool import ScriptedPool
@@ -159,7 +157,7 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
 
 async def test_of_two_purges_in_one_turn_of_the_loop_the_second_is_refused(world: World) -> None:
     script(world)
-    purging = world.gateway.purging
+    purging = annexes_of(world).purging
     asked = [purging.purge("prfaas-pool", is_dry=False) for _ in range(2)]
     first, second = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, dict)
@@ -265,7 +263,7 @@ async def test_a_pool_that_leaves_while_engines_are_reset_is_named(world: World)
     client = pools._clients["pd-pool"]
     world.decode.on_forget = leaves
     try:
-        report = await world.gateway.purging.purge("prfaas-pool", is_dry=False)
+        report = await annexes_of(world).purging.purge("prfaas-pool", is_dry=False)
     finally:
         pools._clients["pd-pool"] = client
     problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
@@ -277,7 +275,7 @@ async def test_a_repeat_that_fails_is_logged_and_others_follow(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     script(world)
-    purging, failed = world.gateway.purging, asyncio.Event()
+    purging, failed = annexes_of(world).purging, asyncio.Event()
 
     async def fails(*_: object, **__: object) -> None:
         failed.set()
@@ -301,7 +299,7 @@ async def test_engines_are_reset_again_only_where_a_part_failed_that_can_be_reac
     _, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
     assert not report["is_complete"]
     told = script(world)
-    purging, target = world.gateway.purging, Intents(world.state, "gateway").pending()[0]
+    purging, target = annexes_of(world).purging, Intents(world.state, "gateway").pending()[0]
     assert purging._due(target) == frozenset(), "nothing that failed can be reached"
     await world.prfaas_pool.start()
     await until(lambda: not targets(world))
@@ -357,7 +355,7 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     world: World, step: str
 ) -> None:
     told = script(world)
-    purging = world.gateway.purging
+    purging = annexes_of(world).purging
     name = {"before any pool": "_at_pools", "before any engine": "_forget"}.get(step, "_end_at")
 
     async def dies(*_: object, **__: object) -> None:

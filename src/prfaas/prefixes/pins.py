@@ -7,12 +7,13 @@ restarted takes it up again, and pins end when their gateway does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from prfaas.core.cache.keep_rules import Effect
 from prfaas.errors import PeerError, RequestError
-from prfaas.prefixes.reports import unknown_pool
+from prfaas.prefixes.copies import unknown_pool
 from prfaas.purge.targets import Target
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
@@ -123,3 +124,33 @@ class Pins:
             return await self._pools.order(pool, order)
         except PeerError as error:
             return OrderDone(job=0, problem=str(error))
+
+
+def pins_json(
+    target: Target, for_s: float, found: Mapping[str, OrderDone], *, is_dry: bool
+) -> dict[str, Any]:
+    """Return the report of a pin.
+
+    Args:
+        for_s: How long, seconds; 0 is the end of a pin.
+        found: Answer of each pool.
+        is_dry: The blocks were only counted.
+    """
+    return {
+        "request": target.request,
+        "tenant": target.tenant,
+        "for_s": for_s,
+        "dry_run": is_dry,
+        "num_blocks": sum(told.num_blocks for told in found.values()),
+        "num_bytes": sum(told.num_bytes for told in found.values()),
+        "pools": [
+            {
+                "name": pool,
+                "num_blocks": told.num_blocks,
+                "num_bytes": told.num_bytes,
+                "num_left_out": told.num_left_out,
+                "problem": told.problem,
+            }
+            for pool, told in found.items()
+        ],
+    }

@@ -8,9 +8,9 @@ import msgspec
 
 from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
+from prfaas.gateway.telemetry.recent_names import Recent
 from prfaas.wire.messages.gateway import Order
 
-HASHES_BYTES_MAX = MANIFEST_BYTES_MAX
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -28,7 +28,12 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     tenant: _Name = ""
     tag: Annotated[str, msgspec.Meta(max_length=32)] | None = None
     request: _Name = ""
-    hashes: Annotated[bytes, msgspec.Meta(max_length=HASHES_BYTES_MAX)] = b""
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)] = b""
+
+    @classmethod
+    def of(cls, recent: Recent, tag: str) -> Target:
+        """Return the blocks of the prompt of a recent request, of a tenant with this tag."""
+        return cls(tenant=recent.tenant, tag=tag, request=recent.request, hashes=recent.hashes)
 
     def __str__(self) -> str:
         if self.request:

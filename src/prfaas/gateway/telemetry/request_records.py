@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.telemetry.recent_names import RecentNames
 from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.purge.recent_names import RecentNames
 from prfaas.units import NS_PER_MS
 
 RECORDS_MAX = 1000
