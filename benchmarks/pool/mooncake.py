@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prfaas.core.cache.keep_rules import Scope
+from prfaas.core.cache.keep_rules import KeepRules, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -145,7 +145,13 @@ async def writes(rounds: int) -> None:
         keys = load_keys(settings.keys)
         written = asyncio.Event()
         tier = MooncakeTier(
-            settings, keys, "pool", set(), PoolMetrics(), lambda _: written.set(), lambda _: None
+            settings,
+            keys,
+            KeepRules("pool"),
+            set(),
+            PoolMetrics(),
+            lambda _: written.set(),
+            lambda _: None,
         )
         tier.learn(Layout(LAYOUT_ID, 16, "0", groups))
         running = asyncio.create_task(tier.run())

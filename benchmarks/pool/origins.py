@@ -13,12 +13,15 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of
 from prfaas.engines.lineage import Lineage
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.event_feed import EventFeed
 from prfaas.pool.store.origins import LOCAL, received
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -100,7 +103,8 @@ def memory() -> None:
 async def disk() -> None:
     """Dropping half of what lies on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        tier = DiskTier(Path(folder), 1 << 30, PoolMetrics(), lambda _: None, lambda _: None)
+        store = BlockStore(1 << 20, EventFeed())
+        tier = DiskTier(SegmentFiles(Path(folder)), 1 << 30, PoolMetrics(), store)
         running = asyncio.create_task(tier.run())
         while not tier.is_ready:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
@@ -115,14 +119,14 @@ async def disk() -> None:
         while len(tier) < NUM_BLOCKS:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await tier.drop(lambda origin: origin.is_of("prfaas-pool"))
+        await tier.drop(Scope("prfaas-pool"))
         took = time.monotonic() - began
         print(
             f"{NUM_BLOCKS - len(tier):,} of {NUM_BLOCKS:,} blocks dropped from disk: {took:.2f} s"
         )
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        tier.close()
+        await tier.close()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.core.cache.keep_rules import KeepRules
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
 from prfaas.pool.keys.site_keys import SiteKey, load_keys
 from prfaas.pool.keys.tenant_keys import TenantKey
@@ -63,7 +64,8 @@ def tier_over(settings: S3Settings, bucket: Bucket, metrics: PoolMetrics | None 
         return
 
     keys = load_keys(settings.keys)
-    return S3Tier(settings, bucket, keys, "pool", set(), metrics or PoolMetrics(), ignore, ignore)
+    rules = KeepRules("pool")
+    return S3Tier(settings, bucket, keys, rules, set(), metrics or PoolMetrics(), ignore, ignore)
 
 
 async def until_listed(tier: S3Tier, num_blocks: int) -> None:

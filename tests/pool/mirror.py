@@ -1,6 +1,10 @@
 """A store as those see it who follow its events."""
 
-from prfaas.core.kv.blocks import BlockKey
+from collections.abc import Iterable
+
+from prfaas.core.cache.keep_rules import KeepRules
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.tier_ports import LowerTier
 
 Name = tuple[bytes, BlockKey]
 
@@ -19,3 +23,17 @@ class Mirror:
     def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         for key in keys:
             self.held.remove((layout_id, key))
+
+
+class Owner:
+    """A store above a tier, which notes what is gone there."""
+
+    def __init__(self, gone: list[BlockName] | None = None) -> None:
+        self.gone = [] if gone is None else gone
+        self.rules = KeepRules()
+
+    def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
+        pass
+
+    def gone_below(self, names: Iterable[BlockName]) -> None:
+        self.gone += names

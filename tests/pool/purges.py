@@ -67,7 +67,7 @@ async def end(gateway: Peer) -> bool:
 
 
 def origins(site: Site) -> dict[BlockKey, Origin]:
-    held = {key: block.origin for (_, key), block in site.node.store._blocks.items()}
+    held = {key: block.origin for (_, key), block in site.node.store.room.blocks.items()}
     if site.node.disk is not None:
         for _, key in site.node.disk.names():
             held.setdefault(key, site.node.disk.origin((LAYOUT.layout_id, key)))
@@ -84,11 +84,11 @@ async def on_disk(site: Site) -> None:
     assert site.node.disk is not None
     disk = site.node.disk
     await until(lambda: disk.is_ready)
-    for name, block in site.node.store._blocks.items():
+    for name, block in site.node.store.room.blocks.items():
         if name not in disk:
             block.pins += 1
             assert disk.offer(name, block, partial(unpin, block))
-    await until(lambda: all(name in disk for name in site.node.store._blocks))
+    await until(lambda: all(name in disk for name in site.node.store.room.blocks))
 
 
 def unpin(block: StoredBlock) -> None:
@@ -96,7 +96,7 @@ def unpin(block: StoredBlock) -> None:
 
 
 def forget_memory(site: Site) -> None:
-    for name in list(site.node.store._blocks):
+    for name in list(site.node.store.room.blocks):
         site.node.store.discard(*name)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.pool.store.disk_records import DiskPlace
-from prfaas.pool.store.disk_segments import SegmentFiles
+from prfaas.pool.store.disk_segments import DiskPlace, SegmentFiles
 from prfaas.pool.store.origins import received
 from prfaas.wire.fragments import block_digest
 

@@ -120,8 +120,7 @@ class Site:
         store = self.node.store
         blocks = [block for name in list(store.names()) if (block := store.get(*name))]
         assert [block.pins for block in blocks] == [0] * len(blocks)
-        assert store.used_bytes == sum(len(block.data) for block in blocks)
-        assert store.used_bytes <= store.arena.used_bytes <= store.capacity_bytes
+        store.validate()
         assert self.node.inbound.num_open == 0
         self.node.inbound.machine.validate()
         for link in self.node.links.values():

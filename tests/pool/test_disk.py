@@ -12,9 +12,9 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace
-from prfaas.pool.store.disk_segments import SegmentFiles
-from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, DiskPlace, SegmentFiles
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import keys_of, wire_keys
@@ -23,6 +23,7 @@ from prfaas.wire.messages.link import Missing
 
 from .asked_pulls import a_pull
 from .conftest import World
+from .mirror import Owner
 from .sites import LAYOUT, LOOPBACK, NUM_ROWS, PROMPT, Engine, Site, content, subscribe, until
 
 KEYS = [BlockKey(0, n.to_bytes(32, "big")) for n in range(64)]
@@ -48,7 +49,7 @@ async def store_all(site: Site, engine: Engine, keys: list[BlockKey] = KEYS) -> 
     """Store blocks, and give the disk time to follow."""
     for key in keys:
         assert await engine.store([key])
-        await until(lambda: not site.node.store.is_writing)
+        await until(lambda: not site.node.store.room.is_writing)
 
 
 def segments(folder: Path) -> list[Path]:
@@ -87,13 +88,13 @@ async def test_what_memory_evicts_is_found_on_disk(world: World, folder: Path) -
     await store_all(pd, engine)
     assert pd.held() == set(KEYS)
     assert len(pd.node.store) == 16
-    assert pd.node.store.used_bytes == MEMORY
+    assert pd.node.store.room.used_bytes == MEMORY
     assert dropped(pd, "not_spilled") == 0
     assert await engine.look_up(KEYS) == [HIT] * len(KEYS)
     assert await loads_right(engine, KEYS) == [True] * len(KEYS)
     assert pd.metric("pool_hits_total", tier="disk") >= 48
     assert pd.metric("pool_blocks_promoted_total") >= 48
-    assert pd.node.store.used_bytes <= MEMORY
+    assert pd.node.store.room.used_bytes <= MEMORY
     await until(lambda: len(watch.of(Stored)) == len(KEYS))
     assert not watch.of(Evicted), "a block that moves between tiers is there all the time"
     watch.channel.close("done")
@@ -105,7 +106,7 @@ async def test_a_block_used_again_is_not_written_again(world: World, folder: Pat
     await store_all(pd, engine)
     for _ in range(3):
         await loads_right(engine, KEYS)
-        await until(lambda: not pd.node.store.is_writing)
+        await until(lambda: not pd.node.store.room.is_writing)
     assert pd.metric("pool_blocks_spilled_total") == len(on_disk(pd)) <= len(KEYS)
 
 
@@ -197,7 +198,7 @@ async def test_blocks_that_come_over_the_link_are_spilled_too(world: World, fold
         transfer = prefill.push(bytes_max=1024)
         assert await prefill.store([key], transfer)
         prefill.push_done(transfer)
-        await until(lambda key=key: key in pd.held() and not pd.node.store.is_writing)  # type: ignore[misc]
+        await until(lambda key=key: key in pd.held() and not pd.node.store.room.is_writing)  # type: ignore[misc]
     assert pd.held() == set(KEYS)
     assert await loads_right(decode, KEYS) == [True] * len(KEYS)
 
@@ -312,7 +313,7 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
             assert await engine.store([key])
         await until(lambda: pd.metric("pool_disk_up") == 0)
     assert "cannot be written: File too large; blocks are kept only in memory" in caplog.text
-    assert pd.node.store.used_bytes <= MEMORY
+    assert pd.node.store.room.used_bytes <= MEMORY
     assert await loads_right(engine, sorted(kept)) == [True] * len(kept)
 
 
@@ -348,7 +349,7 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     """Room is made before it is known that the write fails; it serves all later attempts."""
     limits = DiskLimits(retry_s=0.0)
     gone: list[BlockName] = []
-    tier = DiskTier(folder, DISK, PoolMetrics(), lambda _: None, gone.extend, limits=limits)
+    tier = DiskTier(SegmentFiles(folder), DISK, PoolMetrics(), Owner(gone), limits)
     running = asyncio.create_task(tier.run())
     await until(lambda: tier.is_ready)
 
@@ -376,7 +377,8 @@ async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_trie
     assert len(gone) <= DISK // 8 // 3000
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    tier.close()
+    tier.validate()
+    await tier.close()
 
 
 async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(

@@ -117,9 +117,12 @@ async def test_a_subscriber_learns_what_tiers_hold_and_who_is_waited_for(world: 
     assert state is not None
     (name, tier), *others = state.tiers.items()
     assert (name, others) == ("host", [])
-    assert tier.used_bytes == pd.node.store.used_bytes == sum(len(content(k)) for k in PROMPT)
+    assert tier.used_bytes == pd.node.store.room.used_bytes == sum(len(content(k)) for k in PROMPT)
     assert state.leased_bytes == tier.used_bytes
-    assert (tier.capacity_bytes, tier.num_blocks) == (pd.node.store.capacity_bytes, len(PROMPT))
+    assert (tier.capacity_bytes, tier.num_blocks) == (
+        pd.node.store.room.capacity_bytes,
+        len(PROMPT),
+    )
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     await until(lambda: (state := told()) is not None and not state.num_leased)
     state = told()

@@ -134,7 +134,7 @@ async def test_a_receiver_without_room_says_so_and_the_sender_stops(world: World
 
 async def test_a_sender_without_room_aborts_what_it_can_not_push(world: World) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
-    prfaas.node.store.arena.capacity_bytes = 1
+    prfaas.node.store.room.arena.capacity_bytes = 1
     transfer = prefill.push()
     assert not await prefill.store(PROMPT, transfer)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)

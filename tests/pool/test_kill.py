@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.store.disk_records import ALIGN_BYTES
-from prfaas.pool.store.disk_segments import SegmentFiles
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, SegmentFiles
 
 from .killed_node import KEYS, SPILLED, Killed
 

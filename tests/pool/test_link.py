@@ -312,9 +312,9 @@ async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
     try:
         rig.proxy.is_plugged = False
         rig.proxy.strike(Fault.RESET)
-        await until(lambda: rig.pd.node.store.loose_bytes == 0)
+        await until(lambda: rig.pd.node.store.room.loose_bytes == 0)
         await until(lambda: rig.pd.node.inbound.num_open == 0)
-        assert rig.pd.node.store.loose_bytes == 0
+        assert rig.pd.node.store.room.loose_bytes == 0
     finally:
         gc.enable()
 

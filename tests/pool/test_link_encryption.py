@@ -304,6 +304,6 @@ async def test_a_changed_byte_leaves_no_memory_to_the_garbage_collector(
         reader = await one.send(bytes(data))
         assert await end_of(reader) == b""
         one.close()
-        await until(lambda: not pd.node.store.loose_bytes)
+        await until(lambda: not pd.node.store.room.loose_bytes)
     finally:
         gc.enable()

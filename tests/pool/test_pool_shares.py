@@ -8,8 +8,8 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
-from prfaas.pool.store.disk_records import ALIGN_BYTES
-from prfaas.pool.store.disk_tier import DiskLimits
+from prfaas.pool.store.disk_segments import ALIGN_BYTES
+from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import PoolState, SnapshotEnd
@@ -71,7 +71,7 @@ async def test_a_tenant_holds_no_more_than_its_limit(world: World) -> None:
     await told(pd, world.identities, {FLOOD: (0.0, 0.5)})
     await store(engine, keys(0, 16), QUIET)
     await store(engine, keys(100, 420), FLOOD)
-    assert pd.node.store.held_bytes == {QUIET: 16 * 128, FLOOD: 32 * 128}
+    assert pd.node.store.room.held_bytes == {QUIET: 16 * 128, FLOOD: 32 * 128}
     assert set(keys(0, 16)) | set(keys(388, 420)) == pd.held()
 
 
@@ -127,7 +127,7 @@ async def filled(site: Site, engine: Engine, first: int, last: int, tenant: str)
     """Store blocks, and give the disk time to follow."""
     for key in keys(first, last):
         assert await engine.store([key], tenant=tenant)
-        await until(lambda: not site.node.store.is_writing)
+        await until(lambda: not site.node.store.room.is_writing)
 
 
 async def test_an_engine_that_names_no_tag_is_refused(world: World) -> None:

@@ -57,12 +57,12 @@ def in_memory(site: Site) -> set[BlockKey]:
 
 def pinned(site: Site) -> set[BlockKey]:
     store = site.node.store
-    return {name[1] for name in store.in_memory() if store.is_pinned(name)}
+    return {name[1] for name in store.in_memory() if store.order.is_pinned(name)}
 
 
 async def flood(engine: Engine, site: Site, *, tenant: str = OTHERS) -> None:
     """Store twice as many bytes as memory takes."""
-    num_blocks = 2 * site.node.store.capacity_bytes // BLOCK_BYTES
+    num_blocks = 2 * site.node.store.room.capacity_bytes // BLOCK_BYTES
     for first in range(1000, 1000 + num_blocks, 50):
         assert await engine.store(keys(first, first + 50), tenant=tenant)
 
@@ -135,14 +135,14 @@ async def test_pins_hold_a_part_of_memory_at_most(world: World) -> None:
     pd = await world.start_pd()
     engine = await world.engine("pd-pool")
     gateway = await subscribe(pd, world.identities)
-    limit = int(pd.node.store.capacity_bytes * PIN_RATIO) // BLOCK_BYTES
+    limit = int(pd.node.store.room.capacity_bytes * PIN_RATIO) // BLOCK_BYTES
     many = keys(300, 300 + limit + 3)
     for first in range(0, len(many), 50):
         assert await engine.store(many[first : first + 50], tenant=OWNER)
     told = await pin(gateway, named=many)
     assert told.num_left_out >= 3
     assert told.num_blocks + told.num_left_out == len(many)
-    assert pd.node.store.pinned_bytes <= pd.node.store.capacity_bytes * PIN_RATIO
+    assert pd.node.store.order.pinned_bytes <= pd.node.store.room.capacity_bytes * PIN_RATIO
     assert pinned(pd) == set(many[: told.num_blocks])
     gateway.channel.close("done")
 
@@ -188,5 +188,5 @@ async def test_a_purged_prompt_is_not_pinned_any_more(world: World, *, is_pinned
     if is_pinned:
         await pin(gateway)
     pd.node.store.drop([name for name in pd.node.store.in_memory() if name[1] in PROMPT])
-    assert (pd.node.store.pinned_bytes, in_memory(pd) & set(PROMPT)) == (0, set())
+    assert (pd.node.store.order.pinned_bytes, in_memory(pd) & set(PROMPT)) == (0, set())
     gateway.channel.close("done")

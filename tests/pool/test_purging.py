@@ -10,8 +10,9 @@ from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.disk_records import ALIGN_BYTES
-from prfaas.pool.store.disk_tier import DiskLimits, DiskTier
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, SegmentFiles
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.pool.store.origins import LOCAL, computed, received
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.fields import keys_of
@@ -20,6 +21,7 @@ from prfaas.wire.messages.link import Refused
 from tests.orders import purge_end
 
 from .conftest import World
+from .mirror import Owner
 from .purges import (
     AFTER,
     OWN,
@@ -119,15 +121,15 @@ async def test_nobody_finds_a_purged_block_that_is_pinned_or_leased(world: World
     block = store_.get(LAYOUT.layout_id, PROMPT[0])
     assert block is not None
     block.pins += 1
-    assert store_.num_leased > 0
+    assert store_.order.num_leased > 0
     await ask(gateway)
-    assert store_.num_leased == 0
+    assert store_.order.num_leased == 0
     assert await decode.look_up(PROMPT) == [0] * len(PROMPT)
     assert bytes(block.data) == content(PROMPT[0]), "who reads it may finish"
     block.pins -= 1
     del block
-    assert store_.used_bytes == 0
-    await until(lambda: not store_.arena.used_bytes)
+    assert store_.room.used_bytes == 0
+    await until(lambda: not store_.room.arena.used_bytes)
     gateway.channel.close("done")
 
 
@@ -231,7 +233,7 @@ async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
 ) -> None:
     """Of 4,000 blocks on disk 1,000 are of the source, in a quarter of the segments."""
     limits = DiskLimits(segment_bytes=400 * ALIGN_BYTES, slice_blocks=64)
-    tier = DiskTier(tmp_path, 1 << 25, PoolMetrics(), lambda _: None, lambda _: None, limits=limits)
+    tier = DiskTier(SegmentFiles(tmp_path), 1 << 25, PoolMetrics(), Owner(), limits)
     running = asyncio.create_task(tier.run())
     await until(lambda: tier.is_ready)
     theirs = received(SOURCE, b"t" * 16, is_inherited=False)
@@ -270,4 +272,5 @@ async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
     for task in (working, running):
         task.cancel()
     await asyncio.gather(working, running, return_exceptions=True)
-    tier.close()
+    tier.validate()
+    await tier.close()

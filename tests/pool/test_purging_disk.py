@@ -151,7 +151,7 @@ async def test_a_disk_that_is_still_read_says_that_it_is_not_done(
     assert pd.node.disk is not None
     disk = pd.node.disk
     await until(lambda: disk.is_ready)
-    monkeypatch.setattr(disk, "_is_ready", False)
+    monkeypatch.setattr(disk._writer, "is_open", False)
     gateway = await subscribe(pd, world.identities)
     assert "still being read" in (await ask(gateway)).problem
     gateway.channel.close("done")

@@ -9,8 +9,8 @@ from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.pool.receive.inbound_transfers import PEER_SHARE
 from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.store.arena import LooseMemory
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
 from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
@@ -79,7 +79,7 @@ async def test_a_block_larger_than_all_memory_takes_none(world: World) -> None:
     transfer = secrets.token_bytes(16)
     say(peer, begun(transfer, 2 * MEMORY))
     await until(lambda: bool(peer.of(Abort)))
-    assert pd.node.store.loose_bytes == 0
+    assert pd.node.store.room.loose_bytes == 0
     peer.channel.send(offer(world.identities, transfer))
     await until(lambda: len(peer.of(Abort)) == 2)
     assert pd.node.inbound.num_open == 0
@@ -97,7 +97,7 @@ async def test_blocks_before_their_offers_take_no_more_than_a_share(world: World
     await until(lambda: len(peer.of(Abort)) == 2)
     assert pd.metric("pool_blocks_dropped_total", reason="no_room") == 2
     # The thread that reads lets go of a dropped block just after it has told so.
-    await until(lambda: pd.node.store.loose_bytes <= SHARE)
+    await until(lambda: pd.node.store.room.loose_bytes <= SHARE)
     await bring_one(pd, world.identities, peer)
 
 
@@ -105,16 +105,16 @@ async def test_memory_beside_the_store_has_a_limit_and_comes_back() -> None:
     held = BlockStore(100, Mirror(), loose_bytes_max=100)
     key = BlockKey(0, b"k" * 32)
     assert held.put(b"L" * 32, key, bytes(80), b"d" * 32)
-    buffers = [held.receive_buffer(60) for _ in range(2)]
+    buffers = [held.room.receive_buffer(60) for _ in range(2)]
     assert [buffer is not None for buffer in buffers] == [True, False]
-    assert held.loose_bytes == 60
-    assert held.receive_buffer(101) is None
-    held.keep_room()
+    assert held.room.loose_bytes == 60
+    assert held.room.receive_buffer(101) is None
+    held.room.keep_room()
     assert (b"L" * 32, key) not in held
-    inside = held.receive_buffer(60)
+    inside = held.room.receive_buffer(60)
     assert isinstance(inside, memoryview)
     del buffers
-    assert held.loose_bytes == 60
+    assert held.room.loose_bytes == 60
 
 
 def test_loose_memory_counts_what_is_still_seen() -> None:

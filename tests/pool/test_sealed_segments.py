@@ -21,11 +21,11 @@ from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.disk_keys import disk_wrapper
-from prfaas.pool.store.disk_records import ALIGN_BYTES, DiskPlace
-from prfaas.pool.store.disk_segments import MARKER, SegmentFiles
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, DiskPlace, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.wire.fragments import block_digest
 
+from .mirror import Owner
 from .segment_files import content, name_of, site_keys
 
 TENANTS = ("a" * 32, "b" * 32, "")
@@ -315,8 +315,9 @@ def test_made_up_tenants_cost_no_key_of_a_tenant_with_a_reserve(
     tmp_path: Path, wrapper: SiteKeyWrapper
 ) -> None:
     folder = tmp_path / "disk"
-    tier = DiskTier(folder, 1 << 20, PoolMetrics(), lambda _: None, lambda _: None, wrapper=wrapper)
-    keyring = tier._files.keyring
+    files = SegmentFiles(folder, wrapper=wrapper)
+    tier = DiskTier(files, 1 << 20, PoolMetrics(), Owner())
+    keyring = files.keyring
     assert keyring is not None
     keyring._keys_max = 3
     tier.share({"a" * 32: Share(reserve=0.5), "b" * 32: Share(limit=0.5)})
@@ -325,7 +326,7 @@ def test_made_up_tenants_cost_no_key_of_a_tenant_with_a_reserve(
     assert keyring.get(kept.id) == kept
     assert keyring.get(limited.id) is None
     assert [keyring.get(key.id) is not None for key in made] == [False, False, False, True, True]
-    tier._files.close()
+    files.close()
 
 
 # --- crashes ---

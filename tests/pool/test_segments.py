@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.pool.store.disk_records import ALIGN_BYTES, head_bytes, record_bytes
-from prfaas.pool.store.disk_segments import FORMAT, MARKER, SegmentFiles
+from prfaas.pool.store.disk_segments import (
+    ALIGN_BYTES,
+    FORMAT,
+    MARKER,
+    SegmentFiles,
+    head_bytes,
+    record_bytes,
+)
 from tests.pool.segment_files import ORIGIN, append, files_in, good, name_of
 
 HEADER_BYTES = head_bytes(ORIGIN)

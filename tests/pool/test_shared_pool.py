@@ -74,7 +74,7 @@ async def test_gateways_learn_of_their_own_site_alone(tmp_path: Path) -> None:
             assert {name for state in states for name in state.links} == {f"pd-{site}-pool"}
             assert {n for state in states for n in state.telemetry} == {f"pd-{site}-pool"}
             assert all(not state.tenants and not state.num_leased for state in states)
-            held = world.node.node.store.held_bytes[site]
+            held = world.node.node.store.room.held_bytes[site]
             assert {state.tiers["host"].used_bytes for state in states} <= {0, held}
             ended = [each for each in peer.messages if isinstance(each, TransferEnded)]
             assert [each.peer for each in ended] == [f"pd-{site}-pool"]

@@ -225,7 +225,7 @@ async def test_blocks_are_read_from_disk_before_the_bucket(
     engine = await world.engine("pd-pool")
     for key in KEYS:
         assert await engine.store([key])
-        await until(lambda: not site.node.store.is_writing)
+        await until(lambda: not site.node.store.room.is_writing)
     await all_written(site, len(KEYS))
     await until(lambda: num_keys(watch, Stored) == len(KEYS))
     assert await loads_right(engine, KEYS) == [True] * len(KEYS)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.cache.keep_rules import Origin, Scope
+from prfaas.core.cache.tenant_shares import TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import LOCAL
@@ -99,7 +100,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert list(self.store.names()) == list(self.sizes)
         assert len(self.store) == len(self.sizes)
         assert self.mirror.held == set(self.sizes)
-        assert self.store.used_bytes == sum(self.sizes.values()) <= CAPACITY
+        assert self.store.room.used_bytes == sum(self.sizes.values()) <= CAPACITY
+        self.store.validate()
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
@@ -122,9 +124,10 @@ class SlowDisk:
     """Takes one block at a time, and finishes it when it is told to."""
 
     label = "disk"
-    needs_probe = False
+    is_written_in_advance, needs_probe = True, False
 
     def __init__(self) -> None:
+        self.num_missed = 0
         self.written: set[BlockName] = set()
         self._current: list[tuple[BlockName, Callable[[], None]]] = []
 
@@ -163,6 +166,18 @@ class SlowDisk:
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         return {name for name in names if name in self.written}
 
+    def missed(self) -> None:
+        self.num_missed += 1
+
+    async def run(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def validate(self) -> None:
+        pass
+
     def finish(self) -> None:
         name, done = self._current.pop()
         self.written.add(name)
@@ -172,47 +187,44 @@ class SlowDisk:
 @given(steps=st.lists(st.one_of(st.integers(0, 30), st.none()), max_size=80))
 def test_a_disk_that_is_too_slow_costs_blocks_and_no_memory(steps: list[int | None]) -> None:
     """A number stores that block, None lets the disk finish one."""
-    mirror, disk, lost = Mirror(), SlowDisk(), [0]
-
-    def count() -> None:
-        lost[0] += 1
-
-    store = BlockStore(80, mirror, on_lost=count)
-    store.spill_to(disk)
+    mirror, disk = Mirror(), SlowDisk()
+    store = BlockStore(80, mirror)
+    store.tiers.add(disk)
     num_stored = 0
     for step in steps:
         if step is not None:
             name = b"a" * 32, BlockKey(0, bytes([step]) * 32)
             num_stored += name not in store
             assert store.put(*name, bytes(10), b"d" * 32)
-        elif store.is_writing:
+        elif store.room.is_writing:
             disk.finish()
-        assert store.used_bytes <= store.arena.used_bytes <= 80
+        assert store.room.used_bytes <= store.room.arena.used_bytes <= 80
         assert mirror.held == set(store.names()) == {name for name in mirror.held if name in store}
-        assert num_stored - lost[0] == len(mirror.held)
-    while store.is_writing:
+        assert num_stored - disk.num_missed == len(mirror.held)
+        store.validate()
+    while store.room.is_writing:
         disk.finish()
     pins = [block.pins for name in list(store.names()) if (block := store.get(*name))]
     assert not any(pins)
     in_memory = [name for name in store.names() if name in store.in_memory()]
-    clean = 80 - store.used_bytes + 10 * sum(name in disk for name in in_memory)
+    clean = 80 - store.room.used_bytes + 10 * sum(name in disk for name in in_memory)
     assert clean >= 20, "what is evicted next is on disk once that has caught up"
 
 
 async def test_a_block_is_promoted_once_others_are_written() -> None:
     disk = SlowDisk()
     store = BlockStore(40, Mirror())
-    store.spill_to(disk)
+    store.tiers.add(disk)
     names = [(b"a" * 32, BlockKey(0, bytes([n]) * 32)) for n in range(6)]
     for name in names[:5]:
         store.put(*name, bytes(10), b"d" * 32)
-        while store.is_writing:
+        while store.room.is_writing:
             disk.finish()
     first = next(name for name in names if name not in store.in_memory())
     store.put(*names[5], bytes(10), b"d" * 32)
     fetching = asyncio.create_task(store.fetch(*first))
     while not fetching.done():
-        if store.is_writing:
+        if store.room.is_writing:
             disk.finish()
         await asyncio.sleep(0)
     assert fetching.result() is not None
@@ -224,7 +236,7 @@ def test_another_policy_decides_who_goes() -> None:
         def order(self) -> Iterator[BlockName]:
             return iter(list(super().order())[::-1])
 
-    store = BlockStore(30, Mirror(), NewestFirst())
+    store = BlockStore(30, Mirror(), TenantShares(NewestFirst(), 30))
     names = [(b"a" * 32, BlockKey(0, bytes([n]) * 32)) for n in range(5)]
     for name in names:
         store.put(*name, bytes(10), b"d" * 32)
@@ -242,11 +254,11 @@ def leased(capacity: int, sizes: list[int]) -> tuple[BlockStore, list[BlockName]
 
 def test_what_an_engine_caches_evicts_no_block_that_another_waits_for() -> None:
     store, names = leased(100, [40, 40])
-    assert store.allocate(30, spare_leased=True) is None
+    assert store.room.allocate(30, spare_leased=True) is None
     assert all(name in store for name in names)
-    assert store.allocate(20, spare_leased=True) is not None
+    assert store.room.allocate(20, spare_leased=True) is not None
     store.release(names[0])
-    assert store.allocate(30, spare_leased=True) is not None
+    assert store.room.allocate(30, spare_leased=True) is not None
     assert names[0] not in store
     assert names[1] in store
 
@@ -254,12 +266,12 @@ def test_what_an_engine_caches_evicts_no_block_that_another_waits_for() -> None:
 def test_a_block_that_came_is_there_until_it_was_waited_for() -> None:
     """Room for the next is not made of those that just came."""
     store, names = leased(100, [40, 40])
-    buffers = [store.receive_buffer(30), store.receive_buffer(30)]
+    buffers = [store.room.receive_buffer(30), store.room.receive_buffer(30)]
     assert all(buffer is not None for buffer in buffers)
     newest = b"a" * 32, BlockKey(0, b"n" * 32)
     assert store.put(*newest, bytearray(10), b"d" * 32, lease_until_ns=10**18)
     assert all(name in store for name in (*names, newest))
-    store.keep_room()
+    store.room.keep_room()
     assert all(name in store for name in (*names, newest))
 
 
@@ -274,15 +286,15 @@ def test_copies_that_an_engine_reads_cost_no_block_of_this_host() -> None:
     for name in copies:
         assert store.put(*name, bytearray(size), b"d" * 32, lease_until_ns=10**18, is_copy=True)
     # Four are in the memory of the store, and the last one is outside.
-    buffers = [store.receive_buffer(size) for _ in range(5)]
+    buffers = [store.room.receive_buffer(size) for _ in range(5)]
     assert all(buffer is not None for buffer in buffers)
     for name in copies:
         _pin(store, name, 1)
-    store.keep_room()
+    store.room.keep_room()
     assert all(name in store for name in own)
     for name in copies:
         _pin(store, name, -1)
-    store.keep_room()
+    store.room.keep_room()
     assert all(name in store for name in own)
     assert not all(name in store for name in copies)
 
@@ -307,7 +319,7 @@ def full_of_own_and_copies(num_own: int, num_copies: int) -> tuple[BlockStore, l
 
 def copied(store: BlockStore, numbers: range, *, is_kept: bool = True) -> None:
     """Receive and put leased copies, all at once."""
-    buffers = {number: store.receive_buffer(SIZE) for number in numbers}
+    buffers = {number: store.room.receive_buffer(SIZE) for number in numbers}
     for number, data in buffers.items():
         assert data is not None
         data[:1] = bytes([number])
@@ -328,9 +340,9 @@ def test_a_copy_evicts_copies_and_no_block_of_this_host() -> None:
         assert all(name in store for name in names[:50])
         assert all(name_of(number) in store for number in range(100, 110))
         assert (sum(name in store for name in names[50:]) < 14) == (state == "idle")
-        assert (store.outside_bytes > 0) == (state != "idle")
-        assert store.loose_bytes == 0
-        assert store.arena.used_bytes <= 64 * MIB
+        assert (store.room.outside_bytes > 0) == (state != "idle")
+        assert store.room.loose_bytes == 0
+        assert store.room.arena.used_bytes <= 64 * MIB
         block = store.get(*name_of(105))
         assert block is not None
         assert block.data[0] == 105
@@ -339,20 +351,20 @@ def test_a_copy_evicts_copies_and_no_block_of_this_host() -> None:
 def test_copies_outside_the_memory_leave_it_once_they_are_read() -> None:
     store, names = full_of_own_and_copies(50, 14)
     copied(store, range(100, 110))
-    assert store.outside_bytes == 10 * SIZE
+    assert store.room.outside_bytes == 10 * SIZE
     store.expire(1)
-    assert store.outside_bytes == 10 * SIZE  # Leases last.
+    assert store.room.outside_bytes == 10 * SIZE  # Leases last.
     for number in range(100, 110):
         _pin(store, name_of(number), 1)
     store.expire(2)
-    assert store.outside_bytes == 10 * SIZE  # They are read.
+    assert store.room.outside_bytes == 10 * SIZE  # They are read.
     for number in range(100, 110):
         _pin(store, name_of(number), -1)
     store.expire(3)
-    assert (store.outside_bytes, store.loose_bytes) == (0, 0)
+    assert (store.room.outside_bytes, store.room.loose_bytes) == (0, 0)
     assert not any(name_of(number) in store for number in range(100, 110))
     assert all(name in store for name in names)
-    assert store.receive_buffer(SIZE) is not None
+    assert store.room.receive_buffer(SIZE) is not None
 
 
 def test_copies_outside_the_memory_have_a_limit() -> None:
@@ -361,22 +373,22 @@ def test_copies_outside_the_memory_have_a_limit() -> None:
     store, names = full_of_own_and_copies(50, 14)
     for first in range(100, 124, 8):
         copied(store, range(first, first + 8))
-    assert store.outside_bytes <= 16 * MIB
+    assert store.room.outside_bytes <= 16 * MIB
     assert all(name_of(number) in store for number in range(100, 124))
-    assert sum(name not in store for name in names) == 24 - store.outside_bytes // SIZE
+    assert sum(name not in store for name in names) == 24 - store.room.outside_bytes // SIZE
 
 
 def test_copies_that_no_request_waits_for_leave_the_memory_outside() -> None:
     """The request has left while its transfer goes on: they are put without a lease."""
     store, names = full_of_own_and_copies(50, 14)
-    buffers = [store.receive_buffer(SIZE) for _ in range(4)]
+    buffers = [store.room.receive_buffer(SIZE) for _ in range(4)]
     for number, data in enumerate(buffers, 100):
         assert isinstance(data, bytearray)
         assert store.put(*name_of(number), data, b"d" * 32, is_copy=True)
     buffers.clear()
     del data
     store.expire(1)
-    assert (store.outside_bytes, store.loose_bytes) == (0, 0)
+    assert (store.room.outside_bytes, store.room.loose_bytes) == (0, 0)
     assert all(name in store for name in names)
 
 
@@ -386,16 +398,16 @@ def test_room_is_made_from_idle_copies_one_at_a_time(monkeypatch: pytest.MonkeyP
     for name in names[10:]:
         _pin(store, name, 1)
         _pin(store, name, -1)
-    assert isinstance(store.receive_buffer(SIZE), bytearray)
+    assert isinstance(store.room.receive_buffer(SIZE), bytearray)
     looked: list[BlockName] = []
-    look = store._arena_bytes
+    look = store.room._arena_bytes
 
     def looks(name: BlockName) -> int:
         looked.append(name)
         return look(name)
 
-    monkeypatch.setattr(store, "_arena_bytes", looks)
-    store.keep_room()
+    monkeypatch.setattr(store.room, "_arena_bytes", looks)
+    store.room.keep_room()
 
     num_evicted = sum(name not in store for name in names)
     assert num_evicted == 8
@@ -405,7 +417,7 @@ def test_room_is_made_from_idle_copies_one_at_a_time(monkeypatch: pytest.MonkeyP
 def test_memory_that_copies_are_received_into_costs_no_block_of_this_host() -> None:
     """On a busy machine blocks arrive faster than they are put."""
     store, names = full_of_own_and_copies(50, 0)
-    buffers = [store.receive_buffer(SIZE) for _ in range(15)]
+    buffers = [store.room.receive_buffer(SIZE) for _ in range(15)]
     assert isinstance(buffers[-1], bytearray), "outside, so that room is made from now on"
     for number, data in enumerate(buffers, 100):
         assert data is not None
@@ -417,23 +429,23 @@ def test_a_block_that_a_link_waits_for_gets_memory_however_much_is_being_receive
     """Blocks wait for fragments that come behind those of another block."""
     store, names = full_of_own_and_copies(40, 0)
     received = []
-    while (buffer := store.receive_buffer(SIZE)) is not None:
+    while (buffer := store.room.receive_buffer(SIZE)) is not None:
         received.append(buffer)
-    store.keep_room()
-    assert store.receive_buffer(SIZE) is None
+    store.room.keep_room()
+    assert store.room.receive_buffer(SIZE) is None
     assert all(name in store for name in names)
-    store.keep_room(is_waited=True)
-    assert store.receive_buffer(SIZE) is not None
+    store.room.keep_room(is_waited=True)
+    assert store.room.receive_buffer(SIZE) is not None
     assert sum(name not in store for name in names) == 1
 
 
 def test_blocks_of_this_host_are_received_as_before() -> None:
     """A block that is no copy evicts the least recently used one."""
     store, names = full_of_own_and_copies(64, 0)
-    data = store.receive_buffer(SIZE)
+    data = store.room.receive_buffer(SIZE)
     assert data is not None
     assert store.put(*name_of(200), data, b"d" * 32)
-    assert store.outside_bytes == 0
+    assert store.room.outside_bytes == 0
     assert names[0] not in store
 
 

@@ -94,7 +94,7 @@ async def run(
                 num_red += 1
             await settled(world)
         tag = tenant_tag(world.gateway.tenants.by_name["blue"].cache_salt)
-        held = world.sites["pd-pool"].node.store.held_bytes.get(tag, 0)
+        held = world.sites["pd-pool"].node.store.room.held_bytes.get(tag, 0)
         return Figures(cached / total, held, num_red)
 
 

@@ -145,8 +145,8 @@ async def test_three_pools_of_64_mib_hold_150_mib_and_every_engine_hits_all_of_i
             only(world, f"e{n % 3}")
             texts[n] = await world.text(prompt)
         await settled(world)
-        assert sum(site.node.store.used_bytes for site in world.sites.values()) >= 150 * MIB
-        assert all(site.node.store.capacity_bytes == 64 * MIB for site in world.sites.values())
+        assert sum(site.node.store.room.used_bytes for site in world.sites.values()) >= 150 * MIB
+        assert all(site.node.store.room.capacity_bytes == 64 * MIB for site in world.sites.values())
         num_pulled = 0
         for engine in ("e0", "e1", "e2"):
             only(world, engine)

@@ -80,7 +80,7 @@ async def test_pages_are_handed_over_by_sglangs_names(
         assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] >= SHIPPED * SPAN
         assert await world.complete(SHORT)
         await until(world.is_quiet)
-        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+        assert all(site.node.store.order.num_leased == 0 for site in world.sites.values())
 
 
 async def test_pages_travel_while_the_engine_computes(

@@ -71,10 +71,10 @@ async def check_let_go(world: World) -> None:
     """Nothing is held of it any more."""
     nodes = [site.node for site in world.sites.values()]
     await until(world.is_quiet)
-    await until(lambda: all(node.store.loose_bytes == 0 for node in nodes))
+    await until(lambda: all(node.store.room.loose_bytes == 0 for node in nodes))
     check_nothing_is_held(world)
     for node in nodes:
-        assert (node.store.num_leased, node.inbound.promised_bytes) == (0, 0)
+        assert (node.store.order.num_leased, node.inbound.promised_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("roles", [{}, SPLIT], ids=["both", "split"])

@@ -68,7 +68,7 @@ async def test_a_hit_on_any_prfaas_host_is_a_hit_on_every_one(
         assert await outcomes(world) == {"whole": 1}
         await settled(world)
         check_nothing_is_held(world)
-        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+        assert all(site.node.store.order.num_leased == 0 for site in world.sites.values())
 
 
 async def test_a_prefix_goes_from_prfaas_host_to_host_and_on_to_the_pd_host_that_decodes(

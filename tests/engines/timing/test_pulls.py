@@ -47,7 +47,7 @@ async def test_what_lies_away_comes_and_is_found(
         assert (await world.record())["pull_tokens"] == 0
         await until(world.is_quiet)
         check_nothing_is_held(world)
-        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+        assert all(site.node.store.order.num_leased == 0 for site in world.sites.values())
 
 
 async def test_an_engine_that_only_prefills_pulls_and_hands_over(
@@ -107,7 +107,7 @@ async def test_who_leaves_takes_the_pull_along(
         await until(world.is_quiet)
         assert await outcomes(world) == {"ended_early": 1}
         check_nothing_is_held(world)
-        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+        assert all(site.node.store.order.num_leased == 0 for site in world.sites.values())
 
 
 async def under_way(world: World) -> asyncio.Task[dict[str, Any]]:

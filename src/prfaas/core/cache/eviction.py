@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
+from prfaas.core.invariants import require
+
 GRAIN_S = 10
 """Resolution of the times at which blocks were computed, seconds."""
 UNKNOWN_S = 0
@@ -208,6 +210,24 @@ class LeasedLast(EvictionPolicy[K]):
         """End the leases whose time is over."""
         for key in [key for key, (until_ns, _) in self._leases.items() if until_ns <= now_ns]:
             self.release(key)
+
+    def validate(self) -> None:
+        """Check that each block is in one order, and the sums.
+
+        Raises:
+            AssertionError: One does not hold.
+        """
+        keys = [*self.order()]
+        sizes = {key: num_bytes for key, (_, num_bytes) in self._leases.items()}
+        require(len(keys) == len(set(keys)), "a block in two orders of eviction")
+        require(
+            self._are_copies == {*self._copies.order(), *self._are_copies & sizes.keys()}, "copies"
+        )
+        require(self.num_bytes == sum(sizes.values()), "leased bytes")
+        require(
+            self.copy_bytes == sum(sizes[key] for key in self._are_copies & sizes.keys()),
+            "bytes of copies",
+        )
 
     def _unleased(self, key: K) -> EvictionPolicy[K]:
         """The order that a block without lease is in."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast
+from prfaas.core.invariants import require
 
 K = TypeVar("K", bound=Hashable)
 
@@ -306,6 +307,33 @@ class TenantShares(Generic[K]):
             self._pins = {key: size for key, size in self._pins.items() if key in leased}
             self.pinned_bytes = sum(self._pins.values())
 
+    def validate(self, held: Iterable[Held[K]]) -> None:
+        """Check orders, sums and leases against all blocks of the tier.
+
+        Raises:
+            AssertionError: One does not hold.
+        """
+        blocks = {block.key: block for block in held}
+        sums = dict.fromkeys((block.tenant for block in blocks.values()), 0)
+        for block in blocks.values():
+            sums[block.tenant] += block.num_bytes
+        order = [*self.everything()]
+        require((len(order), set(order)) == (len(blocks), set(blocks)), "the order of eviction")
+        require(self.held_bytes == {tag: held for tag, held in sums.items() if held}, "held bytes")
+        require(self._pins == {key: blocks[key].num_bytes for key in self._pins}, "pins")
+        require(self.pinned_bytes == sum(self._pins.values()), "pinned bytes")
+        for tag, account in self._accounts.items():
+            inside = {key: blocks[key].num_bytes for key in account.reserved}
+            own = {key for key, block in blocks.items() if block.tenant == tag}
+            require(account.reserved == inside, "sizes in a reserve")
+            require(
+                account.reserved_bytes == sum(inside.values()) <= account.reserve_bytes,
+                "bytes in a reserve",
+            )
+            require(account.leases.keys() <= inside.keys(), "leases in a reserve")
+            require(own == inside.keys() | account.outside.keys(), "blocks of a tenant")
+        self._outside.validate()
+
     # --- reserves ---
 
     def _count(self, tenant: str, num_bytes: int) -> None:
@@ -404,6 +432,10 @@ class OwnedShares(TenantShares[K]):
     def release(self, key: K, tenant: str) -> None:
         """See `TenantShares`."""
         super().release(key, self._owner(tenant))
+
+    def validate(self, held: Iterable[Held[K]]) -> None:
+        """See `TenantShares`."""
+        super().validate(each._replace(tenant=self._owner(each.tenant)) for each in held)
 
     def _owner(self, tag: str) -> str:
         """The owner of a tag, the same for as long as blocks of it are counted."""

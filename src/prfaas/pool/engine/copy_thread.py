@@ -44,7 +44,7 @@ class EngineCopies:
 
     def batches(self, engine: EngineSession, named: Sequence[NamedRow]) -> Iterator[list[NamedRow]]:
         """Rows in parts for one call of `take`."""
-        limit = min(BATCH_BYTES, int(self._store.capacity_bytes * BATCH_RATIO))
+        limit = min(BATCH_BYTES, int(self._store.room.capacity_bytes * BATCH_RATIO))
         part: list[NamedRow] = []
         num_bytes = 0
         for key, row in named:
@@ -148,7 +148,7 @@ class EngineCopies:
             if blocks[at] is not None:
                 continue
             size = engine.memory.block_bytes(key.group)
-            buffer = self._store.allocate(size, tenant=tenant, spare_leased=spare_leased)
+            buffer = self._store.room.allocate(size, tenant=tenant, spare_leased=spare_leased)
             if buffer is None:
                 self._metrics.blocks_dropped.labels(reason="no_room").inc()
             else:

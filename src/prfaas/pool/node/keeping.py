@@ -172,7 +172,7 @@ class KeptTiers:
 
     def follow_shares(self) -> None:
         """Set the shares of tenants by the rules, from now on."""
-        self.store.share(self.rules.shares)
+        self.store.room.share(self.rules.shares)
         if self._disk is not None:
             self._disk.share(self.rules.shares)
 

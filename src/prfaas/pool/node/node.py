@@ -44,6 +44,7 @@ from prfaas.pool.send.site_share import SiteShare
 from prfaas.pool.shared.opening import open_shared
 from prfaas.pool.sites.sites import Sites
 from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import TicketChecks
@@ -93,14 +94,12 @@ class PoolNode:
         self._audit = PoolAudit(
             settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
         )
-        self.sites = Sites(settings, self._origin_of, lambda: self.store.held_bytes)
+        self.sites = Sites(settings, self._origin_of, lambda: self.store.room.held_bytes)
         self.feed = self.sites.feed
-        not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
         self.store = BlockStore(
             settings.memory_bytes,
             self.feed,
-            on_lost=not_spilled.inc,
-            owner_of=self.sites.owner_of,
+            self.sites.order_of(settings.memory_bytes),
             rules=KeepRules(settings.name, settings.regions, settings.wall_s),
         )
         self.disk = self._disk(settings.disk) if settings.disk else None
@@ -119,7 +118,7 @@ class PoolNode:
             settings.identity.authority, self.sites.gateways, self.sites.certificates
         )
         settings.check_certificate()
-        own: list[tuple[str, MeteredTier | None]] = [(HOST, self.store), (DISK, self.disk)]
+        own: list[tuple[str, MeteredTier | None]] = [(HOST, self.store.room), (DISK, self.disk)]
         tiers = {name: tier for name, tier in own if tier is not None}
         self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
         self._tickets = TicketChecks(
@@ -242,7 +241,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket cannot be made.
         """
-        self.store.share(self.sites.shares)
+        self.store.room.share(self.sites.shares)
         self._audit.site_of = self.sites.site_of_gateway
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
@@ -277,7 +276,7 @@ class PoolNode:
             self._requests.close()
             await admin.close()
             if self.disk is not None:
-                self.disk.close()
+                await self.disk.close()
             if self.shared is not None:
                 await self.shared.close()
             await self._comparing.close()
@@ -351,18 +350,15 @@ class PoolNode:
 
     def _disk(self, folder: Path) -> DiskTier:
         wrapper, is_new = disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key)
+        files = SegmentFiles(folder, self.store.rules.regions, wrapper, is_new_key=is_new)
         disk = DiskTier(
-            folder,
+            files,
             self.settings.disk_bytes,
             self.metrics,
-            lambda names: self.store.found_below(disk, names),
-            self.store.gone_below,
-            limits=self.settings.disk_limits,
-            rules=self.store.rules,
-            wrapper=wrapper,
-            is_new_key=is_new,
+            self.store,
+            self.settings.disk_limits,
         )
-        self.store.spill_to(disk)
+        self.store.tiers.add(disk)
         return disk
 
     def _link(
@@ -512,7 +508,7 @@ class PoolNode:
 
     async def _keep_house(self) -> None:
         while True:
-            self.store.spill(again=True)
+            self.store.room.spill(again=True)
             self.store.expire(self._clock_ns())
             self.inbound.expire()
             self.keeping.expire()
@@ -528,7 +524,7 @@ class PoolNode:
         """Put changed contracts in force: links and connections of sites without one end."""
         if (changed := self.sites.look()) is not None:
             self.sites.trust(self._dialling, self._accepting, self._io.call)
-            self.store.share(self.sites.shares)
+            self.store.room.share(self.sites.shares)
             for peer in changed.gone:
                 if peer in self.links:
                     self.links[peer].end()
@@ -566,7 +562,7 @@ class PoolNode:
         return any(link.has(transfer_id) for link in self.links.values())
 
     def _tell_of_tiers(self) -> None:
-        holds = self._state.tiers(), self.store.num_leased
+        holds = self._state.tiers(), self.store.order.num_leased
         if self.feed.num_subscribers and holds != self._told:
             self._told = holds
             self._state_changed()

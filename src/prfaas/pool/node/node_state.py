@@ -15,6 +15,7 @@ from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.memory_room import MemoryRoom
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.wire.messages.fields import TENANTS_HELD_MAX
 from prfaas.wire.messages.gateway import PoolState, TenantUse, TierUse
@@ -76,8 +77,8 @@ class NodeState:
             is_draining=self._is_draining(),
             tiers=self.tiers(),
             tenants=self._tenants() if self._shows_tenants else {},
-            num_leased=self._store.num_leased,
-            leased_bytes=self._store.leased_bytes,
+            num_leased=self._store.order.num_leased,
+            leased_bytes=self._store.order.leased_bytes,
         )
 
     def surveyed(self) -> Surveyed:
@@ -102,7 +103,7 @@ class NodeState:
 
     def _tenants(self) -> dict[str, TenantUse]:
         """Bytes of tenants by tag: of those that hold the most, TENANTS_HELD_MAX at most."""
-        in_memory = self._store.held_bytes
+        in_memory = self._store.room.held_bytes
         on_disk: Mapping[str, int] = {} if self._disk is None else self._disk.held_bytes
 
         def held(tag: str) -> int:
@@ -116,28 +117,28 @@ class NodeState:
 
     def watch(self, metrics: PoolMetrics, inbound: InboundTransfers, link_port: LinkPort) -> None:
         """Have gauges read at each scrape."""
-        store, links = self._store, self._links
+        room, order, links = self._store.room, self._store.order, self._links
         for name, tier in self._tiers():
             _watch_tier(metrics, name, tier)
         if (disk := self._disk) is not None:
             metrics.tenant_keys.set_function(lambda: disk.num_keys)
-        metrics.loose_bytes.set_function(lambda: store.loose_bytes)
-        metrics.leased_blocks.set_function(lambda: store.num_leased)
-        metrics.leased_bytes.set_function(lambda: store.leased_bytes)
-        metrics.pinned_bytes.set_function(lambda: store.pinned_bytes)
-        metrics.pinned_blocks.set_function(lambda: store.num_pinned)
+        metrics.loose_bytes.set_function(lambda: room.loose_bytes)
+        metrics.leased_blocks.set_function(lambda: order.num_leased)
+        metrics.leased_bytes.set_function(lambda: order.leased_bytes)
+        metrics.pinned_bytes.set_function(lambda: order.pinned_bytes)
+        metrics.pinned_blocks.set_function(lambda: room.num_pinned)
         metrics.promised_bytes.set_function(lambda: inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: link_port.data.unfinished_bytes)
         received, sent = (metrics.open_transfers.labels(direction=d) for d in ("received", "sent"))
         received.set_function(lambda: inbound.num_open)
         sent.set_function(lambda: sum(link.num_open for link in links.values()))
 
-    def _tiers(self) -> list[tuple[str, BlockStore | DiskTier | SharedTier]]:
-        tiers = ((HOST, self._store), (DISK, self._disk), (SHARED, self._shared))
+    def _tiers(self) -> list[tuple[str, MemoryRoom | DiskTier | SharedTier]]:
+        tiers = ((HOST, self._store.room), (DISK, self._disk), (SHARED, self._shared))
         return [(name, tier) for name, tier in tiers if tier is not None]
 
 
-def _watch_tier(metrics: PoolMetrics, name: str, tier: BlockStore | DiskTier | SharedTier) -> None:
+def _watch_tier(metrics: PoolMetrics, name: str, tier: MemoryRoom | DiskTier | SharedTier) -> None:
     metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
     metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
     metrics.blocks.labels(tier=name).set_function(lambda: len(tier))

@@ -74,7 +74,7 @@ class Pinning:
                 num_bytes += self._store.num_bytes(name)
             else:
                 num_left_out += 1
-        names.intersection_update([name for name in names if self._store.is_pinned(name)])
+        names.intersection_update([name for name in names if self._store.order.is_pinned(name)])
         if is_new:
             fields = {"gateway": gateway, "blocks": len(names), "left_out": num_left_out}
             log_event(log, logging.INFO, "prefix_pinned", **fields)
@@ -87,10 +87,10 @@ class Pinning:
 
     async def _hold(self, name: BlockName, until_ns: int) -> bool:
         """Pin a block, which is read into memory if need be; False if the limit does not allow."""
-        if self._store.is_pinned(name):
+        if self._store.order.is_pinned(name):
             return self._store.pin(name, until_ns)
-        limit = self._store.capacity_bytes * PIN_RATIO
-        if self._store.pinned_bytes + self._store.num_bytes(name) > limit:
+        limit = self._store.room.capacity_bytes * PIN_RATIO
+        if self._store.order.pinned_bytes + self._store.num_bytes(name) > limit:
             return False
         if await self._store.fetch(*name) is None:
             return False

@@ -20,8 +20,8 @@ from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.pool.send import send_limits
 from prfaas.pool.send.send_limits import SendLimits
 from prfaas.pool.shared.settings import SharedSettings
-from prfaas.pool.store import disk_tier, event_feed
-from prfaas.pool.store.disk_tier import DiskLimits
+from prfaas.pool.store import disk_writer, event_feed
+from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.pool.store.event_feed import FeedLimits
 from prfaas.wire import channel
 from prfaas.wire.channel import ChannelLimits
@@ -115,7 +115,7 @@ class PoolSettings:
     channels: ChannelLimits = channel.LIMITS
     feed: FeedLimits = event_feed.LIMITS
     probes: ProbeLimits = link_probe.LIMITS
-    disk_limits: DiskLimits = disk_tier.LIMITS
+    disk_limits: DiskLimits = disk_writer.LIMITS
     purge_bar_ns: int = BAR_NS
     age_round_s: float = AGE_ROUND_S
     hello_timeout_s: float = 10.0

@@ -145,15 +145,15 @@ class InboundTransfers:
     @property
     def peer_bytes_max(self) -> int:
         """Memory limit of one peer for blocks that are not in the store yet."""
-        return max(self.limits.peer_bytes_min, self._store.capacity_bytes // PEER_SHARE)
+        return max(self.limits.peer_bytes_min, self._store.room.capacity_bytes // PEER_SHARE)
 
     def buffer(self, num_bytes: int) -> bytearray | memoryview | None:
         """Memory to receive a block into; None if memory is full. Any thread may call it."""
-        return self._store.receive_buffer(num_bytes)
+        return self._store.room.receive_buffer(num_bytes)
 
     def make_room(self) -> None:
         """Free memory for a block: a link waits for it."""
-        self._store.keep_room(is_waited=True)
+        self._store.room.keep_room(is_waited=True)
 
     # --- events ---
 
@@ -225,7 +225,7 @@ class InboundTransfers:
                 transfer_id=transfer_id,
                 source=peer,
                 layouts={engine.layout.layout_id for engine in self._engines.values()},
-                free_bytes=self._store.capacity_bytes - self.promised_bytes,
+                free_bytes=self._store.room.capacity_bytes - self.promised_bytes,
             )
         except TicketRefusedError as error:
             reason = error.reason
@@ -346,7 +346,7 @@ class InboundTransfers:
         self._metrics.blocks_dropped.labels(reason=action.reason).inc()
 
     def _make_room(self, _action: do.MakeRoom) -> None:
-        self._store.keep_room()
+        self._store.room.keep_room()
 
     def _ended(self, action: do.Ended) -> None:
         for _, assembly in self.links.values():

@@ -41,5 +41,5 @@ def open_shared(
     else:
         check_package()
         tier = MooncakeTier(settings, keys, store.rules, hosts, metrics, found, store.gone_below)
-    store.share_with(tier)
+    store.tiers.add(tier)
     return tier

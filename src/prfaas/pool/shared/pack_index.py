@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.shared.packs import PackedBlock, PackName
 
@@ -74,6 +75,8 @@ class PackIndex:
         Returns:
             Blocks that were not known.
         """
+        if pack in self._packs:
+            return []  # It was listed while this node wrote it.
         room = max(0, self._blocks_max - len(self._places))
         kept = blocks if kept is None else kept
         new = [name for name in kept if name not in self._places][:room]
@@ -116,6 +119,17 @@ class PackIndex:
         for name in names:
             self._places.pop(name, None)
         self._aside.clear()
+
+    def validate(self) -> None:
+        """Check that places and packs name the same blocks.
+
+        Raises:
+            AssertionError: They do not.
+        """
+        known = {pack: set(names) for pack, names in self._packs.items()}
+        for name, place in self._places.items():
+            require(name in known.get(place.pack.name, ()), "a block without its pack")
+        require(known.keys() == self._sources.keys() >= self._tenant.keys(), "packs")
 
     def set_aside(self, name: BlockName, block: PackedBlock, until_ns: int) -> bool:
         """Remove one block, which could not be read, until `put_back` at some time.

@@ -41,6 +41,9 @@ class Contents(Protocol[E_co]):
     def get(self, name: BlockName) -> E_co | None:
         """The entry; None if it is unknown."""
 
+    def validate(self) -> None:
+        """Check that the sums hold."""
+
 
 class ShownBlocks(ABC, Generic[E]):
     """Look-ups, offers and counts, which every shared tier has in common."""
@@ -92,6 +95,20 @@ class ShownBlocks(ABC, Generic[E]):
                     num_bytes += entry.num_bytes
             await asyncio.sleep(0)
         return found, num_bytes
+
+    is_written_in_advance = False
+
+    def missed(self) -> None:
+        """No block waits for it in memory."""
+
+    def validate(self) -> None:
+        """Check the index, and the blocks that wait.
+
+        Raises:
+            AssertionError: They do not hold.
+        """
+        self._blocks.validate()
+        self._writer.validate()
 
     @abstractmethod
     def _is_of(self, entry: E, scope: Scope) -> bool:

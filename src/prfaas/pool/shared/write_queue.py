@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from prfaas.core.cache.keep_rules import Matches
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -108,6 +109,16 @@ class WriteQueue:
         """Drop what is queued."""
         self.drop(lambda _: True)
 
+    def validate(self) -> None:
+        """Check the bytes of what waits or is on its way.
+
+        Raises:
+            AssertionError: They are less than those of what waits, or nobody's.
+        """
+        queued = sum(len(offer.block.data) for offer in self._offers)
+        require(queued <= self.held_bytes, "bytes that wait")
+        require(bool(self._waiting) == bool(self.held_bytes), "blocks that wait")
+
     # --- writing ---
 
     def began(self) -> None:
@@ -160,6 +171,10 @@ class SealingWriter(ABC):
             False if it is dropped at once: too much waits, or the tier takes nothing.
         """
         return self._queue.offer(name, block, done)
+
+    def validate(self) -> None:
+        """Check what waits."""
+        self._queue.validate()
 
     async def run(self) -> None:
         """Write offered blocks until cancelled."""

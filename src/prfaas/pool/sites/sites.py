@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 from cryptography import x509
 
 from prfaas.core.admission.contracts import Contracts
+from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.cache.keep_rules import Origin
-from prfaas.core.cache.tenant_shares import Share
+from prfaas.core.cache.tenant_shares import OwnedShares, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.kv.shipping import Manifest
 from prfaas.core.transfer.tickets import Ticket
@@ -137,6 +138,13 @@ class Sites:
     def contracts(self) -> Contracts:
         """Those in force."""
         return self._agreements.contracts if self._agreements is not None else Contracts()
+
+    def order_of(self, capacity_bytes: int) -> TenantShares[BlockName]:
+        """Order of eviction of a memory of that size: sites have shares, or else tenants."""
+        rest = LeastRecentlyUsed[BlockName]()
+        if self.owner_of is None:
+            return TenantShares(rest, capacity_bytes)
+        return OwnedShares(rest, capacity_bytes, self.owner_of)
 
     @property
     def shares(self) -> Mapping[str, Share]:

@@ -11,7 +11,8 @@ Buffers of one size reuse each other's pages. When room for another size is need
 nobody uses are given back to the kernel, so what the process holds stays under the limit whatever
 the mix of sizes was before: each power of two has an address range of its own, as large as the
 whole arena can need, and addresses without pages cost nothing. Buffers under SMALL_BYTES come from
-the heap and count too.
+the heap and count too. `LooseMemory` is for blocks that come while all memory is taken: outside the
+arena, with its own limit.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import threading
 import weakref
 from collections import deque
 from functools import lru_cache
+
+from prfaas.core.invariants import require
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +121,19 @@ class Arena:
             self._take_back()
             return id(data.obj) in self._own
 
+    def validate(self) -> None:
+        """Check the limit, and the bytes of idle pages.
+
+        Raises:
+            AssertionError: One does not hold.
+        """
+        with self._lock:
+            self._take_back()
+            idle = sum(size * len(offsets) for size, offsets in self._idle.items())
+            require(self._idle_bytes == idle, "bytes of idle pages")
+            require(self._used + idle <= self.capacity_bytes, "limit of the arena")
+            require(self._used >= 0, "bytes of buffers in use")
+
     def _buffer(self, num_bytes: int, size: int, offset: int) -> memoryview:
         place = self._ranges[_slot_bytes(size)] if offset >= 0 else None
         kind = _array(num_bytes)
@@ -157,6 +173,52 @@ class Arena:
                 place.cool(offsets.pop(), size)
                 self._idle_bytes -= size
                 num_bytes -= size
+
+
+class _Buffer(bytearray):
+    """A bytearray that can be watched."""
+
+
+class LooseMemory:
+    """Hands out buffers. Any thread may ask.
+
+    Args:
+        capacity_bytes: Hard limit on all of them together.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._used = 0
+        self._returned: deque[int] = deque()
+        """Sizes of buffers that are gone. Filled by finalizers, which cannot take the lock."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all buffers that are in use."""
+        with self._lock:
+            self._take_back()
+            return self._used
+
+    @staticmethod
+    def owns(data: bytearray | memoryview) -> bool:
+        """Return True if these bytes lie in a buffer that such a memory has handed out."""
+        return isinstance(data.obj if isinstance(data, memoryview) else data, _Buffer)
+
+    def allocate(self, num_bytes: int) -> bytearray | None:
+        """A buffer; None if memory is full."""
+        with self._lock:
+            self._take_back()
+            if self._used + num_bytes > self._capacity_bytes:
+                return None
+            self._used += num_bytes
+        buffer = _Buffer(num_bytes)
+        weakref.finalize(buffer, self._returned.append, num_bytes).atexit = False
+        return buffer
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self._used -= self._returned.popleft()
 
 
 def charged_bytes(num_bytes: int) -> int:

@@ -1,13 +1,17 @@
-"""Interfaces of the store: a stored block, the tiers below memory, and observers of changes."""
+"""Interfaces of the store: a stored block, the tiers below memory, and observers of changes.
+
+Memory asks the list of tiers, and no tier by its kind.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from prfaas.core.cache.keep_rules import Origin, Scope
+from prfaas.core.cache.keep_rules import KeepRules, Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.pool.store.origins import LOCAL
 
@@ -63,11 +67,32 @@ class ReadBudget:
         return max(0.0, self._ends_at_s - now_s)
 
 
+class TierOwner(Protocol):
+    """The store above a tier."""
+
+    rules: KeepRules
+
+    def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
+        """A tier has blocks that this process did not write, or that it could not read before."""
+
+    def gone_below(self, names: Iterable[BlockName]) -> None:
+        """A tier no longer has these."""
+
+
 class LowerTier(Protocol):
     """A tier below memory. Only `read` and `probe` wait."""
 
     label: str
     """Its name in metrics and reports."""
+
+    @property
+    def is_written_in_advance(self) -> bool:
+        """Return True if blocks are offered to it shortly before memory evicts them, and not when
+        they are stored."""
+        ...
+
+    def missed(self) -> None:
+        """Memory evicted a block before this tier, which is written in advance, had written it."""
 
     def __contains__(self, name: BlockName) -> bool:
         """Return True if it is known to hold a block. The block may be gone when it is read."""
@@ -139,6 +164,61 @@ class LowerTier(Protocol):
         """Return True if a probe could find more than `__contains__`."""
         ...
 
+    async def run(self) -> None:
+        """Find what is there, and write offered blocks, until cancelled."""
+
+    async def close(self) -> None:
+        """Write what waits, for a few seconds at most, and end. Follows the end of `run`."""
+
+    def validate(self) -> None:
+        """Check that the index equals the contents, and the sums.
+
+        Raises:
+            AssertionError: One does not hold.
+        """
+
+
+class TierList:
+    """The tiers below memory, the fastest first.
+
+    Args:
+        rules: What is missed although a tier has it.
+
+    Attributes:
+        in_advance: The fastest tier that is written in advance; None without.
+    """
+
+    def __init__(self, rules: KeepRules) -> None:
+        self._rules = rules
+        self._tiers: list[LowerTier] = []
+        self.in_advance: LowerTier | None = None
+
+    def add(self, tier: LowerTier) -> None:
+        """Have a tier below all others, from now on."""
+        self._tiers.append(tier)
+        if tier.is_written_in_advance and self.in_advance is None:
+            self.in_advance = tier
+
+    def __iter__(self) -> Iterator[LowerTier]:
+        return iter(self._tiers)
+
+    def find(self, name: BlockName) -> LowerTier | None:
+        """The fastest tier that has a block, which is not too old."""
+        for tier in self._tiers:
+            if name in tier and self._rules.may_read(tier.origin(name)):
+                return tier
+        return None
+
+    def offer(self, name: BlockName, block: StoredBlock) -> None:
+        """Offer a new block to the tiers that take every block when it is stored."""
+        for tier in self._tiers:
+            if not tier.is_written_in_advance and tier.offer(name, block, partial(_unpin, block)):
+                block.pins += 1
+
+
+def _unpin(block: StoredBlock) -> None:
+    block.pins -= 1
+
 
 class SharedTier(LowerTier, Protocol):
     """A lower tier that all pool nodes of a site write and read.
@@ -161,9 +241,3 @@ class SharedTier(LowerTier, Protocol):
 
     def learn(self, layout: Layout) -> None:
         """An engine of this node uses a layout from now on."""
-
-    async def run(self) -> None:
-        """Follow the tier and write offered blocks, until cancelled."""
-
-    async def close(self) -> None:
-        """Write what waits, for a few seconds, and end. Follows the end of `run`."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from prfaas.core.cache.eviction import NOT_READ_S
 from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.store.origins import UNKNOWN
 
@@ -86,6 +87,15 @@ class KnownBlocks:
                 self.own_bytes -= known.num_bytes * known.is_own
                 gone.append(name)
         return gone
+
+    def validate(self) -> None:
+        """Check the bytes that this node wrote.
+
+        Raises:
+            AssertionError: They do not add up.
+        """
+        own = sum(known.num_bytes for known in self._blocks.values() if known.is_own)
+        require(self.own_bytes == own, "bytes of this node")
 
     def first(self, number: int) -> list[BlockName]:
         """Blocks that were not checked for longest."""
