@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.engines.checkpoint import make_checkpoint
-from prfaas.lab.wan import Side, Wan
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Side, Wan
 
 PLAN = Path(__file__).parents[1] / "examples" / "plan" / "paper-case-study.toml"
 POOL_PORT, ENGINE_PORT, GATEWAY = 7100, 8100, "127.0.0.1:8000"

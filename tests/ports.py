@@ -2,7 +2,7 @@
 
 import socket
 
-from prfaas.cli.host.free_ports import free_ports
+from prfaas.cli.host.ports import free_ports
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import prfaas
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 
 SOURCE = Path(prfaas.__file__).parent
 LIVE = ("core", "gateway")

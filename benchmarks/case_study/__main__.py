@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from prfaas.lab.wan import why_not
+from tests.lab.wan import why_not
 
 from .designs import Phase, case_study, requests, windows
 from .live import Scale, run

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.scaled_plan import scaled_plan
 from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
-from prfaas.lab.wan import Side, Wan
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
+from tests.lab.wan import Side, Wan
 
 from .designs import Design
 from .outcome import Outcome

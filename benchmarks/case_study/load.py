@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.blocks import DrawnAnswer
 
 TOKENS = 256
 """Of the tokenizer, that prompts are made of."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.two_sites import AWAY, CLUSTERS, GATEWAY, HOME, TwoSites, prepare
-from prfaas.lab.wan import Side, Wan
+from tests.lab.wan import Side, Wan
 
 MODEL = "timing-clients"
 NUM_ENGINES = 2

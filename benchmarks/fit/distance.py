@@ -15,8 +15,7 @@ from statistics import fmean
 from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.fit_map.crossover import at
-from prfaas.planner.fit_map.point import PathPlans
+from prfaas.planner.fit_map.point import PathPlans, at
 from prfaas.sim.sizing import trial_of, try_out
 
 CASE = File(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"

@@ -26,8 +26,8 @@ from prfaas.core.transfer.tcp_goodput import (
     TcpPath,
     goodput_bits_per_s,
 )
-from prfaas.lab.wan import Wan
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Wan
 
 MIB = 1 << 20
 RATE = 10**9

@@ -24,8 +24,8 @@ from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.predictions import Costs
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.pool_state import PoolView
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles
+from prfaas.gateway.routing.part_states import PoolView
 from prfaas.units import NS_PER_S
 
 SPAN = 512

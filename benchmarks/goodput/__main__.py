@@ -19,9 +19,9 @@ from benchmarks.case_study.designs import Design
 from benchmarks.case_study.live import BUDGET_SHARE, Live, Scale, run
 from benchmarks.case_study.outcome import Outcome
 from benchmarks.scaled_plan import scaled_plan
-from prfaas.lab.wan import why_not
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.units import NS_PER_S
+from tests.lab.wan import why_not
 
 from .rows import ROWS, RTT_MS, Row, Span, scenario_of, simulated
 

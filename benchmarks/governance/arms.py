@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.host.processes import ProcessPart
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.deployments import ROOT, laid_out
 
 KEY, OPERATOR = new_key(), new_key()

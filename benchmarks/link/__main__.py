@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from prfaas.lab.wan import Wan
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Wan
 
 from . import ours, peers
 from .peers import PeerRun

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prfaas.lab.wan import Wan
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Wan
 
 from .calls import Calls, counted
 from .end import MIB

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from prfaas.core.transfer.pacing import num_connections
-from prfaas.lab.wan import Side, Wan
 from prfaas.wire.sockets import fit, prepare, share_of
+from tests.lab.wan import Side, Wan
 
 from .end import cpu_s, say
 from .ours import End, both_ends

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.codec.gain import BlockCoding, PlannedCoding
-from prfaas.lab.wan import Wan
 from prfaas.sim.resources.transport import make_link
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import LinkSetup
 from prfaas.units import NS_PER_MS, NS_PER_S
+from tests.lab.wan import Wan
 
 from .arms import NONE, compare
 from .end import PAGE, PAPER_STATE_BLOCK, PAPER_STATE_BLOCKS

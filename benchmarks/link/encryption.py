@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.lab.wan import Wan
+from tests.lab.wan import Wan
 
 from . import bare
 from .arms import NONE, compare, transfers

@@ -25,24 +25,30 @@ from typing import Any
 import numpy as np
 
 from prfaas.core.codec.codecs import LinkCodec, Quality
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
-from prfaas.core.transfer.transfer_state import Transfer
+from prfaas.core.transfer.transfer_state import EndedTransfer, Transfer
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.link_end import Destination, LinkEnd
+from prfaas.pool.net.link_probe import ProbeSink
+from prfaas.pool.receive.data_port import DataPort
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send import data_sender
+from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant, TicketChecks
 from prfaas.wire import sockets
+from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in
@@ -142,32 +148,21 @@ async def receive(identities: Path, host: str) -> None:
     identity = identity_in(identities, "pd-pool")
     codec = LinkCodec(os.environ.get("BENCH_CODEC", "raw"))
     opener = TicketOpener(identity.authority, frozenset({"gateway"}))
-    checks = TicketChecks("pd-pool", opener, metrics)
-    inbound = InboundTransfers(
-        store,
-        metrics,
-        # As a gateway does: without it, committed blocks keep their room for the ticket's time.
-        lambda transfer: inbound.release(transfer.transfer_id),
-        time.monotonic_ns,
-        checks,
-        {},
-        GRACE_NS,
-    )
-    decoding = Decoding(codec, KnownLayouts(), metrics)
+    facts, io = FactStream(), IoThread(int(os.environ.get("BENCH_LANES", "1")))
+    end = LinkEnd("pd-pool", "bench", io, metrics, ENCRYPTION, GRACE_NS)
+    checks = TicketChecks("pd-pool", opener, metrics, facts)
+    inbound = InboundTransfers(end, store, facts, checks, {})
+    # As a gateway does: without it, committed blocks keep their room for the ticket's time.
+    facts.subscribe(EndedTransfer, lambda fact: inbound.release(fact.transfer.transfer_id))
+    decoding, tls = Decoding(codec, KnownLayouts(), metrics), identity.accepting()
+    sources = frozenset({"prfaas-pool"})
     port = LinkPort(
         (host, PORT),
-        identity.accepting(),
-        pool="pd-pool",
-        epoch="bench",
-        sources=frozenset({"prfaas-pool"}),
-        gateways=frozenset(),
-        inbound=inbound,
-        metrics=metrics,
-        io=IoThread(int(os.environ.get("BENCH_LANES", "1"))),
-        orders=NoGateway(),
-        tickets=checks,
-        decoding=decoding,
-        encryption=ENCRYPTION,
+        tls,
+        DataPort(end, tls.data, sources, inbound, decoding),
+        ProbeSink(tls.probe, sources, io, metrics.link_refused),
+        frozenset(),
+        NoGateway(),
     )
     await port.open()
     if codec is not LinkCodec.RAW:
@@ -203,25 +198,23 @@ class Sender:
             KERNELS.load()
         opener = TicketOpener(identity.authority, frozenset({"gateway"}))
         self.signer = TicketSigner(identity_in(identities, "gateway"))
+        facts, io = FactStream(), IoThread(int(os.environ.get("BENCH_LANES", "1")))
+        facts.subscribe(EndedTransfer, lambda fact: self.ended(fact.transfer))
+        codec = LinkCodec(os.environ.get("BENCH_CODEC", "raw"))
         self.link = OutboundLink(
-            pool="prfaas-pool",
-            epoch="bench",
-            peer="pd-pool",
-            address=(host, PORT),
-            tls=identity.dialling(),
-            metrics=metrics,
-            io=IoThread(int(os.environ.get("BENCH_LANES", "1"))),
-            on_change=lambda: None,
-            on_ended=self.ended,
-            clock_ns=time.monotonic_ns,
-            tickets=TicketChecks("prfaas-pool", opener, metrics),
-            serves=NoGateway(),
-            grace_ns=GRACE_NS,
-            budget_bits_per_s=budget,
-            connections=int(os.environ.get("BENCH_CONNECTIONS", "0")),
-            codec=LinkCodec(os.environ.get("BENCH_CODEC", "raw")),
-            layouts=layouts,
-            encryption=ENCRYPTION,
+            LinkEnd("prfaas-pool", "bench", io, metrics, ENCRYPTION, GRACE_NS),
+            Destination(
+                "pd-pool",
+                (host, PORT),
+                budget,
+                int(os.environ.get("BENCH_CONNECTIONS", "0")),
+                AllowList({"pd-pool"}),
+            ),
+            identity.dialling(),
+            LinkCoding(codec, layouts, "pd-pool", metrics),
+            TicketChecks("prfaas-pool", opener, metrics, facts),
+            NoGateway(),
+            facts,
         )
         self.metrics = metrics
         self.waiting: dict[bytes, asyncio.Future[Transfer]] = {}
@@ -311,14 +304,14 @@ class Sender:
         """Counts of coding so far."""
         value = self.metrics.registry.get_sample_value
         labels = {"peer": "pd-pool", "direction": "sent"}
-        switch = self.link._coding._switch
+        switch = self.link.coding._switch
         return {
             "block_bytes": value("prfaas_link_bytes_total", labels),
             "wire_bytes": value("prfaas_link_wire_bytes_total", labels),
             "codec_s": value("prfaas_codec_seconds_total", {"direction": "sent"}),
             "is_coding": switch is not None and switch.is_on,
             "gain": 1.0 if switch is None else switch.gain,
-            "network_share": self.link._dialer._meter.network_share,
+            "network_share": self.link.control._meter.network_share,
         }
 
     async def overlap(self, num_chunks: int, chunk_bytes: int, every_s: float) -> dict[str, Any]:
@@ -345,7 +338,7 @@ async def send(identities: Path, host: str, budget: int) -> None:
     commands = await lines()
     while not sender.link.is_up or sender.link.telemetry.num_connections < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    coding = sender.link._coding
+    coding = sender.link.coding
     while coding.offered and not coding._is_agreed:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     while QUALITY.is_lossy and not coding._may_round:  # noqa: ASYNC110
@@ -370,11 +363,7 @@ async def send(identities: Path, host: str, budget: int) -> None:
             case {"telemetry": _}:
                 telemetry = sender.link.telemetry
                 values = {name: getattr(telemetry, name) for name in telemetry.__struct_fields__}
-                say(
-                    values
-                    | sender.codec()
-                    | {"cpu_s": cpu_s(), "estimate_s": sender.link.seconds_to_send(64 * MIB)}
-                )
+                say(values | sender.codec() | {"cpu_s": cpu_s()})
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

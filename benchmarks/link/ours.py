@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.lab.wan import Side, Wan
+from tests.lab.wan import Side, Wan
 
 from .end import KV_BLOCK, MIB
 from .rows import QUEUE_MS, Row

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from prfaas.cli.host.process_group import members
-from prfaas.cli.host.processes import ProcessPart
+from prfaas.cli.host.processes import ProcessPart, members
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 USER, CHILDREN_END = 11, 15

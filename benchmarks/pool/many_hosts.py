@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from prfaas.lab.wan import Side, Wan
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Side, Wan
 from tests.pool.sites import PROMPT, Engine
 from tests.ports import free_port
 

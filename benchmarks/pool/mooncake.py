@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.mooncake_tier import MooncakeTier
 from prfaas.pool.shared.mooncake.sealed_block import seal_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import LowerTier, StoredBlock
 from prfaas.wire.fragments import block_digest
 from tests.mooncake import store as stores
 
@@ -136,6 +136,19 @@ def settings_of(port: int, place: Path) -> MooncakeSettings:
     return MooncakeSettings(("127.0.0.1", port), keys, "bench")
 
 
+class Owner:
+    """Notes that blocks were found."""
+
+    def __init__(self, found: asyncio.Event) -> None:
+        self._found, self.rules = found, KeepRules()
+
+    def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
+        self._found.set()
+
+    def gone_below(self, names: Iterable[BlockName]) -> None:
+        pass
+
+
 async def writes(rounds: int) -> None:
     """Compare writing."""
     groups = (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 4 * MIB),)
@@ -144,15 +157,8 @@ async def writes(rounds: int) -> None:
         settings = settings_of(st.port, Path(place))
         keys = load_keys(settings.keys)
         written = asyncio.Event()
-        tier = MooncakeTier(
-            settings,
-            keys,
-            KeepRules("pool"),
-            set(),
-            PoolMetrics(),
-            lambda _: written.set(),
-            lambda _: None,
-        )
+        owner = Owner(written)
+        tier = MooncakeTier(settings, keys, "pool", set(), PoolMetrics(), owner)
         tier.learn(Layout(LAYOUT_ID, 16, "0", groups))
         running = asyncio.create_task(tier.run())
         while not tier.client.is_ready:  # noqa: ASYNC110 - nothing signals it

@@ -13,13 +13,11 @@ import secrets
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 
-from prfaas.core.cache.keep_rules import KeepRules
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
 from prfaas.pool.keys.site_keys import SiteKey, load_keys
 from prfaas.pool.keys.tenant_keys import TenantKey
@@ -27,9 +25,12 @@ from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, S3Bucket
 from prfaas.pool.shared.packs import PackBuilder
+from prfaas.pool.shared.purge_marks import PurgeMarks
 from prfaas.pool.shared.s3_tier import S3Tier
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.tier_keys import TierKeys
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.event_feed import EventFeed
 from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -58,14 +59,9 @@ def settings_in(folder: Path, endpoint: str = "", bucket: str = "blocks") -> S3S
 
 
 def tier_over(settings: S3Settings, bucket: Bucket, metrics: PoolMetrics | None = None) -> S3Tier:
-    """A tier that reports to nobody."""
-
-    def ignore(_: Iterable[BlockName]) -> None:
-        return
-
-    keys = load_keys(settings.keys)
-    rules = KeepRules("pool")
-    return S3Tier(settings, bucket, keys, rules, set(), metrics or PoolMetrics(), ignore, ignore)
+    """A tier below an empty store."""
+    keys, store = load_keys(settings.keys), BlockStore(1 << 20, EventFeed())
+    return S3Tier(settings, bucket, keys, "pool", set(), metrics or PoolMetrics(), store)
 
 
 async def until_listed(tier: S3Tier, num_blocks: int) -> None:
@@ -223,7 +219,8 @@ async def index() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_in(Path(folder))
         bucket, keys = MemoryBucket(), load_keys(settings.keys)
-        of = await TierKeys(bucket, SiteKeyWrapper(keys), LIMIT_S).sealing("")
+        marks, wrapper = PurgeMarks(bucket, keys, LIMIT_S), SiteKeyWrapper(keys)
+        of = await TierKeys(bucket, wrapper, marks, PoolMetrics(), LIMIT_S).sealing("")
         for number in range(NUM_PACKS):
             path, data = _front(keys.sealing, of, number)
             bucket.objects[path] = data

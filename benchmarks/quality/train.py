@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from prfaas.quality.tasks import recall
+from prfaas.quality.caches import recall
 
 VOCABULARY, PAIRS, ASKED, BATCH, STEPS_MAX = 64, 12, 6, 64, 6000
 GOOD_LOSS = 0.01

@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.blocks import DrawnAnswer
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 

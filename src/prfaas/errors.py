@@ -13,6 +13,7 @@ step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -85,3 +86,14 @@ def without_frames(error: ErrorT) -> ErrorT:
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def check_invariants(found: Iterable[tuple[str, bool]]) -> None:
+    """Check what has to hold: a name of each, and whether it does.
+
+    Raises:
+        AssertionError: One does not.
+    """
+    for what, holds in found:
+        if not holds:
+            raise AssertionError(what)

@@ -1,16 +1,24 @@
-"""Tables and pages for people, in the form that all outputs of the planner and simulator share."""
+"""Tables, plots and pages for people, in the form that planner and simulator share.
+
+A page is what a wide terminal shows, so that nothing is rendered twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+import io
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from prfaas.errors import ConfigError
+
+PAGE_COLUMNS = 160
+PLOT_ROWS = 16
+Line = tuple[str, Sequence[float], Sequence[float]]
+"""Name, and coordinates of a line."""
 
 
 def console_for(columns: int) -> Console:
@@ -20,11 +28,7 @@ def console_for(columns: int) -> Console:
 
 
 def write_file(option: str, path: Path, text: str) -> None:
-    """Write the file that an option names.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Write the file that an option names; ConfigError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -47,32 +51,31 @@ def plain_table(title: str, *columns: str, padding: int = 2) -> Table:
     return table
 
 
-def html_page(title: str, style: str, body: Iterable[str]) -> str:
-    """A whole document."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
+def recorded_page(show: Callable[[Console], None]) -> str:
+    """What is printed on a wide terminal, as one HTML page that fetches nothing."""
+    console = Console(
+        record=True, file=io.StringIO(), width=PAGE_COLUMNS, force_terminal=True, highlight=False
     )
+    show(console)
+    return console.export_html(inline_styles=True)
 
 
-def html_figure(plotly_figure: Any, *, first: bool = False) -> str:
-    """A figure; the first one of a page brings plotly.js with it, about 4.8 MB."""
-    config = {"displayModeBar": False, "responsive": True}
-    return str(plotly_figure.to_html(full_html=False, include_plotlyjs=first, config=config))
+def plot(title: str, x_label: str, lines: Iterable[Line], columns: int) -> Text:
+    """Lines over one axis, as text; those without points are left out."""
+    import plotext
 
-
-def html_table(table: Table, css: str = "") -> str:
-    """Cells of a table for a terminal, with its title and caption."""
-    title = f"<h3>{escape(str(table.title))}</h3>" if table.title else ""
-    caption = f"<small>{escape(str(table.caption))}</small>" if table.caption else ""
-    header = "".join(_cell("th", column.header) for column in table.columns)
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    body = "".join(f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows)
-    head = f"<thead><tr>{header}</tr></thead>" if table.show_header else ""
-    return f'{title}<table class="{css}">{head}<tbody>{body}</tbody></table>{caption}'
-
-
-def _cell(tag: str, content: object) -> str:
-    return f"<{tag}>{escape(str(content).strip())}</{tag}>"
+    # plotext has one figure for the whole process, which is cleared first.
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(columns, PLOT_ROWS)
+    figure.title(title)
+    figure.label(x_label, "x")
+    figure.legend(x=columns - 8, y=0, ha="right", va="top")
+    for name, x, y in lines:
+        if len(x):
+            points = figure.signal(list(x), list(y))
+            points.lines()
+            points.label(name)
+            figure.draw(points)
+    return Text.from_ansi(str(figure.build().string()))

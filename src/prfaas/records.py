@@ -6,19 +6,32 @@ its fields are read in a third of the time.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Record(Struct, frozen=True):
     """Named fields with types. It is equal to a record of the same type with equal fields."""
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values of some fields, as a named tuple does.
-
-        Raises:
-            TypeError: There is no such field.
-        """
+        """Return a copy with other values of some fields, as a named tuple does; TypeError if there
+        is no such field."""
         return replace(self, **changes)
+
+
+def methods_of(cls: type, kinds: Iterable[type]) -> dict[type, Callable[..., None]]:
+    """Return the methods of a class by the kind of record that they handle.
+
+    That for `BlockCame` is `_block_came`.
+
+    Raises:
+        AttributeError: A kind has none.
+    """
+    names = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in kinds}
+    return {kind: getattr(cls, name) for kind, name in names.items()}

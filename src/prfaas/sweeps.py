@@ -31,14 +31,12 @@ AUTO = "auto"
 
 @contextlib.contextmanager
 def ray_cluster(address: str, namespace: str | None = None) -> Iterator[None]:
-    """Connect to a Ray cluster while the context is open.
+    """Connect to a Ray cluster while the context is open; ConfigError if ray is not installed, or
+    no cluster answers.
 
     Args:
         address: HOST:PORT of the head's GCS, or "auto".
         namespace: Of named actors; None is a namespace of this process alone.
-
-    Raises:
-        ConfigError: Ray is not installed, or no cluster answers.
     """
     check_installed()
     if address != AUTO:

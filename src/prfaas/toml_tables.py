@@ -59,13 +59,11 @@ def _long_key(text: str) -> int | None:
 
 
 def refuse_unused(table: BaseModel, key: str, uses: Mapping[str, Collection[str]]) -> None:
-    """Refuse keys of a table that have no effect with its value of another key.
+    """Refuse keys of a table that have no effect with its value of another key; ValueError if a key
+    was given that is not for this value.
 
     Args:
         uses: Values of the other key that a key is for; a key that is left out is for all.
-
-    Raises:
-        ValueError: A key was given that is not for this value.
     """
     value = getattr(table, key)
     for name in sorted(table.model_fields_set & uses.keys()):
@@ -116,15 +114,12 @@ def _extreme(value: object, place: str = "") -> Iterator[str]:
 
 
 def quantity(value: object, parse: Callable[[str], int], example: str) -> int:
-    """A number with a unit, for validators.
+    """A number with a unit, for validators; ValueError if it has no unit, or one that is not known.
 
     Args:
         value: As it stands in the file.
         parse: One of `prfaas.units`.
         example: How it may be written.
-
-    Raises:
-        ValueError: It has no unit, or one that is not known.
     """
     if not isinstance(value, str):
         raise ValueError(f'{value!r} has no unit; write it as text, as in "{example}"')

@@ -23,10 +23,10 @@ from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.core.audit.records import RecordKind
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
-from prfaas.lab.faults import Fault, FaultProxy
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from prfaas.units import NS_PER_S
 from tests.deployments import TIMING, laid_out, placed, put_between
+from tests.lab.faults import Fault, FaultProxy
 
 SOURCE, DESTINATION = "prfaas-pool", "pd-pool"
 KEYS = {name: new_key() for name in ("red", "blue", "operator")}

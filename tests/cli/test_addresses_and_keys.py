@@ -5,20 +5,20 @@ from pathlib import Path
 import click
 import pytest
 
-from prfaas.cli.common.options import BaseUrlType
+from prfaas.cli.common.options import BASE_URL
 from prfaas.cli.operate.control_client import KEY_VARIABLE, operator_key
 from prfaas.errors import ConfigError
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/", "//", " \n"])
 def test_the_address_of_openai_clients_is_taken(end: str) -> None:
-    found = BaseUrlType().convert(f"http://host:8000{end}", None, None)
+    found = BASE_URL.convert(f"http://host:8000{end}", None, None)
     assert found == "http://host:8000"
 
 
 def test_an_address_without_a_scheme_is_explained() -> None:
     with pytest.raises(click.BadParameter, match="is no URL of a server, such as http://"):
-        BaseUrlType().convert("host:8000", None, None)
+        BASE_URL.convert("host:8000", None, None)
 
 
 @pytest.mark.parametrize("key", ["sk-a\nsk-b", "sk a", "sk-\u00e9", "sk-\x00"])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from prfaas.cli.deploy.demo_requests import DemoRequest, demo_requests
+from prfaas.cli.deploy.demo_table import DemoRequest, demo_requests
 
 DOCUMENTS = [each for each in demo_requests() if each.title.startswith("document")]
 

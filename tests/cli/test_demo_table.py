@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from prfaas.cli.deploy.demo_requests import DemoRequest
-from prfaas.cli.deploy.demo_table import DemoRow, table_of
+from prfaas.cli.deploy.demo_table import DemoRequest, DemoRow, table_of
 from prfaas.presentation import console_for
 
 RECORD: dict[str, Any] = {

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prfaas.cli.deploy.scrape_targets import FILE_NAME
-from prfaas.cli.deploy.topology import lay_out
+from prfaas.cli.deploy.topology import FILE_NAME, lay_out
 from prfaas.config.load import load_deployment
 from tests.deployments import ROOT, TIMING, placed
 

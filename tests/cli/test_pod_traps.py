@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.deploy.deployment_checks import open_secrets
-from prfaas.cli.deploy.pod_traps import pod_traps
+from prfaas.cli.deploy.deployment_warnings import pod_traps
 from prfaas.config.load import load_deployment
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prfaas.cli.host.process_group import members
+from prfaas.cli.host.processes import members
 
 FIRST_THREAD_ENDS = """
 import ctypes, platform, signal, sys, threading

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from prfaas.cli.deploy.residency_lines import residency_lines
+from prfaas.cli.deploy.deployment_warnings import residency_lines
 from prfaas.cli.deploy.topology import identity_problems, prepare_identities
 from prfaas.cli.parts.pool_settings import settings_in
 from prfaas.config.load import load_deployment

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.cli.deploy.scrape_targets import FILE_NAME
+from prfaas.cli.deploy.topology import FILE_NAME
 from tests.deployments import ROOT, placed
 
 from .conftest import Start

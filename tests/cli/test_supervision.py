@@ -20,10 +20,8 @@ from prfaas.audit.up_audit import NAME
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.main import main
 from prfaas.cli.supervision.control import SOCKET_NAME, control_channel
-from prfaas.cli.supervision.keeper import KeeperTimes
-from prfaas.cli.supervision.restarts import Phase
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
-from prfaas.cli.supervision.words import line_of
+from prfaas.cli.supervision.keeper import KeeperTimes, PartChange, Phase, line_of
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.supervision import SupervisionTable
 from prfaas.errors import EngineError
 
@@ -101,7 +99,7 @@ def takes(held: contextlib.ExitStack, port: int, owner: ProcessPart) -> bool:
 
 
 def reason_of(supervisor: Supervisor, name: str) -> str:
-    return next(each.reason for each in supervisor.changes() if each.part.name == name)
+    return supervisor.keeper(name).change.reason
 
 
 async def test_a_part_that_hangs_while_starting_holds_up_nobody(make: Make) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.host import processes
-from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.keeper import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.errors import ConfigError, EngineError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from prfaas.cli.common.options import PeerCountType, PeerRateType
+from prfaas.cli.common.options import NAMED_COUNT, NAMED_RATE
 from prfaas.cli.deploy.topology import check_addresses, check_ports, lay_out, parts
 from prfaas.cli.parts import pool_command
 from prfaas.cli.parts.engine_command import timing
@@ -173,13 +173,13 @@ def test_a_collector_that_is_no_url_is_refused(tmp_path: Path) -> None:
 
 
 def test_budgets_and_counts_are_read_with_the_peer_they_are_for() -> None:
-    assert PeerRateType().convert("pd-pool=1.5Gbps", None, None) == ("pd-pool", 1_500_000_000)
-    assert PeerCountType().convert("pd-pool=16", None, None) == ("pd-pool", 16)
+    assert NAMED_RATE.convert("pd-pool=1.5Gbps", None, None) == ("pd-pool", 1_500_000_000)
+    assert NAMED_COUNT.convert("pd-pool=16", None, None) == ("pd-pool", 16)
     for wrong in ("pd-pool=17", "pd-pool=0", "=3", "pd-pool"):
         with pytest.raises(click.BadParameter, match="NAME=COUNT"):
-            PeerCountType().convert(wrong, None, None)
+            NAMED_COUNT.convert(wrong, None, None)
     with pytest.raises(click.BadParameter, match="10Gbps"):
-        PeerRateType().convert("pd-pool=fast", None, None)
+        NAMED_RATE.convert("pd-pool=fast", None, None)
 
 
 def test_a_budget_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import aiohttp.web
 
 from prfaas.cli.host.processes import ProcessPart
-from prfaas.cli.supervision.keeper import KeeperTimes
-from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.keeper import KeeperTimes, Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.engines.launch import Command
 from tests.ports import free_port
 
-QUICK = KeeperTimes(poll_s=0.01, probe_ns=10**7, first_delay_ns=10**7)
+QUICK = KeeperTimes(poll_s=0.01, probe_s=0.01, first_delay_s=0.01)
 """Frequent checks, and short waits between starts and between probes."""
 SERVE = """
 import http.server, os, signal, subprocess, sys
@@ -117,7 +116,7 @@ def is_running(part: ProcessPart) -> bool:
 
 
 def phase_of(supervisor: Supervisor, name: str) -> Phase:
-    return next(each.phase for each in supervisor.changes() if each.part.name == name)
+    return supervisor.keeper(name).change.phase
 
 
 def living_members(group: int) -> list[int]:

@@ -1,4 +1,4 @@
-from prfaas.gateway.console.link_rate import WINDOW_S, LinkFlow
+from prfaas.gateway.console.history import WINDOW_S, LinkFlow
 
 
 def test_a_rate_is_bytes_delivered_over_the_window_and_not_the_last_busy_rate() -> None:

@@ -47,7 +47,7 @@ def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) 
     for source in ("slow", "fast"):
         for destination in ("home-0", "home-1"):
             made.set_link(source, destination, up=True)
-            made.report_link(source, destination, LinkReport(0, 1e10, 0, 0, MS))
+            made.links.report(source, destination, LinkReport(0, 1e10, 0, 0, MS))
     return made
 
 

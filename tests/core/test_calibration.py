@@ -233,7 +233,7 @@ def served(calibration: CalibrationSettings) -> tuple[int, int, float]:
         there = Counter(name for _, _, name in ends)
         for name in free_ns:
             made.report_load(name, now_ns, max(there[name] - 1, 0))
-        made.report_link("far", "pd", LinkReport(now_ns, 1e9, 0))
+        made.links.report("far", "pd", LinkReport(now_ns, 1e9, 0))
         tokens = draw.randint(2500, 5000) if draw.random() < 0.3 else draw.randint(50, 300)
         found = made.arrive(Arrival(number, tokens, 0, {}), now_ns)
         if isinstance(found, RefusedRequest):

@@ -106,7 +106,7 @@ def ship(made: Dispatcher, number: int, ratio: float, *, lands: bool = True) -> 
     now_ns = number * 10 * NS_PER_S
     for name in ("p0", "r0"):
         made.report_load(name, now_ns, 0)
-    made.report_link("far", "pd", LinkReport(now_ns, 1e9, 0))
+    made.links.report("far", "pd", LinkReport(now_ns, 1e9, 0))
     found = made.arrive(Arrival(number, PROMPT, 0, {}), now_ns)
     assert isinstance(found, Routed)
     assert found.decision.path is Path.REMOTE
@@ -140,7 +140,7 @@ def test_a_layout_corrects_a_plan_that_would_never_offload() -> None:
     made = dispatcher(PolicyName.ADAPTIVE)
     for name in ("p0", "r0"):
         made.report_load(name, 0, 0)
-    made.report_link("far", "pd", LinkReport(0, 1e6, 0))
+    made.links.report("far", "pd", LinkReport(0, 1e6, 0))
     found = made.arrive(Arrival(1, PROMPT, 0, {}), 0)
     assert isinstance(found, Routed)
     assert found.decision.path is Path.LOCAL

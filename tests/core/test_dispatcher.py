@@ -102,7 +102,7 @@ def at_one_pool(
         DispatchSettings(policy, threshold, **settings),
     )
     made.set_link("fast", "home", up=True)
-    made.report_link("fast", "home", LinkReport(0, 1e10, 0, 0, MS))
+    made.links.report("fast", "home", LinkReport(0, 1e10, 0, 0, MS))
     return made
 
 

@@ -42,7 +42,7 @@ def site(*, decoders: tuple[str, ...] = (), plan: bool = True, policy: str = "lo
 
 
 def measure(made: Dispatcher, source: str, destination: str, bits_per_s: float) -> None:
-    made.report_link(source, destination, LinkReport(NOW - MS, bits_per_s, 0, 0, MS))
+    made.links.report(source, destination, LinkReport(NOW - MS, bits_per_s, 0, 0, MS))
 
 
 def arrival(number: int = 0, **hits: int) -> Arrival:
@@ -72,7 +72,7 @@ def test_a_free_host_fetches_the_prefix_of_a_busy_one() -> None:
     made.requests.transfer_over(0, NOW)
     assert made.promised_bytes == 0
     made.requests.end(0, NOW)
-    assert made.taken_bytes == 0
+    assert made.rooms.taken_bytes == 0
 
 
 def test_the_host_with_the_prefix_is_taken_if_it_is_as_free() -> None:
@@ -123,7 +123,7 @@ def test_a_pull_that_is_lost_leaves_its_prefix_to_the_engine() -> None:
     found = sent(made.arrive(arrival(b=HELD), NOW))
     before_ns = made.load("p-a").pending_ns("p-a")
     made.requests.lose_pull(0, NOW)
-    assert (made.promised_bytes, made.taken_bytes) == (0, 0)
+    assert (made.promised_bytes, made.rooms.taken_bytes) == (0, 0)
     assert made.load("p-a").pending_ns("p-a") - before_ns == 300_000 * HELD
     assert found.facts.num_new_tokens == PROMPT - HELD
 
@@ -150,7 +150,7 @@ def test_decode_goes_to_another_host_once_that_saves_more_than_the_hand_off_take
     made.requests.transfer_over(changed, NOW)
     for number in range(8):
         made.requests.end(number, NOW)
-    assert (made.promised_bytes, made.taken_bytes) == (0, 0)
+    assert (made.promised_bytes, made.rooms.taken_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e10, "d-b"), (1e7, "d-c")])

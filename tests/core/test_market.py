@@ -190,7 +190,7 @@ def dispatcher(
         made.describe(name, num_tokens_max=10**6, layout_id=b"one")
     for source in ("slow", "fast"):
         made.set_link(source, "home-0", up=True)
-        made.report_link(source, "home-0", LinkReport(0, 1e10, 0, 0, MS))
+        made.links.report(source, "home-0", LinkReport(0, 1e10, 0, 0, MS))
     return made
 
 

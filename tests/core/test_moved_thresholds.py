@@ -30,7 +30,7 @@ def dispatcher(*, moving: bool = False) -> Dispatcher:
         made.set_ready(name, ready=True, now_ns=0)
         made.describe(name, num_tokens_max=10**6, layout_id=b"one")
     made.set_link(FAR, NEAR, up=True)
-    made.report_link(FAR, NEAR, LinkReport(0, 1e10, 0, 0, MS))
+    made.links.report(FAR, NEAR, LinkReport(0, 1e10, 0, 0, MS))
     return made
 
 

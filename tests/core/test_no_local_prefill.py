@@ -70,5 +70,5 @@ def test_a_link_that_comes_up_serves_the_next_prompt() -> None:
     made.set_link("slow", "home-0", up=False)
     assert isinstance(made.arrive(Arrival(0, SHORT, SHORT, {}), 0), RefusedRequest)
     made.set_link("fast", "home-0", up=True)
-    made.report_link("fast", "home-0", LinkReport(1, 1e10, 0, 0, MS))
+    made.links.report("fast", "home-0", LinkReport(1, 1e10, 0, 0, MS))
     assert sent(made.arrive(Arrival(1, SHORT, SHORT, {}), 1)).cluster == "fast"

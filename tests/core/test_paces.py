@@ -60,7 +60,7 @@ def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
     made.set_link("far", "pd", up=True)
     made.describe("p0", num_tokens_max=10**6, layout_id=b"")
     made.describe("r0", num_tokens_max=10**6, layout_id=b"")
-    made.report_link("far", "pd", LinkReport(0, 1e12, 0))
+    made.links.report("far", "pd", LinkReport(0, 1e12, 0))
     for name in ("p0", "r0"):
         made.set_ready(name, ready=True, now_ns=0)
     for number in range(PACE.num_min):

@@ -170,7 +170,7 @@ def fetched(
             made.set_link(source, destination, up=destination not in cut)
             speed = bits_per_s * rate * (factor if spread else 1)
             report = LinkReport(NOW - MS, speed, 0, 0, rate * MS)
-            made.report_link(source, destination, report)
+            made.links.report(source, destination, report)
     return made._routes.hosts.fetch(arrival, NOW)
 
 

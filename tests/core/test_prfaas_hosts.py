@@ -53,7 +53,7 @@ def sites(
     links = [(x, a) for x in AWAY for a in PD] + [AWAY, AWAY[::-1], PD, PD[::-1]]
     for ends in links:
         made.set_link(*ends, up=True)
-        made.report_link(*ends, LinkReport(NOW - MS, 1e10, 0, 0, MS))
+        made.links.report(*ends, LinkReport(NOW - MS, 1e10, 0, 0, MS))
     return made
 
 
@@ -92,12 +92,12 @@ def test_a_free_prfaas_host_fetches_the_prefix_of_a_busy_one() -> None:
     made.requests.transfer_over(0, NOW, ends=("x", found.destination))
     assert made.promised_bytes == 0
     made.requests.end(0, NOW)
-    assert made.taken_bytes == 0
+    assert made.rooms.taken_bytes == 0
 
 
 def test_a_prefix_is_computed_where_that_is_faster_than_a_pull_inside_the_prfaas_site() -> None:
     made = sites()
-    made.report_link("y", "x", LinkReport(NOW, 1e6, 0, 0, MS))
+    made.links.report("y", "x", LinkReport(NOW, 1e6, 0, 0, MS))
     busy(made, "r-y", 30)
     found = sent(made.arrive(arrival(y=HELD), NOW))
     assert (found.prefill, found.pulled_from, found.hit_tokens) == ("r-x", "", 0)
@@ -121,7 +121,7 @@ def test_a_lost_pull_leaves_its_prefix_to_the_prfaas_engine_and_the_hand_off_pro
     made.requests.transfer_over(0, NOW, ends=("y", "x"))
     assert made.promised_bytes == found.shipped_bytes, "the pull was over before"
     made.requests.end(0, NOW)
-    assert (made.promised_bytes, made.taken_bytes) == (0, 0)
+    assert (made.promised_bytes, made.rooms.taken_bytes) == (0, 0)
 
 
 def test_links_of_a_prfaas_site_move_no_threshold() -> None:
@@ -170,4 +170,4 @@ def test_only_what_the_host_that_prefills_lacks_is_pulled_for_it() -> None:
     assert within.promised_bytes == costs().shipped_bytes(PROMPT - 1, 1000)
     assert made.links.between("y", "a").book.promised_bytes == found.shipped_bytes
     made.requests.end(0, NOW)
-    assert (made.promised_bytes, made.taken_bytes) == (0, 0)
+    assert (made.promised_bytes, made.rooms.taken_bytes) == (0, 0)

@@ -36,7 +36,7 @@ def dispatcher(policy: PolicyName, *clusters: str, pulls: bool = False) -> Dispa
     )
     for source in clusters:
         made.set_link(source, "home", up=True)
-        made.report_link(source, "home", LinkReport(0, 1e10, 0, 0, MS))
+        made.links.report(source, "home", LinkReport(0, 1e10, 0, 0, MS))
     return made
 
 
@@ -96,7 +96,7 @@ def test_a_deployment_without_regions_decides_as_before() -> None:
     )
     for source in ("near", "far"):
         without.set_link(source, "home", up=True)
-        without.report_link(source, "home", LinkReport(0, 1e10, 0, 0, MS))
+        without.links.report(source, "home", LinkReport(0, 1e10, 0, 0, MS))
     for number in range(20):
         arrival = LONG._replace(
             request_id=number, tenant="free", num_prompt_tokens=500 * number + 1

@@ -27,7 +27,7 @@ def arrival(number: int, num_blocks: int, **hits: int) -> Arrival:
 def with_room_for(num_blocks: int) -> Dispatcher:
     made = dispatcher(PolicyName.REMOTE)
     for pool in POOLS:
-        made.set_room(pool, round(num_blocks * BLOCK / USABLE_RATIO))
+        made.rooms.set_capacity(pool, round(num_blocks * BLOCK / USABLE_RATIO))
     return made
 
 
@@ -67,7 +67,7 @@ def test_room_is_taken_until_the_blocks_are_loaded_or_given_up(event: str) -> No
     assert goes(sent(made.arrive(arrival(5, 5), 0))) == HOME
     match event:
         case "loaded":
-            made.requests.loaded(3)
+            made.requests.begun(3, 0, is_streamed=False)
         case "fall_back":
             made.requests.fall_back(3, 0)
         case "end":
@@ -77,7 +77,7 @@ def test_room_is_taken_until_the_blocks_are_loaded_or_given_up(event: str) -> No
     assert taken.count(AWAY) == 1
     for number in range(9):
         made.requests.end(number, 0)
-    assert made.taken_bytes == 0
+    assert made.rooms.taken_bytes == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.booleans()), max_size=40))

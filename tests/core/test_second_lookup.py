@@ -37,7 +37,7 @@ def dispatcher(policy: PolicyName) -> Dispatcher:
         DispatchSettings(policy, 1000),
     )
     made.set_link("far", "home", up=True)
-    made.report_link("far", "home", LinkReport(0, 1e12, 0, 0, MS))
+    made.links.report("far", "home", LinkReport(0, 1e12, 0, 0, MS))
     return made
 
 

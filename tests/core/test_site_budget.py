@@ -19,7 +19,7 @@ from prfaas.core.transfer.site_budget import (
     equal_share,
     idle_share,
 )
-from prfaas.gateway.loops.link_leases import LeaseGiver
+from prfaas.gateway.loops.ticker import LeaseGiver
 from prfaas.units import NS_PER_S
 from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Message, Ping
@@ -221,6 +221,39 @@ def test_a_holder_with_a_small_lease_that_is_cut_off_costs_nothing(names: tuple[
     assert all(site.tick() <= BUDGET for _ in range(GONE_NS // TICK_NS))
 
     assert site.rate("b") == equal_share(BUDGET, len(names))
+
+
+def test_all_that_are_cut_off_one_after_the_other_stay_within_the_budget() -> None:
+    """Those with small leases rise to the equal share: the large one has ended by then."""
+    site = Site()
+    site.wanted["a"] = HUNGRY
+    for _ in range(4):
+        site.tick()
+    site.reached -= {"b", "c"}
+    for _ in range(LEASE_NS // TICK_NS - 1):
+        assert site.tick() <= BUDGET
+    assert site.rate("a") > 0.9 * BUDGET
+    site.reached = set()
+
+    sums = [site.tick() for _ in range(2 * LEASE_NS // TICK_NS)]
+
+    assert max(sums) <= BUDGET
+    assert sums[-1] == BUDGET
+
+
+def test_a_large_lease_is_not_renewed_beside_one_that_may_have_risen() -> None:
+    """The small lease of a holder that answers again is lost: it rises to the equal share."""
+    site = Site()
+    site.wanted["a"] = HUNGRY
+    for _ in range(4):
+        site.tick()
+    site.reached -= {"b", "c"}
+    sums = [site.tick() for _ in range(LEASE_NS // TICK_NS - 1)]
+    for cut_off in [set(), {"b", "c"}, {"b", "c"}, *[set(NAMES)] * 8]:
+        site.reached = set(NAMES) - cut_off
+        sums.append(site.tick())
+
+    assert max(sums) <= BUDGET
 
 
 def test_a_lease_that_was_lost_is_not_given_to_others() -> None:

@@ -36,11 +36,7 @@ def test_no_tier_exceeds_its_limit_and_no_block_lies_in_both(
             cache.clear(keep_disk=True)
         for used, limit in zip(cache.used_blocks, (host, disk), strict=True):
             assert limit is None or used <= limit
-        for tier in (cache._host, cache._disk):
-            if tier is not None:
-                assert tier.used_blocks == sum(1 if key >= 0 else room for key in tier._held)
-        if cache._host is not None and cache._disk is not None:
-            assert not cache._host._held.keys() & cache._disk._held.keys()
+        cache.validate()
     hit = cache.hit(probe)
     assert 0 <= hit.num_host_blocks <= hit.num_blocks <= len(probe)
     assert hit.num_disk_blocks <= hit.num_blocks

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.blocks import DrawnAnswer
 
 from .load import NUM_PREFIXES, PREFIX_TOKENS, lengths
 from .site import MODEL

@@ -15,8 +15,8 @@ from pathlib import Path
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.faults import Fault, FaultProxy
 
 from .audit import audited
 from .engine import BLOCK_BYTES, CODED_SHAPE, LAYOUT, ROUNDED_SHAPE, SHAPE, ScriptedEngine

@@ -20,7 +20,7 @@ from statistics import median
 import aiohttp
 
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 
 from .site import DECODE, ENGINE, MODEL, PREFILL, write_files
 from .streams import Streams, streaming

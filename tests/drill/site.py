@@ -16,8 +16,8 @@ import aiohttp
 from prfaas.cli.deploy.topology import lay_out, parts
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.lab.faults import Fault, FaultProxy
 from tests.deployments import laid_out, put_between, started
+from tests.lab.faults import Fault, FaultProxy
 
 PREFILL = ("prfaas-0", "prfaas-1")
 DECODE = ("pd-0", "pd-1")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.links import LinkReport
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.engine.simulation import Simulation
 
@@ -23,7 +24,7 @@ class _Gateways:
 
     def __init__(self, all_: list[Dispatcher]) -> None:
         self.all, self.used = all_, all_[0]
-        self.requests = _Requests(self)
+        self.requests, self.links = _Requests(self), _Links(self)
         self.expected = _Expected(self)
 
     def of(self, number: int) -> Dispatcher:
@@ -35,9 +36,9 @@ class _Gateways:
             return lambda arrival, *rest, **more: getattr(self.of(arrival.request_id), name)(
                 arrival, *rest, **more
             )
-        if name in ("set_ready", "report_loads", "report_link", "tick"):
+        if name in ("set_ready", "report_loads", "tick"):
             return lambda *args, **more: [getattr(each, name)(*args, **more) for each in self.all]
-        if name in ("links", "market", "load"):
+        if name in ("market", "load"):
             return getattr(self.used, name)
         raise AttributeError(name)
 
@@ -48,6 +49,20 @@ class _Gateways:
     @property
     def promised_bytes(self) -> int:
         return sum(each.promised_bytes for each in self.all)
+
+
+class _Links:
+    """Links as the gateway knows them that was used last; reports are for all."""
+
+    def __init__(self, gateways: _Gateways) -> None:
+        self._gateways = gateways
+
+    def report(self, source: str, destination: str, report: LinkReport) -> None:
+        for each in self._gateways.all:
+            each.links.report(source, destination, report)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gateways.used.links, name)
 
 
 class _Requests:

@@ -339,7 +339,7 @@ class Attacker:
         node = self._site.node
         async with asyncio.timeout(self._ended_s):
             await until(
-                lambda: not node.inbound.num_open and not node.link_port.data.unfinished_bytes
+                lambda: not node.inbound.known.num_open and not node.link_port.data.unfinished_bytes
             )
 
     async def _begin(self) -> Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 
 KEYS = {name: new_key() for name in ("red", "blue", "operator")}
 

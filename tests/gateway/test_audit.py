@@ -15,7 +15,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.admission.quotas import ADDRESSES_MAX, TRIES_MAX, WINDOW_NS, WrongKeys
 from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 
 from .conftest import World, annexes_of, deployment_for, running

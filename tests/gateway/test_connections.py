@@ -37,3 +37,25 @@ async def test_an_answer_that_ends_after_its_end_mark_keeps_its_connection(world
     # The looks at the engine take connections from the same pool.
     assert len(peers) == 8
     assert len(set(peers)) <= 3
+
+
+async def test_a_connection_is_not_used_again_after_an_error_of_the_engine(world: World) -> None:
+    """The engine's server closes it then, right behind the answer: the next request would fail."""
+    failed, used = set[int](), set[int]()
+
+    async def fails(
+        engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        assert request.transport is not None
+        port = request.transport.get_extra_info("peername")[1]
+        used.add(port)
+        assert port not in failed
+        if body["prompt"][0] % 2:
+            return await engine.answer(request, body)
+        failed.add(port)
+        return web.json_response({"error": {"message": "'int' has no attribute"}}, status=500)
+
+    world.decode.script = fails
+    statuses = [(await world.post({"prompt": [20 + i]}))[0] for i in range(8)]
+    assert statuses == [500, 200] * 4
+    assert len(failed) >= 4

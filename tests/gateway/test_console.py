@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from prfaas.gateway.console.assets import assets
-from prfaas.gateway.console.live import LiveState
+from prfaas.gateway.console.history import LiveState
+from prfaas.gateway.console.routes import assets
 from prfaas.gateway.times import Times
 from prfaas.wire.messages.gateway import TierUse
 

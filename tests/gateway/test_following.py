@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme
-from prfaas.gateway.serving.leg_requests import Rehearsal
+from prfaas.gateway.serving.prefill_leg import Rehearsal
 from prfaas.wire.messages.fields import PULL_KEYS_MAX
 
 from .conftest import LAYOUT, running, until

@@ -157,11 +157,11 @@ async def test_a_failing_decode_engine_is_barred_while_there_is_another(world: W
     world.spare.healthy = True
     await until(lambda: engines["spare"].is_ready)
     guards.refresh(0)
-    assert not world.gateway.driver.takes("decode")
+    assert not world.gateway.driver.states.takes("decode")
     assert (await world.post({"prompt": "hi"}))[0] == 200
     await world.spare.stop()
     await until(lambda: not engines["spare"].is_ready)
-    assert world.gateway.driver.takes("decode")
+    assert world.gateway.driver.states.takes("decode")
 
 
 @pytest.mark.parametrize("status", [400, 404])
@@ -181,7 +181,7 @@ async def test_a_barred_engine_is_better_than_none(world: World) -> None:
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
     world.gateway.guards.refresh(0)
-    assert not world.gateway.driver.takes("decode")
+    assert not world.gateway.driver.states.takes("decode")
     world.decode.script, world.spare.script = None, refuse(500)
     assert (await world.post({"prompt": "hi"}))[0] == 200
     assert (await world.record())["decode_engine"] == "decode"

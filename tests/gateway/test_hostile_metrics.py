@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from prfaas.gateway.tenancy.api_keys import key_hash
+from prfaas.gateway.tenancy.tenants import key_hash
 
 from .conftest import World, running
 

@@ -133,7 +133,7 @@ async def test_an_engine_that_the_operator_drained_stays_so_when_it_returns(worl
         assert (await world.post({"prompt": SHORT}))[0] == 200
         assert not moved.calls
         assert (await world.post({"drained": False}, path))[0] == 200
-        assert world.gateway.driver.takes("decode")
+        assert world.gateway.driver.states.takes("decode")
 
 
 async def test_a_prefill_site_grows_and_shrinks(world: World, identities: Path) -> None:

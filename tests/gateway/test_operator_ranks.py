@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.gateway.api.auth import CLIENT_PATHS, CLIENT_PREFIX, OPEN_PATHS, QUESTIONS
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 
 from .conftest import World, running
 

@@ -71,7 +71,7 @@ async def test_an_engine_that_can_not_forget_yet_gets_nothing_new_until_it_has(
     held: list[bool] = []
 
     def forget() -> bool:
-        held.append(world.gateway.driver.is_barred("decode"))
+        held.append(world.gateway.driver.states.is_barred("decode"))
         return len(held) > TRIES_FREE + 2
 
     world.decode.on_forget = forget

@@ -29,7 +29,7 @@ from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
-from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.loops.loops import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S
@@ -246,7 +246,7 @@ def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     loop.turn(stage.now_ns)
     assert not asked, "no link is up"
     dispatcher.set_link("prfaas-pool", "pd-pool", up=True)
-    dispatcher.report_link("prfaas-pool", "pd-pool", LinkReport(stage.now_ns, 5e8, 0))
+    dispatcher.links.report("prfaas-pool", "pd-pool", LinkReport(stage.now_ns, 5e8, 0))
     stage.split.roles.convert(stage.now_ns)
     stage.split.roles.set_usable(0, usable=False)
     loop.turn(stage.now_ns)

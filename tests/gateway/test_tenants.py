@@ -21,8 +21,7 @@ from prfaas.core.facts import FactStream
 from prfaas.core.kv.tenant_salts import tenant_tag, user_salt
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import Access
-from prfaas.gateway.tenancy.api_keys import key_hash
-from prfaas.gateway.tenancy.tenants import Tenants, fairness
+from prfaas.gateway.tenancy.tenants import Tenants, fairness, key_hash
 from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 from tests.otlp import Collector
 

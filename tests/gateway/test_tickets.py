@@ -12,7 +12,7 @@ import pytest
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, check_ticket
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.gateway.legs_tickets import ticket_of
 

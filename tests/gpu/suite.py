@@ -27,8 +27,8 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import parts
-from prfaas.lab.faults import FaultProxy
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, started
+from tests.lab.faults import FaultProxy
 from tests.live.conftest import Live, until
 from tests.live.identity_by_kind import COLUMNS, run
 from tests.live.model_kinds import STATE_KIND, make_kind

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prfaas.lab.faults import Fault, FaultProxy
+from tests.lab.faults import Fault, FaultProxy
 
 
 @dataclass

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from prfaas.lab.wan import Wan, why_not
+from tests.lab.wan import Wan, why_not
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "can run"),

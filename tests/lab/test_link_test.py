@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from prfaas.lab.wan import Wan, why_not
 from prfaas.wire.identity import make_authority, make_identity
+from tests.lab.wan import Wan, why_not
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "can run"),

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from prfaas.lab.path import VNET_BYTES, WIRE_OVERHEAD_BYTES, LabPath, PathSettings
+from tests.lab.path import VNET_BYTES, WIRE_OVERHEAD_BYTES, LabPath, PathSettings
 
 MSS = 1000
 IP_BYTES = TCP_BYTES = 20

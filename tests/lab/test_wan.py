@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.lab import wan as lab
-from prfaas.lab.wan import Wan, why_not
+from tests.lab import wan as lab
+from tests.lab.wan import Wan, why_not
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "can run"),

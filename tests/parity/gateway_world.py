@@ -16,11 +16,11 @@ from prfaas.core.dispatch.types import Arrival, ThresholdMoved
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.policies import PolicyName
-from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.loops.loops import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.pool_state import PoolView
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles
+from prfaas.gateway.routing.part_states import PoolView
 from prfaas.pool.send.link_meter import LinkMeter
 from prfaas.wire.sockets import TcpInfo
 

@@ -120,7 +120,7 @@ class SimulatorWorld(World):
 
     def report_link(self, ends: Ends, now_ns: int) -> None:
         if ends in self._reports:
-            self.driver.dispatcher.report_link(*ends, self._reports[ends])
+            self.driver.dispatcher.links.report(*ends, self._reports[ends])
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -11,14 +12,15 @@ from click.testing import CliRunner
 from prfaas.cli.plan.plan_command import plan
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.coding import classes_of
-from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan import Plan, make_plan
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.model.catalogue import find_model
 from prfaas.planner.model.hf_config import geometry_from_config
-from prfaas.planner.report.html_report import html_report
+from prfaas.planner.report.terminal import print_plan
 from prfaas.planner.solve import designs
-from prfaas.planner.solve.split_plans import split_plans
+from prfaas.planner.solve.designs import split_plans
 from prfaas.planner.solve.throughput import StageMode
+from prfaas.presentation import recorded_page
 
 from .paths import EXAMPLES
 
@@ -131,12 +133,18 @@ def test_splits_are_planned_for_the_rate_of_blocks_that_gateways_measure() -> No
     assert planned == coded(3, 6.3e9, None)
 
 
+def paged(made: Plan) -> str:
+    return recorded_page(partial(print_plan, made, is_page=True))
+
+
 def test_json_terminal_and_page_show_it() -> None:
     arguments = [str(CASE), "--set", SCARCE, "--set", AUTO]
 
     coding = json.loads(CliRunner().invoke(plan, [*arguments, "--json"]).stdout)["coding"]
     shown = CliRunner().invoke(plan, arguments).output
-    page = html_report(make_plan(load_question(CASE, [SCARCE, AUTO])))
+    page = recorded_page(
+        partial(print_plan, make_plan(load_question(CASE, [SCARCE, AUTO])), is_page=True)
+    )
 
     assert coding["quality"] == "lossless"
     assert coding["links"][0]["codec"] == "auto"
@@ -221,7 +229,11 @@ def test_terminal_json_and_page_show_the_classes() -> None:
 
     found = json.loads(CliRunner().invoke(plan, [*arguments, "--json"]).stdout)["classes"]
     shown = CliRunner().invoke(plan, arguments).output
-    page = html_report(make_plan(load_question(CASE, [SCARCE]), with_classes=True))
+    page = recorded_page(
+        partial(
+            print_plan, make_plan(load_question(CASE, [SCARCE]), with_classes=True), is_page=True
+        )
+    )
 
     assert found["fp8"]["egress_bits_per_s"] <= 5e9
     for output in (shown, page):

@@ -12,12 +12,11 @@ from prfaas.core.transfer.tcp_goodput import CongestionControl, TcpEnds, TcpPath
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.answer.verdict import VerdictAnswer
-from prfaas.planner.fit_map.crossover import at
-from prfaas.planner.fit_map.point import PathPlans
+from prfaas.planner.fit_map.point import PathPlans, at
 from prfaas.planner.report.json_report import interactive
 from prfaas.planner.solve import sensitivity
+from prfaas.planner.solve.designs import split_plans
 from prfaas.planner.solve.latency import TransferOverlap, best_operation, service_ttft
-from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioLinkTable
 from prfaas.sim.scenario.setup_builder import make_setup

@@ -7,8 +7,7 @@ import pytest
 from benchmarks.fit.families import FAMILIES, Family, file_of, text_of
 from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.planner.answer.plan_loader import load_question
-from prfaas.planner.fit_map.crossover import at
-from prfaas.planner.fit_map.point import PathPlans
+from prfaas.planner.fit_map.point import PathPlans, at
 from prfaas.planner.model.catalogue import find_model
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import kv_bytes

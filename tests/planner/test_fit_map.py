@@ -25,9 +25,16 @@ from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map.axes import POINTS_MAX, parse_axes
-from prfaas.planner.fit_map.crossover import TOLERANCE, at, crossover
 from prfaas.planner.fit_map.make import FitMap, make_map
-from prfaas.planner.fit_map.point import PLANNER_ERROR, Doubt, Fit, PathPlans
+from prfaas.planner.fit_map.point import (
+    PLANNER_ERROR,
+    TOLERANCE,
+    Doubt,
+    Fit,
+    PathPlans,
+    at,
+    crossover,
+)
 from prfaas.planner.fit_map.view import MARK
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import sensitivity

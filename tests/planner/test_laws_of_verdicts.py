@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from prfaas.planner.answer.plan import Plan, compare, make_plan, verdict_of
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.problem import Problem
-from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.json_report import as_dict
 from prfaas.planner.report.terminal import print_plan
 from prfaas.planner.sizing.fleet import Fleet, size
@@ -26,6 +26,7 @@ from prfaas.planner.solve import sensitivity
 from prfaas.planner.solve.latency import best_operation
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import StageMode
+from prfaas.presentation import recorded_page
 
 from .strategies import problems
 
@@ -138,7 +139,6 @@ def _numbers(value: object, path: str = "") -> list[tuple[str, float]]:
 
 
 SIGNED = ("gain_at_equal_cost", ".left_out.gain", "rate_gain_per_s", ".tornado", ".verdict.between")
-SCRIPT = re.compile(r"<script.*?</script>", re.DOTALL)
 SHARES = ("_fraction", "_ratio", ".slack.", "cluster_shares")
 
 
@@ -164,8 +164,8 @@ def check_numbers(made: Plan) -> None:
     console = Console(file=io.StringIO(), width=200, color_system=None)
     print_plan(made, console)
     assert isinstance(console.file, io.StringIO)
-    # The picture of the report is data of the plot's library.
-    for text in (console.file.getvalue(), SCRIPT.sub("", html_report(made))):
+    page = re.sub("<[^>]*>", "", recorded_page(partial(print_plan, made, is_page=True)))
+    for text in (console.file.getvalue(), page):
         assert not re.search(r"\bnan\b", text, re.IGNORECASE)
         if re.search(r"\binf\b", text):
             assert made.latencies.overloaded

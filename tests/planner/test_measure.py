@@ -15,10 +15,10 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from prfaas.cli.plan.plan_command import profile
-from prfaas.errors import ConfigError, EngineError
+from prfaas.errors import EngineError
 from prfaas.planner.answer.plan_file import ProfileFile
 from prfaas.planner.answer.plan_loader import prefill_from
-from prfaas.planner.hardware.fit import LayerStack, ResumedFit, fit_prefill, profile_toml
+from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, profile_toml
 from prfaas.planner.hardware.measure import (
     Completion,
     HttpEngine,
@@ -30,19 +30,15 @@ from prfaas.planner.hardware.measure import (
 )
 from prfaas.toml_tables import read_toml, validated
 
-LAYERS_S = 0.2
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class FormulaEngine:
-    """Prefill takes 0.1 s + 0.2 ms a token, a decode step 10 ms + 1 ms a request.
+    """Prefill takes 0.1 s + 0.2 ms a token, a decode step 10 ms + 1 ms a request."""
 
-    Of more layers than one, the part that grows takes as many times as long.
-    """
-
-    def __init__(self, cached_tokens: int | None = 0, layers: int = 1) -> None:
+    def __init__(self, cached_tokens: int | None = 0) -> None:
         self.seen: list[tuple[int, ...]] = []
-        self.cached_tokens, self.layers = cached_tokens, layers
+        self.cached_tokens = cached_tokens
 
     async def complete(self, prompt: Sequence[int], num_tokens: int) -> Completion:
         return (await self.complete_all([prompt], num_tokens))[0]
@@ -51,10 +47,10 @@ class FormulaEngine:
         self, prompts: Sequence[Sequence[int]], num_tokens: int
     ) -> list[Completion]:
         self.seen += [tuple(p) for p in prompts]
-        step = 0.01 + 0.001 * len(prompts) * self.layers
+        step = 0.01 + 0.001 * len(prompts)
         answers = []
         for i, prompt in enumerate(prompts):
-            first = 0.1 + 2e-4 * len(prompt) * self.layers + i * step
+            first = 0.1 + 2e-4 * len(prompt) + i * step
             times = tuple(first + k * step for k in range(num_tokens))
             answers.append(Completion(len(prompt), self.cached_tokens, times))
         return answers
@@ -202,76 +198,3 @@ def test_lengths_have_to_make_a_curve(tmp_path: Path, option: str, message: str)
     arguments = ["http://127.0.0.1:9", "--model", "m", "--hardware", "x", option]
     result = CliRunner().invoke(profile, [*arguments, "--out", str(tmp_path / "p.toml")])
     assert message in f"{result.output} {result.exception}"
-
-
-async def prefill_of(layers: int) -> list[MeasuredPoint]:
-    engine = FormulaEngine(layers=layers)
-    return await measure_prefill(engine, prompts(), [512, 4096], repeats=2, report=lambda _: None)
-
-
-async def test_two_engines_with_part_of_the_layers_give_the_times_of_all() -> None:
-    found = LayerStack(8, 16, 61).whole_samples(await prefill_of(8), await prefill_of(16))
-    assert [each.x for each in found] == [512, 4096]
-    for sample, right in zip(found, await prefill_of(61), strict=True):
-        assert sample.median == pytest.approx(right.median)
-
-
-def test_the_spread_of_a_whole_has_that_of_both_engines() -> None:
-    # 1 s a layer and none besides; each engine within 10 % of its median.
-    few, more = MeasuredPoint(512, (1.9, 2.0, 2.1)), MeasuredPoint(512, (3.8, 4.0, 4.2))
-    [whole] = LayerStack(2, 4, 10).whole_samples([few], [more])
-    assert whole.seconds == pytest.approx((4.2 - 0.4 - 0.4 + 3 * 1.7 + 0.4, 10.0, 4.2 + 3 * 2.3))
-
-
-@pytest.mark.parametrize("more", [2.0, 1.9])
-def test_layers_that_take_no_time_are_an_error(more: float) -> None:
-    with pytest.raises(EngineError, match=r"at 512, 4 layers take .* more layers have to take lo"):
-        LayerStack(2, 4, 10).whole_samples(
-            [MeasuredPoint(512, (2.0,))], [MeasuredPoint(512, (more,))]
-        )
-
-
-@pytest.mark.parametrize("layers", [(8, 8, 61), (16, 8, 61), (8, 16, 16), (0, 8, 61)])
-def test_layers_have_to_rise(layers: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigError, match="have to rise, as in 8,16,61"):
-        LayerStack(*layers)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["http://127.0.0.1:9", "--layers=8,16,61"], "1 URLs and 3 numbers of --layers"),
-        (["http://127.0.0.1:9", "http://127.0.0.1:8"], "2 URLs and 0 numbers of --layers"),
-        (["http://127.0.0.1:9", "http://127.0.0.1:8", "--layers=8,16"], "2 URLs and 2 numbers"),
-        (["http://127.0.0.1:9", "http://127.0.0.1:8", "--layers=16,8,61"], "rise"),
-    ],
-)
-def test_a_stack_needs_two_engines_and_three_numbers(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
-    words += ["--model", "m", "--hardware", "x", "--out", str(tmp_path / "p.toml")]
-    result = CliRunner().invoke(profile, words)
-    assert message in f"{result.output} {result.exception}"
-    assert not (tmp_path / "p.toml").exists()
-
-
-async def test_a_stack_of_two_servers_is_written_with_its_layers(tmp_path: Path) -> None:
-    """The second server takes `LAYERS_S` longer, more than the machine's own scatter."""
-    out = tmp_path / "profile.toml"
-
-    async def answer_late(request: web.Request) -> web.StreamResponse:
-        computed = asyncio.Event()
-        asyncio.get_running_loop().call_later(LAYERS_S, computed.set)
-        await computed.wait()
-        return await _answer(request)
-
-    async with _server(_answer) as few, _server(answer_late) as more:
-        words = [few, more, "--layers", "1,2,10", "--model", "m", "--hardware", "a test"]
-        words += ["--lengths", "16,64", "--repeats", "3", "--out", str(out)]
-        result = await asyncio.to_thread(CliRunner().invoke, profile, words)
-    assert result.exit_code == 0, result.output
-    assert f"{more}, 2 layers:" in result.output
-    file = validated(ProfileFile, read_toml(out), out)
-    assert file.prefill is not None
-    assert "extrapolated to 10 layers from 1 and 2" in file.prefill.source
-    assert min(file.prefill.seconds) > 1.0

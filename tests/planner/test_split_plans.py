@@ -9,8 +9,8 @@ import pytest
 from prfaas.core.control.split import Plans
 from prfaas.core.control.threshold_loop import TrafficMix
 from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.solve.designs import split_plans
 from prfaas.planner.solve.search import optimum, search_grid
-from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import StageMode
 
 PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"

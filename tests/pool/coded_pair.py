@@ -9,10 +9,10 @@ from typing import Any
 
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
-from prfaas.lab.faults import FaultProxy
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
+from tests.lab.faults import FaultProxy
 
 from .bfloat16_numbers import normal
 from .sites import LAYOUT, NAMED, Site, seal, until
@@ -97,7 +97,7 @@ class Pair:
 
     @property
     def is_agreed(self) -> bool:
-        return self.prfaas.node.links["pd-pool"]._coding._is_agreed
+        return self.prfaas.node.links["pd-pool"].coding._is_agreed
 
     def moved(self) -> tuple[float, float]:
         """Bytes of blocks, and bytes as they travelled, as both ends count them."""

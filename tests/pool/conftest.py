@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.codec.codecs import LinkCodec
-from prfaas.lab.faults import FaultProxy
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
+from tests.lab.faults import FaultProxy
 
 from .coded_pair import MEMORY as PAIR_MEMORY
 from .coded_pair import MODEL, Pair, Pairs
@@ -62,7 +62,7 @@ class World:
 
     async def linked(self, prfaas: Site, pd: Site) -> None:
         link = prfaas.node.links["pd-pool"]
-        await until(lambda: link.is_up and pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: link.is_up and pd.node.inbound.channels.is_connected("prfaas-pool"))
 
     async def two_sites(self, **pd: object) -> tuple[Site, Site, Engine, Engine]:
         """Both sites, linked, with an engine each."""

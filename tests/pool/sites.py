@@ -121,10 +121,11 @@ class Site:
         blocks = [block for name in list(store.names()) if (block := store.get(*name))]
         assert [block.pins for block in blocks] == [0] * len(blocks)
         store.validate()
-        assert self.node.inbound.num_open == 0
-        self.node.inbound.machine.validate()
+        assert self.node.inbound.known.num_open == 0
+        self.node.inbound.validate()
+        self.node.link_port.data.validate()
         for link in self.node.links.values():
-            link.machine.validate()
+            link.validate()
         assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
 
 

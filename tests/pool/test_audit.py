@@ -16,7 +16,7 @@ from prfaas.audit.settings import AuditSettings, OnFull
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.lab.faults import Fault, FaultProxy
+from tests.lab.faults import Fault, FaultProxy
 from tests.orders import purge as order_purge
 
 from .conftest import World
@@ -106,7 +106,7 @@ async def test_bytes_in_the_logs_of_both_sites_are_those_of_the_counters_over_fa
         else:
             rig.link.finish(transfer)
         await until(partial(all_ended, rig.prfaas, number + 1))
-        await until(lambda: not rig.pd.node.inbound.num_open)
+        await until(lambda: not rig.pd.node.inbound.known.num_open)
     await audited.stop()
 
     for pool, peer, direction in (

@@ -14,7 +14,7 @@ async def test_transfers_under_way_arrive(world: World) -> None:
     gateway = await subscribe(pd, world.identities)
     transfer = prefill.push()
     assert await prefill.store(PROMPT[:4], transfer)
-    await until(lambda: pd.node.inbound.num_open == 1)
+    await until(lambda: pd.node.inbound.known.num_open == 1)
     drains = [asyncio.create_task(site.node.drain(60.0)) for site in (prfaas, pd)]
     await until(lambda: any(state.is_draining for state in states(gateway)))
     assert not any(drain.done() for drain in drains)
@@ -43,7 +43,7 @@ async def test_nothing_new_begins(world: World) -> None:
 async def test_what_does_not_end_is_left_when_the_time_is_over(world: World) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
     transfer = prefill.push()
-    await until(lambda: pd.node.inbound.num_open == 1)
+    await until(lambda: pd.node.inbound.known.num_open == 1)
     await prfaas.node.drain(0.05)
     assert prfaas.node.num_open == 1
     prefill.push_done(transfer)

@@ -220,8 +220,8 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(world: World) -> None
     for n in range(40_000):
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
     peer = await dial(pd, world.identities, "gateway")
-    await until(lambda: pd.node.inbound.channel_of("gateway") is not None)
-    served = pd.node.inbound.channel_of("gateway")
+    await until(lambda: pd.node.inbound.channels.of("gateway") is not None)
+    served = pd.node.inbound.channels.of("gateway")
     assert served is not None
     assert served.socket is not None
     assert peer.channel.socket is not None
@@ -247,8 +247,8 @@ async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
 ) -> None:
     pd = await world.start_pd(feed=FeedLimits(backlog_keys_max=3))
     peer = await dial(pd, world.identities, "gateway")
-    await until(lambda: pd.node.inbound.channel_of("gateway") is not None)
-    served, feed = pd.node.inbound.channel_of("gateway"), pd.node.feed
+    await until(lambda: pd.node.inbound.channels.of("gateway") is not None)
+    served, feed = pd.node.inbound.channels.of("gateway"), pd.node.feed
     assert served is not None
     state = PoolState(seq=0, layouts={}, links={})
     feed.subscribe(served, pd.node.store, lambda: state)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from prfaas.pool.net.link_end import SEND_LIMITS
 from prfaas.pool.send.data_sender import FRAGMENT_BYTES_LARGEST, fragment_bytes
-from prfaas.pool.send.send_limits import DEFAULTS
 
 MS, KIB = 1_000_000, 1 << 10
 
@@ -32,4 +32,4 @@ def test_no_fragment_is_outside_of_its_limits() -> None:
     for bytes_per_s in (0, 1, 10**6, 10**12):
         for rtt_ns in (0, 10**6, 10**10):
             size = fragment_bytes(bytes_per_s, rtt_ns)
-            assert DEFAULTS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST
+            assert SEND_LIMITS.fragment_bytes_min <= size <= FRAGMENT_BYTES_LARGEST

@@ -92,9 +92,9 @@ async def test_a_hello_of_a_pools_earlier_connection_does_not_end_its_present_on
 ) -> None:
     pd = await world.start_pd()
     earlier = await dial(pd, identities, "prfaas-pool")
-    await until(lambda: len(pd.node.inbound.channels) == 1)
+    await until(lambda: len(pd.node.inbound.channels.tasks) == 1)
     later = await dial(pd, identities, "prfaas-pool")
-    await until(lambda: len(pd.node.inbound.channels) == 2)
+    await until(lambda: len(pd.node.inbound.channels.tasks) == 2)
     earlier.channel.send(PoolHello(pool="prfaas-pool", epoch="e", link="earlier"))
     await until(lambda: earlier.closed)
     later.channel.send(PoolHello(pool="prfaas-pool", epoch="e", link="later"))

@@ -13,7 +13,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.net import listener
-from prfaas.pool.receive import data_server
+from prfaas.pool.receive import data_port
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Message
@@ -88,7 +88,7 @@ async def test_a_certificate_of_a_foreign_authority_is_counted_and_refused(
         assert await reader.read() == b""
     writer.transport.abort()
     await until(lambda: pd.metric("connections_refused_total", port="link") == 1)
-    assert not pd.node.inbound.is_connected("prfaas-pool")
+    assert not pd.node.inbound.channels.is_connected("prfaas-pool")
     await still_serves(pd, world)
 
 
@@ -110,7 +110,7 @@ async def dialled(port: int) -> socket.socket:
 async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
     """Each is let go after five seconds; until then a new one takes the place of the oldest."""
     pd = await world.start_pd()
-    count = max(listener.CALLERS_MAX, data_server.DATA_CALLERS_MAX) + 10
+    count = max(listener.CALLERS_MAX, data_port.DATA_CALLERS_MAX) + 10
     silent = [await dialled(pd.port) for _ in range(count)]
     if kind == "begins one without TLS":
         for connection in silent:
@@ -124,7 +124,7 @@ async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: 
             connection.sendall(out.read())
     await until(lambda: pd.metric("connections_refused_total", port="link") >= 10)
     await still_serves(pd, world)
-    await until(lambda: len(pd.node.link_port.data._receivers) <= data_server.DATA_CALLERS_MAX)
+    await until(lambda: len(pd.node.link_port.data._receivers) <= data_port.DATA_CALLERS_MAX)
     for connection in silent:
         connection.close()
 
@@ -135,7 +135,7 @@ async def test_a_name_that_is_not_on_the_list_is_counted_and_refused(world: Worl
     stranger.channel.send(Offer(transfer_id=TRANSFER))
     await until(lambda: bool(stranger.closed))
     await until(lambda: pd.metric("connections_refused_total", port="link") == 1)
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     await still_serves(pd, world)
 
 
@@ -176,7 +176,7 @@ async def test_garbage_inside_tls_ends_the_connection(world: World, garbage: byt
     with contextlib.suppress(ConnectionError):
         await reader.read()
     writer.transport.abort()
-    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+    await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
     assert pd.metric("connections_refused_total", port="link") == 1
     await still_serves(pd, world)
 

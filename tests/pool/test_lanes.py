@@ -16,7 +16,7 @@ from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.receive.fragment_reader import FragmentReader
-from prfaas.wire.fragments import FragmentPrefix, FragmentStream, ReceivedBlock, encode_prefix
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, encode_prefix
 from prfaas.wire.sealed.records import ConnectionNumbers, SealError
 
 from .conftest import World
@@ -164,7 +164,7 @@ async def test_a_stalled_connection_gives_way_to_one_on_another_lane() -> None:
 
     async def read(taker: Taker, connection: socket.socket) -> None:
         connection.setblocking(False)
-        reader = FragmentReader(taker, connection, assembly, FragmentStream, 1 << 20)  # type: ignore[arg-type]
+        reader = FragmentReader(taker, connection, assembly, None, 1 << 20)  # type: ignore[arg-type]
         try:
             await reader.ended
         finally:

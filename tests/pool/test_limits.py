@@ -51,5 +51,5 @@ async def test_a_node_without_descriptors_serves_again_once_there_are_some(
     engine = await world.engine("pd-pool")
     assert await engine.store(PROMPT)
     peer = await source(pd, world.identities)
-    await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.channels.is_connected("prfaas-pool"))
     peer.channel.close("done")

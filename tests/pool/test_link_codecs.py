@@ -14,12 +14,12 @@ import pytest
 from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
 from prfaas.core.kv.blocks import Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
-from prfaas.lab.faults import Fault
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
 from prfaas.wire.fragments import encode_coded_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Decodes, Join, PoolHello, Resumed
+from tests.lab.faults import Fault
 
 from .bfloat16_numbers import normal
 from .coded_pair import BLOCK_BYTES, MEMORY, MODEL, Pairs, a_block
@@ -166,7 +166,7 @@ async def test_a_lying_fragment_ends_the_link_and_leaves_nothing(
     peer.data.write(LIES[lie](transfer))
 
     await until(lambda: bool(peer.closed))
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
     assert site.metric("connections_refused_total", port="link") == 1
     assert site.held() == set()
     assert site.node.link_port.data.unfinished_bytes == 0
@@ -220,7 +220,7 @@ async def still_takes(site: Site, identities: Path) -> None:
     assert stored is not None
     assert stored.data == block.data
     await stop(peer)
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
 
 
 async def stop(peer: Peer) -> None:

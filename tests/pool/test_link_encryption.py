@@ -15,7 +15,7 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.loading import KERNELS
-from prfaas.pool.send.send_limits import SendLimits
+from prfaas.pool.net.link_end import SendLimits
 from prfaas.wire.fragments import block_digest, encode_prefix
 from prfaas.wire.messages.link import Commit, PoolHello, Resumed
 from prfaas.wire.sealed.keys import LinkSecret
@@ -227,7 +227,7 @@ async def test_a_recorded_connection_cannot_be_played_again(
     other = await attacker(world, pd, encryption)
     assert await end_of(await other.send(recorded)) == b""
     await until(lambda: pd.metric("connections_refused_total", port="link") == 2)
-    assert pd.node.inbound.is_connected("prfaas-pool")
+    assert pd.node.inbound.channels.is_connected("prfaas-pool")
     assert await end_of(reader) == b""  # Its session is over.
     one.close()
     other.close()

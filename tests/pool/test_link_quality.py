@@ -14,7 +14,6 @@ from prfaas.core.codec.codecs import LOSSY, LOSSY_NUMBER, Form, LinkCodec, Quali
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.lab.faults import Fault
 from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.codec.rounding import round_block
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -28,6 +27,7 @@ from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Abort, Decodes, Join, PoolHello
 from prfaas.wire.tickets import TicketOpener
+from tests.lab.faults import Fault
 
 from .bfloat16_numbers import normal
 from .coded_pair import MEMORY, Pair, Pairs
@@ -77,7 +77,7 @@ async def rounding(pair: Pairs) -> Pair:
     for site in (found.prfaas, found.pd):
         site.node._known_layouts.learn(MODEL)
     link = found.prfaas.node.links["pd-pool"]
-    await until(lambda: link._coding._may_round)
+    await until(lambda: link.coding._may_round)
     return found
 
 
@@ -251,7 +251,7 @@ async def test_a_lying_stream_ends_the_link_and_leaves_nothing(
     peer.data.write(LIES[lie](transfer))
 
     await until(lambda: bool(peer.closed))
-    await until(lambda: not site.node.inbound.num_open)
+    await until(lambda: not site.node.inbound.known.num_open)
     assert site.held() == set()
     assert site.node.link_port.data.unfinished_bytes == 0
     await stop(peer)

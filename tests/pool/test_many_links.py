@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.link import Connections, Join, PoolHello, Resumed

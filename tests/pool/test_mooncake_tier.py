@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.shared.health import ALTERED_MAX
 from prfaas.pool.shared.mooncake.orders import StoreOperation
 from prfaas.pool.shared.mooncake.sealed_block import key_of
+from prfaas.pool.shared.shown_blocks import ALTERED_MAX
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, Stored

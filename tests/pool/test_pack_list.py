@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from prfaas.pool.shared.pack_list import PackList
-from prfaas.pool.shared.packs import PackName
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.keys.sealing import new_seal
+from prfaas.pool.keys.site_keys import SiteKey
+from prfaas.pool.shared.following import PackList
+from prfaas.pool.shared.packs import KIND, Pack, PackedBlock, PackIndex, PackName
+from prfaas.pool.store.origins import LOCAL
 from tests.s3.memory_bucket import MemoryBucket
 
 LAYOUT = bytes(32)
 LIMIT_S = 60.0
+KEY = SiteKey(b"k" * 32)
 
 
 def pack(at_ms: int, writer: str = "pd-pool") -> PackName:
@@ -65,3 +70,16 @@ async def test_the_newest_packs_of_a_layout_come_first() -> None:
     await packs.refresh(LIMIT_S)
     assert await packs.newest_first({LAYOUT}, {pack(3)}) == [pack(n) for n in (4, 2, 1, 0)]
     assert not await packs.newest_first({b"x" * 32}, frozenset())
+
+
+def test_a_pack_that_is_listed_while_it_is_written_goes_as_a_whole() -> None:
+    """Otherwise its blocks would be found, and never be read, until a restart."""
+    name, index = pack(1), PackIndex()
+    place = PackedBlock(Pack(name, new_seal(KIND, KEY)), 1, 200, 10, bytes(32), LOCAL, "none/1")
+    blocks = {(LAYOUT, BlockKey(0, bytes(32))): place}
+    assert index.add(name, blocks) == list(blocks)
+    assert index.add(name, blocks) == []
+    index.validate()
+    assert index.remove([name]) == list(blocks)
+    assert not list(index)
+    index.validate()

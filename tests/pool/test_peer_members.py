@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.parts.pool_following import follow_sources
+from prfaas.cli.parts.pool_settings import follow_sources
 from prfaas.config.load import load_deployment
 from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, State
 from prfaas.errors import ConfigError
@@ -117,19 +117,19 @@ async def test_a_peer_that_leaves_drains_and_leaves_nothing_behind(world: World)
         link = weakref.ref(prfaas.node.links["pd-pool"])
         transfer = prefill.push()
         assert await prefill.store(PROMPT, transfer)
-        await until(lambda: pd.node.inbound.num_open == 1)
+        await until(lambda: pd.node.inbound.known.num_open == 1)
         sender.list()
         receiver.list()
         for _ in range(3):
             sender.members.follower.drain()
             receiver.members.follower.drain()
         assert sender.machine.state_of("pd-pool") is State.DRAINING
-        assert pd.node.inbound.is_connected("prfaas-pool")
+        assert pd.node.inbound.channels.is_connected("prfaas-pool")
         prefill.push_done(transfer)
         await until(committed(pd, 1))
         await until(lambda: not prfaas.node.links)
         await until(lambda: receiver.machine.state_of("prfaas-pool") is None)
-        await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
         await until(lambda: not series_of(prfaas, "pd-pool"))
         await until(lambda: not series_of(pd, "prfaas-pool"))
         await until(lambda: gc.collect() >= 0 and link() is None)
@@ -142,9 +142,9 @@ async def test_a_pool_that_left_may_not_push_any_more(world: World) -> None:
     await world.start("prfaas-pool")
     async with followed(pd, ACCEPTS) as receiver:
         receiver.list(at("prfaas-pool", 1, "prfaas"))
-        await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: pd.node.inbound.channels.is_connected("prfaas-pool"))
         receiver.list()
-        await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
         refused = pd.metric("connections_refused_total", port="link")
         await until(lambda: pd.metric("connections_refused_total", port="link") > refused)
 
@@ -156,14 +156,14 @@ async def test_a_pool_that_left_reads_the_end_of_its_transfer(world: World) -> N
         receiver.list(at("prfaas-pool", 1, "prfaas"))
         peer = await source(pd, world.identities)
         peer.channel.pause_reading()
-        channel = pd.node.inbound.channel_of("prfaas-pool")
+        channel = pd.node.inbound.channels.of("prfaas-pool")
         assert channel is not None
         ahead = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
         while channel.backlog_bytes < 1 << 18:
             channel.send(ahead)
         channel.send(Committed(transfer_id=b"t" * 16))
         receiver.list()
-        await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
         peer.channel.send(Ping())
         assert peer.of(Committed) == []
 
@@ -179,13 +179,13 @@ async def test_a_source_closes_at_the_last_message_of_the_other_end(world: World
     pd = await world.start_pd()
     prfaas = await world.start("prfaas-pool")
     await world.linked(prfaas, pd)
-    channel = pd.node.inbound.channel_of("prfaas-pool")
+    channel = pd.node.inbound.channels.of("prfaas-pool")
     assert channel is not None
 
     channel.end("it is no member any more", limit_s=3600)
 
     async with asyncio.timeout(SILENCE_MAX_S - 1):  # Then it would close for silence.
-        await until(lambda: channel not in pd.node.inbound.channels)
+        await until(lambda: channel not in pd.node.inbound.channels.tasks)
     await world.linked(prfaas, pd)
 
 
@@ -201,7 +201,7 @@ async def test_another_address_is_dialled_once_the_transfers_to_the_old_one_have
         await until(lambda: sender.is_up("pd-pool"))
         transfer = prefill.push()
         assert await prefill.store(PROMPT, transfer)
-        await until(lambda: pd.node.inbound.num_open == 1)
+        await until(lambda: pd.node.inbound.known.num_open == 1)
         old = prfaas.node.links["pd-pool"]
         sender.list(at("pd-pool", other.port))
         for _ in range(3):
@@ -393,9 +393,9 @@ async def test_a_pool_node_process_follows_a_directory(world: World, tmp_path: P
             f'kind = "pool"\ncluster = "pd"\naddress = "{LOOPBACK}:{pd.port}"\n'
         )
         member.with_suffix(".new").rename(member)
-        await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: pd.node.inbound.channels.is_connected("prfaas-pool"))
         member.unlink()
-        await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+        await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
         assert process.returncode is None
     finally:
         process.kill()

@@ -147,7 +147,7 @@ async def test_a_bad_ticket_pulls_nothing(
     await until(lambda: bool(gateway.of(Refused)))
     assert gateway.of(Refused) == [Refused(transfer_id=pull.transfer_id, reason=reason)]
     assert pd.metric("tickets_refused_total", end="destination", reason=reason) == 1
-    assert (pd.held(), pd.node.inbound.num_open) == (set(), 0)
+    assert (pd.held(), pd.node.inbound.known.num_open) == (set(), 0)
     assert prfaas.metric("transfers_total", direction="sent", state="committed") == 0
     gateway.channel.close("done")
 
@@ -193,7 +193,7 @@ async def test_a_pull_whose_link_breaks_before_the_offer_ends(world: World) -> N
     world.relay.flows.clear()
     pull = a_pull(world, PROMPT)
     gateway.channel.send(pull)
-    await until(lambda: pd.node.inbound.is_open(pull.transfer_id))
+    await until(lambda: pd.node.inbound.known.is_open(pull.transfer_id))
     assert await decode.look_up(PROMPT[:1], pull.transfer_id) == [ON_ITS_WAY]
     world.relay.cut()
     world.relay.is_plugged = True
@@ -211,7 +211,7 @@ async def test_a_gateway_that_leaves_ends_its_pull_by_an_abort(world: World) -> 
     world.relay.flows.clear()
     pull = a_pull(world, PROMPT)
     gateway.channel.send(pull)
-    await until(lambda: pd.node.inbound.is_open(pull.transfer_id))
+    await until(lambda: pd.node.inbound.known.is_open(pull.transfer_id))
     gateway.channel.send(Abort(transfer_id=pull.transfer_id, reason="client left"))
     assert (await ended(gateway, pull)).state == "aborted"
     world.relay.flows.set()
@@ -243,7 +243,7 @@ async def asked(world: World) -> tuple[Site, Peer, Peer, Pull]:
     """A destination that waits for a pull from a source of the test's."""
     pd = await world.start_pd()
     peer, gateway = await source(pd, world.identities), await subscribe(pd, world.identities)
-    await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.channels.is_connected("prfaas-pool"))
     pull = a_pull(world, PROMPT[:2])
     gateway.channel.send(pull)
     await until(lambda: bool(peer.of(Pull)))
@@ -266,7 +266,7 @@ async def test_what_was_not_asked_for_is_not_taken(world: World) -> None:
 
 async def test_a_source_that_says_nothing_is_waited_for_until_its_link_ends(world: World) -> None:
     pd, peer, gateway, pull = await asked(world)
-    assert pd.node.inbound.is_open(pull.transfer_id)
+    assert pd.node.inbound.known.is_open(pull.transfer_id)
     peer.channel.close("gone")
     event = await ended(gateway, pull)
     assert (event.state, event.reason) == ("aborted", "link_lost")
@@ -283,7 +283,7 @@ async def test_a_pull_that_was_given_up_before_it_came_is_not_begun(world: World
     [told] = gateway.of(Refused)
     assert isinstance(told, Refused)
     assert told.reason == "client left"
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     assert peer.of(Pull) == []
     for channel in (peer.channel, gateway.channel):
         channel.close("done")

@@ -122,7 +122,7 @@ async def test_an_answer_while_the_link_is_down_reaches_the_source(world: World)
     assert await prefill.store(PROMPT[:2])
     await until(lambda: set(PROMPT[:2]) <= pd.held())
     world.relay.cut()
-    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
+    await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
     gateway.channel.send(computed(pull))
     # Its end shows that the message before it was handled.
     gateway.channel.send(a_pull(world, PROMPT[2:3]))
@@ -137,7 +137,7 @@ async def test_an_answer_while_the_link_is_down_reaches_the_source(world: World)
         2,
         len(PROMPT) - 2,
     )
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     gateway.channel.close("done")
 
 
@@ -146,7 +146,7 @@ async def test_many_transfers_wait_for_one_block(world: World) -> None:
     pulls = [ahead(world, PROMPT[:2]) for _ in range(8)]
     for pull in pulls:
         gateway.channel.send(pull)
-    await until(lambda: pd.node.inbound.num_open == len(pulls))
+    await until(lambda: pd.node.inbound.known.num_open == len(pulls))
     await waits(prfaas)
     await asyncio.gather(*(prefill.store([key]) for key in PROMPT[:2]))
     await until(lambda: len(ends(gateway)) == len(pulls))

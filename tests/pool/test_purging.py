@@ -177,10 +177,10 @@ async def test_open_transfers_from_the_source_end(world: World) -> None:
     pd = await world.start_pd()
     peer, gateway = await source(pd, world.identities), await subscribe(pd, world.identities)
     peer.channel.send(offer(world.identities, b"n" * 16))
-    await until(lambda: pd.node.inbound.num_open == 1)
+    await until(lambda: pd.node.inbound.known.num_open == 1)
     purged = await ask(gateway)
     assert purged.num_transfers == 1
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     assert pd.metric("transfers_total", **RECEIVED, state="aborted") == 1
     for channel in (peer.channel, gateway.channel):
         channel.close("done")

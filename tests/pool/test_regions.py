@@ -205,7 +205,7 @@ async def test_a_peer_that_comes_back_from_another_region_gets_nothing_more(worl
     prfaas, pd = await two_sites(world, {})
     prefill = await world.engine("prfaas-pool")
     transfer = prefill.push(regions=EU)
-    await until(lambda: pd.node.inbound.is_open(transfer))
+    await until(lambda: pd.node.inbound.known.is_open(transfer))
     await pd.kill()
     world.sites.remove(pd)
     reissue(world.identities, "pd-pool", US)

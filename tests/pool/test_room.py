@@ -7,8 +7,7 @@ from pathlib import Path
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.pool.receive.inbound_transfers import PEER_SHARE
-from prfaas.pool.receive.receive_limits import ReceiveLimits
+from prfaas.pool.receive.inbound_transfers import PEER_SHARE, ReceiveLimits
 from prfaas.pool.store.arena import LooseMemory
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
@@ -68,7 +67,7 @@ async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: 
     assert isinstance(told, Abort)
     assert (told.transfer_id, told.kind) == (second, TransferEnd.NO_ROOM)
     assert pd.node.link_port.data.unfinished_bytes == BLOCK
-    assert pd.node.inbound.is_open(first)
+    assert pd.node.inbound.known.is_open(first)
     peer.channel.send(Abort(transfer_id=first, reason="enough"))
     await bring_one(pd, world.identities, peer)
 
@@ -82,7 +81,7 @@ async def test_a_block_larger_than_all_memory_takes_none(world: World) -> None:
     assert pd.node.store.room.loose_bytes == 0
     peer.channel.send(offer(world.identities, transfer))
     await until(lambda: len(peer.of(Abort)) == 2)
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     await bring_one(pd, world.identities, peer)
 
 
@@ -136,17 +135,17 @@ async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(world: W
     [told] = peer.of(Refused)
     assert isinstance(told, Refused)
     assert told.reason == "no_room"
-    assert all(pd.node.inbound.is_open(transfer) for transfer in opened)
+    assert all(pd.node.inbound.known.is_open(transfer) for transfer in opened)
     peer.channel.send(Abort(transfer_id=opened[0], reason="enough"))
-    await until(lambda: pd.node.inbound.num_open == 1)
+    await until(lambda: pd.node.inbound.known.num_open == 1)
     peer.channel.send(offer(world.identities, secrets.token_bytes(16)))
     await until(lambda: len(peer.of(Accepted)) == 3)
-    assert not pd.node.inbound.machine.is_offered(opened[0], "prfaas-pool")
-    assert pd.node.inbound.is_open(opened[1])
+    assert not pd.node.inbound.known.is_offered(opened[0], "prfaas-pool")
+    assert pd.node.inbound.known.is_open(opened[1])
     for told in peer.of(Accepted):
         assert isinstance(told, Accepted)
         peer.channel.send(Abort(transfer_id=told.transfer_id, reason="enough"))
-    await until(lambda: pd.node.inbound.num_open == 0)
+    await until(lambda: pd.node.inbound.known.num_open == 0)
     peer.channel.close("done")
 
 

@@ -244,7 +244,7 @@ async def test_an_authority_cannot_sign_a_pool_of_the_prfaas_site(tmp_path: Path
         forger.channel.send(PoolHello(pool="other-pool", epoch="e", link="1" * 32))
         await until(lambda: forger.closed or forger.of(Resumed))
         assert not forger.of(Resumed)
-        assert not world.node.node.inbound.is_connected("other-pool")
+        assert not world.node.node.inbound.channels.is_connected("other-pool")
         own = await dial(world.node, tmp_path / "prfaas", "other-pool")
         world.peers.append(own)
         own.channel.send(PoolHello(pool="other-pool", epoch="e", link="2" * 32))
@@ -367,7 +367,7 @@ async def test_a_changed_rate_applies_to_a_transfer_that_runs(
         await until(lambda: link.has(transfer))
         world.contracts("a", "b", **more)
         budget = {None: 0, '"50Mbps"': 50_000_000, '"4Gbps"': 4_000_000_000}[rate]
-        await until(lambda: link._dialer._pacer.bits_per_s == budget)
+        await until(lambda: link.control._pacer.bits_per_s == budget)
         assert link is world.node.node.links["pd-a-pool"]
         assert link.has(transfer)
         assert link.is_up

@@ -47,4 +47,4 @@ async def test_a_pool_of_another_site_may_not_push(world: World) -> None:
     pd = await world.start_pd(**(ADMITS | {"sources": frozenset({"site/other/pool/*"})}))
     await world.start("prfaas-pool")
     await until(lambda: pd.metric("connections_refused_total", port="link") >= 1)
-    assert not pd.node.inbound.is_connected("prfaas-pool")
+    assert not pd.node.inbound.channels.is_connected("prfaas-pool")

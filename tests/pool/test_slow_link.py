@@ -56,8 +56,8 @@ async def test_a_link_cut_half_way_lets_everything_go(world: World) -> None:
     world.relay.cut()
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="aborted"))
     assert pins(prfaas) == 0
-    await until(lambda: not pd.node.inbound.is_connected("prfaas-pool"))
-    await until(lambda: pd.node.inbound.num_open == 0)
+    await until(lambda: not pd.node.inbound.channels.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.known.num_open == 0)
     assert pd.held() < set(KEYS)
 
 
@@ -66,7 +66,7 @@ async def test_a_source_killed_half_way_leaves_what_arrived(world: World) -> Non
     world.relay.flows.set()
     await until(pd.held)
     await prfaas.kill()
-    await until(lambda: pd.node.inbound.num_open == 0)
+    await until(lambda: pd.node.inbound.known.num_open == 0)
     for key in pd.held():
         block = pd.node.store.get(LAYOUT.layout_id, key)
         assert block is not None

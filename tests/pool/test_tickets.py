@@ -202,7 +202,7 @@ async def test_an_offer_made_twice_is_one_transfer(world: World) -> None:
     peer.channel.send(twice)
     peer.channel.send(twice)
     await until(lambda: len(peer.of(Accepted)) == 2)
-    assert pd.node.inbound.num_open == 1
+    assert pd.node.inbound.known.num_open == 1
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=0))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=5))
     peer.channel.send(Abort(transfer_id=transfer, reason="too late"))
@@ -266,7 +266,7 @@ async def test_no_more_is_promised_than_there_is_room_for(world: World) -> None:
         large = MEMORY - 100 if end != "over" else 100
         peer.channel.send(offer(world.identities, first, bytes_max=large))
         await until(lambda: len(peer.of(Accepted)) > num_accepted)  # noqa: B023
-        assert pd.node.inbound.promised_bytes == large
+        assert pd.node.inbound.known.promised_bytes == large
         peer.channel.send(offer(world.identities, second, bytes_max=MEMORY - large + 1))
         await until(lambda: len(refusals(peer)) > num_refused)  # noqa: B023
         assert refusals(peer)[-1] == "no_room"
@@ -277,7 +277,7 @@ async def test_no_more_is_promised_than_there_is_room_for(world: World) -> None:
         else:
             teller = gateway if end == "gateway" else peer
             teller.channel.send(Abort(transfer_id=first, reason="enough"))
-        await until(lambda: pd.node.inbound.promised_bytes == 0)
+        await until(lambda: pd.node.inbound.known.promised_bytes == 0)
     gateway.channel.close("done")
     await bring(pd, world, peer)
 
@@ -303,7 +303,7 @@ async def test_what_the_gateway_gave_up_before_the_offer_is_not_taken(world: Wor
 async def test_a_block_that_overtook_its_offer_waits_for_it(world: World) -> None:
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
-    await until(lambda: pd.node.inbound.is_connected("prfaas-pool"))
+    await until(lambda: pd.node.inbound.channels.is_connected("prfaas-pool"))
     transfer, done = secrets.token_bytes(16), []
     for key in PROMPT[:2]:
         pd.node.inbound.block("prfaas-pool", a_block(transfer, key), lambda: done.append(True))
@@ -321,7 +321,7 @@ async def test_a_block_that_overtook_nothing_is_dropped(world: World, end: str) 
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
     inbound = pd.node.inbound
-    await until(lambda: inbound.is_connected("prfaas-pool"))
+    await until(lambda: inbound.channels.is_connected("prfaas-pool"))
     transfer, done = secrets.token_bytes(16), []
     inbound.block("prfaas-pool", a_block(transfer, PROMPT[0]), lambda: done.append(True))
     if end == "refused":
@@ -334,7 +334,7 @@ async def test_a_block_that_overtook_nothing_is_dropped(world: World, end: str) 
         peer.channel.close("lost")
     await until(lambda: done == [True])
     assert pd.held() == set()
-    assert pd.node.inbound.num_open == 0
+    assert pd.node.inbound.known.num_open == 0
     await bring(pd, world, await source(pd, world.identities))
     peer.channel.close("done")
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
-from prfaas.pool.shared.tier_keys import TierKeys, ref_of
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.shared.purge_marks import PurgeMarks
+from prfaas.pool.shared.tier_keys import TierKeys
 from tests.s3.fixtures import Bucket
 
 from .segment_files import site_keys
@@ -18,24 +20,27 @@ def wrapper(path: Path, *secrets: bytes) -> SiteKeyWrapper:
     return SiteKeyWrapper(load_keys(site_keys(path, *secrets)))
 
 
+def keys_of(bucket: Bucket, site: SiteKeyWrapper, metrics: PoolMetrics | None = None) -> TierKeys:
+    marks = PurgeMarks(bucket.direct, load_keys(bucket.settings.keys), LIMIT_S)
+    return TierKeys(bucket.direct, site, marks, metrics or PoolMetrics(), LIMIT_S)
+
+
 async def test_after_a_rotation_nothing_new_needs_the_old_key_of_the_site(
     bucket: Bucket, tmp_path: Path
 ) -> None:
-    before = await TierKeys(bucket.direct, wrapper(tmp_path / "1", OLD), LIMIT_S).sealing(TENANT)
-    keys = TierKeys(bucket.direct, wrapper(tmp_path / "2", NEW, OLD), LIMIT_S)
-    assert await keys.get(ref_of(before)) == before, "what is there can be read"
+    before = await keys_of(bucket, wrapper(tmp_path / "1", OLD)).sealing(TENANT)
+    keys = keys_of(bucket, wrapper(tmp_path / "2", NEW, OLD))
+    assert await keys.get(before.ref) == before, "what is there can be read"
     after = await keys.sealing(TENANT)
     assert after.id != before.id
-    unknown: list[None] = []
-    late = TierKeys(
-        bucket.direct,
-        wrapper(tmp_path / "3", NEW),
-        LIMIT_S,
-        on_unknown=lambda: unknown.append(None),
+    metrics = PoolMetrics()
+    late = keys_of(bucket, wrapper(tmp_path / "3", NEW), metrics)
+    assert await late.get(after.ref) == after
+    assert await late.get(before.ref) is None
+    unknown = metrics.registry.get_sample_value(
+        "prfaas_pool_shared_unreadable_total", {"reason": "unknown_key"}
     )
-    assert await late.get(ref_of(after)) == after
-    assert await late.get(ref_of(before)) is None
-    assert len(unknown) == 1
+    assert unknown == 1
     assert await late.sealing(TENANT) == after
 
 
@@ -43,8 +48,8 @@ async def test_a_key_that_was_being_read_does_not_outlive_its_destruction(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     site = wrapper(tmp_path / "1", OLD)
-    ref = ref_of(await TierKeys(bucket.direct, site, LIMIT_S).sealing(TENANT))
-    keys, has_read, go_on = TierKeys(bucket.direct, site, LIMIT_S), asyncio.Event(), asyncio.Event()
+    ref = (await keys_of(bucket, site).sealing(TENANT)).ref
+    keys, has_read, go_on = keys_of(bucket, site), asyncio.Event(), asyncio.Event()
     real = keys._read
 
     async def read(*args: str) -> object:

@@ -76,7 +76,7 @@ async def test_a_block_is_on_its_way_until_the_commit(world: World) -> None:
     assert await decode.look_up(PROMPT[:2], transfer) == [HIT, ON_ITS_WAY]
     assert await decode.look_up(PROMPT[:2]) == [HIT, MISS]
     prefill.push_done(transfer)
-    await until(lambda: pd.node.inbound.num_open == 0)
+    await until(lambda: pd.node.inbound.known.num_open == 0)
     assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]
 
 
@@ -95,7 +95,7 @@ async def test_who_waits_for_blocks_is_told_once_that_no_more_come(world: World,
         case "abort":
             pd.node.inbound.aborted(transfer, "nobody waits")
         case "expiry":
-            pd.node.inbound.machine.get(transfer).deadline_ns = 0  # type: ignore[union-attr]
+            pd.node.inbound.known.get(transfer).deadline_ns = 0  # type: ignore[union-attr]
             pd.node.inbound.expire()
     await until(lambda: decode.over)
     assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]

@@ -101,7 +101,7 @@ async def test_a_newer_peer_is_answered_and_keeps_its_connection(world: World, w
 
 async def test_a_newer_receiver_and_a_newer_pool_node_keep_their_peers(world: World) -> None:
     _, pd, prefill, _ = await world.two_sites()
-    link = pd.node.inbound.channel_of("prfaas-pool")
+    link = pd.node.inbound.channels.of("prfaas-pool")
     session = pd.node._engines["engine-of-pd-pool"]
     for channel in (link, session.channel):
         assert channel is not None

@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 from prfaas.cli.operate.quality_command import InconclusiveError, quality
 from prfaas.core.codec.codecs import Quality
 from prfaas.errors import ConfigError
-from prfaas.quality.caches import Change, LayerCache, rounded, unchanged, zeroed
+from prfaas.quality.caches import (
+    Change,
+    LayerCache,
+    copying,
+    later_chunks,
+    recall,
+    rounded,
+    unchanged,
+    zeroed,
+)
 from prfaas.quality.compare import Logits, TextFindings, compare
-from prfaas.quality.tasks import copying, later_chunks, recall
 
 VOCABULARY, SIZE = range(64), 64
 CODES = np.random.default_rng(0).choice([-1.0, 1.0], (len(VOCABULARY), SIZE)).astype(np.float32)

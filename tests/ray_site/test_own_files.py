@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from prfaas.cli.ray_site.command import ray
 from prfaas.cli.ray_site.parts import (
     PartSpec,
-    Places,
     member_files,
     members_folder,
     toml_text,
@@ -24,12 +23,12 @@ from prfaas.membership.folder import MemberFile
 from tests.ray_nodes.cluster import NEEDS_RAY
 from tests.ray_site.site import deployment_file
 
-PLACES = Places(
-    {"pool-a": ("10.0.0.1", 7100), "pool-b": ("10.0.0.2", 7100)},
-    {name: (f"10.0.0.{1 + (name[0] == 'b')}", 8100) for name in ("a1", "b1", "a2", "b2")},
-    ("0.0.0.0", 8000),  # noqa: S104
-    {"pool-a": ("127.0.0.1", 7101), "pool-b": ("127.0.0.1", 7101)},
-)
+PORTS = {
+    **dict.fromkeys(("pool-a", "pool-b"), 7100),
+    **dict.fromkeys(("a1", "b1", "a2", "b2", "prefill-a", "decode-b"), 8100),
+    **dict.fromkeys(("admin pool-a", "admin pool-b"), 7101),
+    "gateway": 8000,
+}
 
 
 def test_a_table_is_the_same_after_writing_and_reading() -> None:
@@ -39,7 +38,9 @@ def test_a_table_is_the_same_after_writing_and_reading() -> None:
 
 def test_each_part_knows_only_itself_and_finds_the_others_as_members(tmp_path: Path) -> None:
     file = deployment_file(tmp_path, 8000)
-    made = {n: PartSpec(file, n, "run", PLACES).part() for n in ("pool-a", "b2", "gateway")}
+    made = {
+        n: PartSpec(file, n, "run", PORTS).part("10.0.0.2") for n in ("pool-a", "b2", "gateway")
+    }
     folder = members_folder(load_deployment(file))
     for name, pools, engines in (
         ("pool-a", {"pool-a"}, set()),
@@ -65,13 +66,7 @@ def test_an_engine_with_a_role_starts_without_those_of_the_other_role(
     file.write_text(example.read_text())
     (tmp_path / "examples").symlink_to(example.parent)
     monkeypatch.chdir(tmp_path)
-    places = Places(
-        {"pool-a": ("10.0.0.1", 7100), "pool-b": ("10.0.0.2", 7100)},
-        {"prefill-a": ("10.0.0.1", 8100), "decode-b": ("10.0.0.2", 8100)},
-        PLACES.gateway,
-        PLACES.admins,
-    )
-    made = PartSpec(file, name, "run", places).part()
+    made = PartSpec(file, name, "run", PORTS).part("10.0.0.1")
     assert list(made.places) == [name]
     own = load_deployment(load_deployment(file).state / "ray" / f"{name}.toml")
     assert list(own.clusters["pd"].engines) == [name]
@@ -80,7 +75,8 @@ def test_an_engine_with_a_role_starts_without_those_of_the_other_role(
 
 def test_members_are_all_pools_and_the_engines_that_run(tmp_path: Path) -> None:
     deployment = load_deployment(deployment_file(tmp_path, 8000))
-    files = member_files(deployment, PLACES, {"a1", "b1"})
+    names = ("pool-a", "pool-b", "a1", "b1")
+    files = member_files(deployment, {n: ("10.0.0.2", PORTS[n]) for n in names})
     assert sorted(files) == ["a1.toml", "b1.toml", "pool-a.toml", "pool-b.toml"]
     engine = MemberFile.model_validate(tomllib.loads(files["b1.toml"]))
     assert (engine.url, engine.pool) == ("http://10.0.0.2:8100", "pool-b")

@@ -31,6 +31,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.core.dispatch.types import Arrival, Routed
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.shipping import Manifest, manifest_digest
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path as Way
@@ -38,8 +39,7 @@ from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.residency import Residency, frozen
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
-from prfaas.gateway.routing.dispatcher_setup import make_dispatcher
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles, make_dispatcher
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.sim.engine.dispatch_driver import SimulatedDriver
 from prfaas.sim.system.request import Request
@@ -215,7 +215,7 @@ class World:
             table.role is ClusterRole.PRFAAS,
             footprint,
             _places(site) if site.tier is not None else frozenset(own),
-            TicketChecks(name, self.authority.opener, metrics, regions=footprint),
+            TicketChecks(name, self.authority.opener, metrics, FactStream(), footprint),
         )
 
     # --- requests ---

@@ -110,7 +110,7 @@ def test_a_prefix_that_is_computed_sooner_is_not_pulled() -> None:
     # The link was measured: before that, the dispatcher expects a usual one.
     link = simulation.transports["pd-1", "pd-0"].link
     report = link.report(0)._replace(goodput_bits_per_s=1e6)
-    simulation.front.dispatcher.report_link("pd-1", "pd-0", report)
+    simulation.front.dispatcher.links.report("pd-1", "pd-0", report)
     simulation.run()
     assert simulation.requests[0].num_hit_tokens == 0
     assert sent(simulation, "hosts of pd", Purpose.PULL) == 0
@@ -139,7 +139,7 @@ def test_hosts_of_a_prfaas_cluster_share_what_they_hold() -> None:
     simulation.front.caches.pools["prfaas-0"].store(range(5))
     link = simulation.transports["prfaas-0", "prfaas-1"].link
     report = link.report(0)._replace(goodput_bits_per_s=80e6)
-    simulation.front.dispatcher.report_link("prfaas-0", "prfaas-1", report)
+    simulation.front.dispatcher.links.report("prfaas-0", "prfaas-1", report)
     simulation.run()
     check(simulation)
     (request,) = simulation.requests

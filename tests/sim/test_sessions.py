@@ -17,7 +17,7 @@ from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.make import with_followers
 from prfaas.sim.workloads.sessions import PAUSE_S, Sessions
-from prfaas.traces.sessions.regroup import Regroup
+from prfaas.traces.sessions.block_chain import Regroup
 from prfaas.traces.sessions.session_file import Session, Turn, read_sessions
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, system

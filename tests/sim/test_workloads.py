@@ -20,7 +20,7 @@ from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.workloads.make import ScaledWorkload, stretched
 from prfaas.sim.workloads.requests import SineSwing, Synthetic, Trace, draw_arrivals
 from prfaas.traces.checks import TraceLimits
-from prfaas.traces.formats.rate_curve import Steps, read_rate_curve
+from prfaas.traces.formats.columns import Steps, read_rate_curve
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.session_file import read_sessions

@@ -27,8 +27,7 @@ from prfaas.traces.sessions.chats import (
     Chats,
     read_chats,
 )
-from prfaas.traces.sessions.session_file import Session, read_sessions
-from prfaas.traces.sessions.session_writer import session_lines, write_lines
+from prfaas.traces.sessions.session_file import Session, read_sessions, session_lines, write_lines
 from prfaas.units import NS_PER_S
 
 ONE = characters(1)

@@ -22,8 +22,7 @@ from prfaas.traces.reader import TracePart, read_requests
 from prfaas.traces.requests import RecordedRequest
 from prfaas.traces.sessions.block_chain import characters
 from prfaas.traces.sessions.chats import read_chats
-from prfaas.traces.sessions.session_file import read_sessions
-from prfaas.traces.sessions.session_writer import session_lines, write_lines
+from prfaas.traces.sessions.session_file import read_sessions, session_lines, write_lines
 
 DATA = Path(__file__).parent / "data"
 READERS: tuple[Callable[[Path], object], ...] = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.link.rows import Row
-from prfaas.lab.wan import SIDES, Side, Wan
+from tests.lab.wan import SIDES, Side, Wan
 
 END = Path(__file__).with_name("end.py")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")

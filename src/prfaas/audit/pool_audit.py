@@ -13,7 +13,7 @@ from prfaas.audit.writer import AuditLog
 from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import LATE, STOPPED, RecordKind, permission
 from prfaas.core.audit.refusals import RefusalCounts
-from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError, TicketUse
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.units import NS_PER_S
 
@@ -52,10 +52,17 @@ class PoolAudit:
         self._refusals = RefusalCounts()
         self._swept_at_ns = clock_ns()
 
-    @property
-    def accepts(self) -> bool:
-        """False while no ticket may be accepted, since the log cannot be written."""
-        return self._log is None or self._log.accepts
+    def allow(self, _use: TicketUse) -> None:
+        """See that a ticket may be accepted.
+
+        Raises:
+            TicketRefusedError: The log cannot be written.
+        """
+        if self._log is not None and not self._log.accepts:
+            raise TicketRefusedError(
+                TicketRefusal.NOT_AUDITED,
+                'the audit log cannot be written, and audit.on_full is "closed"',
+            )
 
     def record(self, fields: Fields) -> None:
         """Write a record."""

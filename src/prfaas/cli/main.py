@@ -31,7 +31,7 @@ COMMANDS = {
     "quality": "operate.quality_command",
     "ray": "ray_site.command",
     "simulate": "plan.simulate_command",
-    "tenant": "parts.tenant_command",
+    "tenant": "parts.identity_command",
     "top": "operate.top_command",
     "trace": "trace.command",
     "up": "deploy.up_command",
@@ -57,7 +57,11 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__)
 def cli() -> None:

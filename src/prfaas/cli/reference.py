@@ -52,7 +52,12 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
 
 def _section(path: str, command: click.Command) -> str:
     context = click.Context(
-        command, info_name=path, max_content_width=WIDTH, terminal_width=WIDTH, help_option_names=[]
+        command,
+        info_name=path,
+        max_content_width=WIDTH,
+        terminal_width=WIDTH,
+        help_option_names=[],
+        show_default=True,
     )
     lines = (line.rstrip() for line in command.get_help(context).splitlines())
     return f"## `{path}`\n\n```\n" + "\n".join(lines) + "\n```\n"

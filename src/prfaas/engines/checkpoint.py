@@ -56,13 +56,11 @@ HYBRID = {
 
 
 def make_checkpoint(directory: Path, seed: int = 0, *, weights: bool = True) -> None:
-    """Write the checkpoint to `directory`, unless one is there.
+    """Write the checkpoint to `directory`, unless one is there; ConfigError if there is something
+    else in `directory`.
 
     Args:
         weights: Without them it serves timing engines, in a tenth of the time.
-
-    Raises:
-        ConfigError: There is something else in `directory`.
     """
     if (directory / "config.json").exists():
         return

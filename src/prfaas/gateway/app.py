@@ -27,11 +27,10 @@ from prfaas.gateway.admission.engine_slots import Holding, holding_for
 from prfaas.gateway.admission.quarantine import PromptQuarantine
 from prfaas.gateway.api.auth import Access, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
-from prfaas.gateway.api.entrance import RequestAdmission, add_limit_headers
+from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.api.health import Views
-from prfaas.gateway.api.kv_lookup import KvLookup
+from prfaas.gateway.api.kv_lookup import KvLookup, TokenApi
 from prfaas.gateway.api.operator_api import ControlApi
-from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.engines.engine import Engine
@@ -40,23 +39,20 @@ from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import ClientConnections, ClientTls, connections_max
 from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
-from prfaas.gateway.loops.link_leases import LeaseGiver
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
-from prfaas.gateway.loops.ticker import ControlTicker
+from prfaas.gateway.loops.ticker import ControlTicker, LeaseGiver
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
 from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
-from prfaas.gateway.routing.change_log import Journal
-from prfaas.gateway.routing.circuit_breakers import make_guards
+from prfaas.gateway.routing.change_log import Journal, make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.profiles import NO_PLAN, Profiles
+from prfaas.gateway.routing.dispatcher_setup import NO_PLAN, Profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
-from prfaas.gateway.serving.leg_requests import Rehearsal
-from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg
-from prfaas.gateway.serving.request_legs import RequestServices as RunParts
+from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg, Rehearsal
+from prfaas.gateway.serving.request_run import RequestServices as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
@@ -72,7 +68,6 @@ from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
-from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
@@ -216,15 +211,12 @@ class Gateway:
         )
         self.live = live = LiveParts(
             deployment,
-            self.index,
             self.driver,
             self.engines,
             self.pools,
             self.layouts,
-            self.guards,
             self.journal,
             self._follow_members(deployment, endpoints, sources),
-            self.metrics,
             self.records,
         )
         holding = holding_for(
@@ -244,7 +236,9 @@ class Gateway:
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
         self._console = Console(
-            ConsoleReader(live, control), deployment.gateway.consoles_max, times.console_interval_s
+            ConsoleReader(live, self.metrics, control),
+            deployment.gateway.consoles_max,
+            times.console_interval_s,
         )
         self.parts = self._services(holding, planner, tickets, fetcher, times)
         self.charging = Charging(self.engines.probes)
@@ -259,7 +253,7 @@ class Gateway:
                 times.error_s,
             ),
             TokenApi(live, self._prompts, self._request_admission),
-            Views(live, self._request_admission),
+            Views(live, self.metrics, self._request_admission),
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
@@ -314,7 +308,6 @@ class Gateway:
             self.engines,
             self.engine_events,
             self.pools,
-            self.guards,
             self.layouts,
             self.metrics,
             self.journal,
@@ -448,8 +441,6 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
-        app.on_response_prepare.append(name_server)
-        app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._request_admission.add_headers)
         if self._table.allowed_origins:
             app.on_response_prepare.append(origins.add_headers)

@@ -24,14 +24,12 @@ OWNERS_FILE = "tag-owners"
 
 
 class Agreements:
-    """Contracts in force at a process, from a file that is read anew when it changes.
+    """Contracts in force at a process, from a file that is read anew when it changes; ConfigError
+    if the file cannot be used.
 
     Args:
         folder: Keeps the owners of tags over a restart; None without.
         check: Called with contracts before they are in force; raises `ConfigError` to refuse them.
-
-    Raises:
-        ConfigError: The file cannot be used.
     """
 
     def __init__(

@@ -184,11 +184,7 @@ def _endpoints(found: EndpointSlice) -> Iterator[tuple[_Endpoint, str]]:
 def _listed(
     found: EndpointSlice, endpoint: _Endpoint, name: str, pools: Mapping[str | None, str]
 ) -> Listed:
-    """The member of an endpoint.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The member of an endpoint; ValueError if it is none."""
     labels = found.metadata.labels
     if re.match(PART_NAME, name) is None:
         raise ValueError(f"{name[:80]!r} cannot be the name of a part, {PATTERNS[PART_NAME]}")

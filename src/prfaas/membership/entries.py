@@ -29,14 +29,11 @@ def site_of(deployment: Deployment) -> Site:
 def entries_of(
     deployment: Deployment, engines: Mapping[str, str], pools: Mapping[str, tuple[str, int]]
 ) -> list[Listed]:
-    """Members of a deployment file.
+    """Members of a deployment file; ValueError if the address of a part is unknown.
 
     Args:
         engines: URL of engines that have none in the file.
         pools: Address of pool nodes that have none in the file.
-
-    Raises:
-        ValueError: The address of a part is unknown.
     """
     found = []
     for cluster, table in deployment.clusters.items():

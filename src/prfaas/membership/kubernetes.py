@@ -52,15 +52,13 @@ class _TooOldError(Exception):
 
 
 class Kubernetes:
-    """Engines and pool nodes in EndpointSlices.
+    """Engines and pool nodes in EndpointSlices; ConfigError if the address of the API server is
+    unknown.
 
     While the API server does not answer, the last list stays.
 
     Args:
         timing: Times of the requests.
-
-    Raises:
-        ConfigError: The address of the API server is unknown.
     """
 
     name = "kubernetes"
@@ -235,11 +233,7 @@ def _base_of(table: KubernetesTable) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """A page of a list.
-
-    Raises:
-        PeerError: It is longer than the limit.
-    """
+    """A page of a list; PeerError if it is longer than the limit."""
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk

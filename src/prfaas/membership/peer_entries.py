@@ -34,11 +34,8 @@ class PeerClusters:
 
 
 def peer_clusters(deployment: Deployment, name: str) -> PeerClusters:
-    """The rule of `Deployment.links`, for clusters.
-
-    Raises:
-        ValueError: There is no pool node of that name.
-    """
+    """The rule of `Deployment.links`, for clusters; ValueError if there is no pool node of that
+    name."""
     own = cluster_of(deployment, name)
     roles: dict[ClusterRole, set[str]] = {role: set() for role in ClusterRole}
     for cluster, table in deployment.clusters.items():
@@ -54,13 +51,10 @@ def peer_entries(
     clusters: PeerClusters,
     addresses: Mapping[str, tuple[str, int]],
 ) -> list[Listed]:
-    """Peers of a pool node.
+    """Peers of a pool node; ValueError if the address of a target is unknown.
 
     Args:
         addresses: Addresses of peers that are given elsewhere.
-
-    Raises:
-        ValueError: The address of a target is unknown.
     """
     links, found = deployment.pools[name].links, []
     for cluster, table in deployment.clusters.items():

@@ -9,13 +9,11 @@ from prfaas.membership.port import Source
 
 
 def sources_of(table: MembershipTable, *, with_links: bool = False) -> list[Source]:
-    """Sources in addition to the deployment file.
+    """Sources in addition to the deployment file; ConfigError if the address of an API server is
+    unknown.
 
     Args:
         with_links: Member files describe the links to pool nodes, too.
-
-    Raises:
-        ConfigError: The address of an API server is unknown.
     """
     found: list[Source] = []
     if table.folder is not None:

@@ -182,7 +182,7 @@ class PdCluster:
 
 @dataclass(frozen=True)
 class Problem:
-    """One question to the planner.
+    """One question to the planner; ConfigError if a setting is impossible.
 
     Args:
         geometry: KV cache of the model.
@@ -193,9 +193,6 @@ class Problem:
             target.
         chunk_tokens: Prefill chunk, tokens, for overlapped transfers.
         num_prefill: The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches.
-
-    Raises:
-        ConfigError: A setting is impossible.
     """
 
     title: str

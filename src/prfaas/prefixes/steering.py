@@ -54,7 +54,7 @@ class Steering:
         self._live, self._fetcher, self._transfers = live, fetcher, transfers
         self._names, self._tag_of = live.records.names, tenants.tag_of
         self.pins = Pins(live.pools)
-        self._offers = CopyOffers(live.index, live.pools, self._cost)
+        self._offers = CopyOffers(live.driver.index, live.pools, self._cost)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the route."""

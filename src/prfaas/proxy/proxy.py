@@ -29,7 +29,7 @@ from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
 from prfaas.series import CONTENT_TYPE
 from prfaas.wire.identity import Identity
-from prfaas.wire.plain_http import listen, name_server
+from prfaas.wire.plain_http import EngineResponse, listen, name_server
 from prfaas.wire.sockets import raise_descriptor_limit, request_socket
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,10 @@ class Proxy:
             limit=0, keepalive_timeout=3.0, socket_factory=request_socket
         )
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=False
+            connector=connector,
+            response_class=EngineResponse,
+            timeout=timeout,
+            trust_env=False,
         ) as http:
             self._agree()
             try:

@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prfaas.quality.caches import Change, unchanged, zeroed
-from prfaas.quality.tasks import TaskSample
+from prfaas.quality.caches import Change, TaskSample, unchanged, zeroed
 
 Logits = NDArray[np.float64]
 Cache = TypeVar("Cache")

@@ -80,11 +80,8 @@ def _tensor(bits: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def load(path: str, device: str) -> TransformersModel:
-    """Return the model in a folder, or of a name that transformers finds.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
+    """Return the model in a folder, or of a name that transformers finds; ConfigError if it cannot
+    be loaded."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
         return TransformersModel(model.to(device))
@@ -93,11 +90,8 @@ def load(path: str, device: str) -> TransformersModel:
 
 
 def text_tokens(path: str, text: Path) -> list[int]:
-    """Return the tokens of a text file by the tokenizer of a model.
-
-    Raises:
-        ConfigError: Either cannot be read.
-    """
+    """Return the tokens of a text file by the tokenizer of a model; ConfigError if either cannot be
+    read."""
     try:
         words = text.read_text(encoding="utf-8")
         return list(transformers.AutoTokenizer.from_pretrained(path)(words)["input_ids"])

@@ -30,6 +30,9 @@ LIMITS = TraceLimits()
 NUM_REQUESTS_MAX = LIMITS.num_requests_max
 NUM_PROMPT_TOKENS_MAX = LIMITS.num_prompt_tokens_max
 NUM_OUTPUT_TOKENS_MAX = 2_000_000
+NUM_SESSIONS_MAX = 1_000_000
+NUM_TURNS_MAX = 100_000
+"""Limit of one session."""
 BLOCK_ID_MAX = 2**48
 TENANT_CHARS_MAX = 128
 SECONDS_MAX = 10.0**9
@@ -114,11 +117,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], line: bytes) -> Decoded:
 
 
 def in_range(field: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """Check a value against its range.
-
-    Raises:
-        DroppedError: It is outside, or no number.
-    """
+    """Check a value against its range; DroppedError if it is outside, or no number."""
     if not low <= value <= high:
         expected = f"expected {_shown(low)} to {_shown(high)} {unit}".strip()
         raise DroppedError(
@@ -127,20 +126,13 @@ def in_range(field: str, value: float, low: float, high: float, unit: str = "") 
 
 
 def check_prompt(field: str, num_tokens: int) -> None:
-    """Check a prompt length.
-
-    Raises:
-        DroppedError: It is below 1 or too long.
-    """
+    """Check a prompt length; DroppedError if it is below 1 or too long."""
     in_range(field, num_tokens, 1, NUM_PROMPT_TOKENS_MAX, "tokens")
 
 
 def check_output(field: str, num_tokens: int) -> None:
-    """Check an output length; 0 is taken as 1, since a prefill gives a token.
-
-    Raises:
-        DroppedError: It is negative or too long.
-    """
+    """Check an output length; 0 is taken as 1, since a prefill gives a token; DroppedError if it is
+    negative or too long."""
     in_range(field, num_tokens, 0, NUM_OUTPUT_TOKENS_MAX, "tokens")
 
 

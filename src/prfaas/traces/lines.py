@@ -56,7 +56,8 @@ def refuse(path: Path, line: int, problem: str) -> NoReturn:
 def read_lines(
     path: Path, on_progress: OnProgress | None = None, limits: TraceLimits = LIMITS
 ) -> Iterator[tuple[int, bytes | None]]:
-    """Number, from 1, and text of every line that is not blank, without white space around it.
+    """Number, from 1, and text of every line that is not blank, without white space around it;
+    ConfigError if the file cannot be read, or is too large.
 
     Args:
         path: The file; gzip, bzip2 and xz are recognised by its first bytes. A byte order mark is
@@ -66,9 +67,6 @@ def read_lines(
 
     Yields:
         None in place of the text of a line that is too long.
-
-    Raises:
-        ConfigError: The file cannot be read, or is too large.
     """
     try:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
@@ -140,11 +138,7 @@ def _check_total(path: Path, number: int, total: int, limits: TraceLimits) -> No
 
 
 def text_of(line: bytes | None, limits: TraceLimits = LIMITS) -> bytes:
-    """The text of a line that is not too long.
-
-    Raises:
-        DroppedError: It is.
-    """
+    """The text of a line that is not too long; DroppedError if it is."""
     if line is None:
         raise DroppedError("a line is too long", f"is longer than {limits.line_bytes_max:,} bytes")
     return line

@@ -52,11 +52,7 @@ class TracePart:
         return not self.start_ns and self.duration_ns is None and self.num_requests is None
 
     def check(self, since_ns: int) -> None:
-        """Check an instant.
-
-        Raises:
-            DroppedError: It is outside.
-        """
+        """Check an instant; DroppedError if it is outside."""
         late = self.duration_ns is not None and since_ns >= self.start_ns + self.duration_ns
         if late or since_ns < self.start_ns:
             raise OutsideError
@@ -271,11 +267,7 @@ class _Reader:
         self.drops.add(number, error)
 
     def result(self, form: str) -> Reading:
-        """The requests in order.
-
-        Raises:
-            ConfigError: Too much is damaged, or nothing is left.
-        """
+        """The requests in order; ConfigError if too much is damaged, or nothing is left."""
         kept = self._near()
         refuse_if_damaged(self.path, self.drops, self.damaged_max)
         if not kept:
@@ -309,11 +301,8 @@ class _Reader:
 
 
 def refuse_if_damaged(path: Path, drops: Drops, damaged_max: float) -> None:
-    """Refuse a file of which too much is damaged.
-
-    Raises:
-        ConfigError: The share of damaged lines is above `damaged_max`.
-    """
+    """Refuse a file of which too much is damaged; ConfigError if the share of damaged lines is
+    above `damaged_max`."""
     if drops.damaged_ratio > damaged_max:
         raise ConfigError(
             f"trace {path}: {drops.num_damaged:,} of {drops.num_lines:,} lines are damaged, more "

@@ -12,7 +12,9 @@ import logging
 import socket
 from collections.abc import Callable
 
+import aiohttp
 from aiohttp import hdrs, web
+from aiohttp.connector import Connection
 
 from prfaas.wire.sockets import keep_path_open
 
@@ -27,6 +29,24 @@ _log = logging.getLogger(__name__)
 async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
     """Signal handler for `web.Application.on_response_prepare`."""
     response.headers[hdrs.SERVER] = SERVER
+
+
+class EngineResponse(aiohttp.ClientResponse):
+    """Answer of an engine, whose connection is not used again after an error of the engine's own.
+
+    uvicorn closes it right behind such an answer, and the next request on it would be reset.
+    """
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head of the answer."""
+        protocol = connection.protocol
+        await super().start(connection)
+        if self.status >= 500 and protocol is not None:
+            if self.connection is None:  # All of it has come, and the connection was given back.
+                protocol.close()
+            else:
+                protocol.force_close()
+        return self
 
 
 class PlainHandler(web.RequestHandler):

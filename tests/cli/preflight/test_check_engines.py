@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.preflight import engine_args
+from prfaas.cli.preflight import vllm_flags
 from tests.cli.conftest import Prfaas, edit, one_line
 
 ARGS = '"--max-num-batched-tokens", "2048",\n    # The same state'
@@ -190,7 +190,7 @@ def test_arguments_with_which_an_engine_would_not_take_part_are_refused(
 def test_another_version_may_know_an_argument_that_is_not_listed(
     prfaas: Prfaas, laptop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_args, "is_listed_version", lambda: False)
+    monkeypatch.setattr(vllm_flags, "is_listed_version", lambda: False)
     alter(laptop, "--newer", "3")
     code, output, _ = prfaas("check", laptop)
     assert code == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core.request.actions import ACTIONS
-from prfaas.core.request.driver import NAMES, Executor
+from prfaas.core.request.driver import Executor
 from prfaas.gateway.serving.request_run import RequestRun as GatewayRun
+from prfaas.records import methods_of
 from prfaas.sim.engine.request_run import SimulatedRequestRun as SimulatorRun
 
 
@@ -14,12 +15,14 @@ from prfaas.sim.engine.request_run import SimulatedRequestRun as SimulatorRun
 def test_both_drivers_have_a_method_of_their_own_for_each_action(driver: type[Executor]) -> None:
     assert set(driver.methods) == set(ACTIONS)
     assert not driver.__abstractmethods__
-    for kind, method in driver.methods.items():
-        assert method is driver.__dict__[NAMES[kind]]
+    for method in driver.methods.values():
+        assert method is driver.__dict__[method.__name__]
 
 
 def test_an_action_without_a_method_fails_with_the_driver_that_lacks_it() -> None:
-    assert Executor.__abstractmethods__ == set(NAMES.values())
+    assert Executor.__abstractmethods__ == {
+        method.__name__ for method in methods_of(Executor, ACTIONS).values()
+    }
 
     class Half(SimulatorRun):
         __slots__ = ()

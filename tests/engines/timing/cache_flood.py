@@ -18,7 +18,7 @@ from typing import Any
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.checkpoint import make_checkpoint
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.pool.sites import until
 

@@ -16,7 +16,7 @@ from prfaas.core.kv.blocks import HashScheme
 from prfaas.engines.timing.host import InstanceHost
 from prfaas.engines.timing.instance import TimedInstance
 from prfaas.gateway.app import Gateway
-from prfaas.lab.faults import FaultProxy
+from tests.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site, until
 from tests.ports import free_port
 
@@ -83,7 +83,7 @@ class World:
             for i in self.instances
         )
         links = [link for site in self.sites.values() for link in site.node.links.values()]
-        inbound = sum(site.node.inbound.num_open for site in self.sites.values())
+        inbound = sum(site.node.inbound.known.num_open for site in self.sites.values())
         legs = sum(engine.num_in_flight for engine in self.gateway.engines.by_name.values())
         return engines and not inbound + legs + sum(link.num_open for link in links)
 

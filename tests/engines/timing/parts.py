@@ -18,9 +18,9 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import HostSettings, InstanceHost
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming
-from prfaas.lab.faults import FaultProxy
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
+from tests.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site
 
 from .worlds import started

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from prfaas.config.deployment import Deployment
-from prfaas.lab.faults import FaultProxy
 from prfaas.pool.shared.settings import SharedSettings
 from prfaas.wire.identity import make_identity
+from tests.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, until
 
 from .deployment import World

@@ -11,9 +11,9 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.events import BlockKept, TransferInput
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
-from prfaas.lab.faults import Fault
 from tests.engines.timing.pulled_prefixes import PROMPT as PULLED
 from tests.engines.timing.pulled_prefixes import pulling
+from tests.lab.faults import Fault
 from tests.pool.sites import until
 
 from .deployment import World, alone, running

@@ -6,7 +6,7 @@ import random
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.engines.timing.content import CLEAN
+from prfaas.engines.timing.blocks import CLEAN
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Events
 

@@ -100,7 +100,7 @@ async def test_lost_pages_are_computed(checkpoint: Path, identities: Path, tmp_p
         world.wire.read_bits_per_s = SLOW_BITS_PER_S
         asked = asyncio.create_task(world.complete(LONG))
         local = world.sites["pd-pool"].node
-        await until(lambda: local.inbound.num_open == 1)
+        await until(lambda: local.inbound.known.num_open == 1)
         await world.sites["prfaas-pool"].kill()
         reply = await asked
         assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, LONG, DENSE_PLAN)

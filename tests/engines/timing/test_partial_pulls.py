@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from prfaas.lab.faults import Fault
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
+from tests.lab.faults import Fault
 from tests.pool.sites import until
 
 from .deployment import World, alone
@@ -74,7 +74,7 @@ async def check_let_go(world: World) -> None:
     await until(lambda: all(node.store.room.loose_bytes == 0 for node in nodes))
     check_nothing_is_held(world)
     for node in nodes:
-        assert (node.store.order.num_leased, node.inbound.promised_bytes) == (0, 0)
+        assert (node.store.order.num_leased, node.inbound.known.promised_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("roles", [{}, SPLIT], ids=["both", "split"])

@@ -8,10 +8,9 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.engines.timing.content import DrawnAnswer, block_bytes, stained
+from prfaas.engines.timing.blocks import DrawnAnswer, Rows, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Events
-from prfaas.engines.timing.rows import Rows
 from prfaas.errors import ConfigError
 
 LAYOUT = Layout(

@@ -13,7 +13,7 @@ import pytest
 from prfaas.core.kv.tenant_salts import salt_of
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
-from prfaas.lab.faults import Fault
+from tests.lab.faults import Fault
 from tests.pool.sites import until
 
 from .deployment import alone
@@ -117,7 +117,7 @@ async def test_a_prfaas_host_that_is_lost_in_the_middle_of_a_pull_costs_only_tim
         wire, puller = world.wires["pool-y"], world.sites["pool-y"].node
         wire.read_bits_per_s = SLOW_BITS_PER_S
         asked = asyncio.create_task(world.text(PROMPT))
-        await until(lambda: puller.inbound.num_open == 1)
+        await until(lambda: puller.inbound.known.num_open == 1)
         match fault:
             case "dead":
                 await world.sites.pop("pool-x").kill()

@@ -115,5 +115,5 @@ async def under_way(world: World) -> asyncio.Task[dict[str, Any]]:
     world.wire.read_bits_per_s = SLOW_BITS_PER_S
     local = world.sites["pd-pool"].node
     asked = asyncio.create_task(world.complete(PROMPT))
-    await until(lambda: local.inbound.num_open == 1)
+    await until(lambda: local.inbound.known.num_open == 1)
     return asked

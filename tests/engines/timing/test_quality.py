@@ -13,7 +13,7 @@ from typing import Any
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import Layout, Plane
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.pool.sites import until
 
 from .deployment import LONG, World, running
@@ -65,7 +65,7 @@ async def rounds(world: World) -> None:
     ]
     for site in world.sites.values():
         site.node._known_layouts.learn(replace(layout, groups=tuple(groups)))
-    coding = world.sites["prfaas-pool"].node.links["pd-pool"]._coding
+    coding = world.sites["prfaas-pool"].node.links["pd-pool"].coding
     await until(lambda: coding._may_round)
 
 

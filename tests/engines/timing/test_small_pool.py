@@ -26,7 +26,7 @@ async def outcomes(world: World) -> Counter[tuple[str, str]]:
     for site in world.sites.values():
         for end in ("source", "destination"):
             assert site.metric("tickets_refused_total", end=end, reason="no_room") == 0
-    assert world.gateway.driver.dispatcher.taken_bytes == 0
+    assert world.gateway.driver.dispatcher.rooms.taken_bytes == 0
     return Counter((record["path"], record["reason"]) for record in records)
 
 

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.pool.sites import until
 
 from .deployment import LONG, World, running

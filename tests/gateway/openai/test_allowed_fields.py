@@ -17,7 +17,7 @@ from prfaas.gateway.openai.fields import (
     fields_with,
 )
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.gateway.conftest import World, running
 
 STEERING = {

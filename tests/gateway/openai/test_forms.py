@@ -11,7 +11,7 @@ import pytest
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.engines.vllm_modules import needing_vllm
 from tests.gateway.conftest import World, running
 from tests.gateway.prompts import LONG

@@ -16,7 +16,7 @@ from prfaas.gateway.openai.requests import (
     parse_request,
 )
 from prfaas.gateway.serving.request_state import UsageCorrection
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from tests.engines.vllm_modules import needing_vllm
 
 chats = needing_vllm("vllm.entrypoints.openai.chat_completion.protocol")

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.serving.leg_requests import is_plain
+from prfaas.gateway.serving.prefill_leg import is_plain
 from prfaas.gateway.times import Times
 from tests.gateway.conftest import World
 from tests.gateway.prompts import LONG

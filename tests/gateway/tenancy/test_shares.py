@@ -15,7 +15,7 @@ import pytest
 from prfaas.config.clusters import EngineTable
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest
 from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from tests.gateway.conftest import World, running, until
 from tests.gateway.scripted_engine import hang, stream_then_hang
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gateway.prompts import make_checkpoint
 from prfaas.engines.checkpoint import make_tokenizer
-from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+from prfaas.gateway.tenancy.tenants import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.gateway.conftest import World, running, until
 

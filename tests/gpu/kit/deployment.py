@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 
 from prfaas.cli.deploy.topology import parts
-from prfaas.lab.faults import FaultProxy
 from tests.deployments import LAPTOP, laid_out, placed, put_between, started
 from tests.gpu.kit.models import HYBRID_KIND
+from tests.lab.faults import FaultProxy
 from tests.live.conftest import Live, until
 from tests.live.relay import Relay
 

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from prfaas.lab.faults import Fault
 from tests.gpu.kit import models
 from tests.gpu.kit.deployment import has_kernels, running, settings
 from tests.gpu.kit.results import Results
+from tests.lab.faults import Fault
 from tests.live.identity_by_kind import Row, try_prompts
 
 TOKENS_MAX = 8_192

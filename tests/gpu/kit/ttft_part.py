@@ -16,13 +16,13 @@ from typing import Any
 
 from prfaas.core.routing.decision import RoutingFacts
 from prfaas.core.routing.predictions import LinkState, PathSignals, predict
-from prfaas.lab.faults import Fault
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import shipped_kv_bytes
 from tests.gpu.kit import models
 from tests.gpu.kit.deployment import running, settings
 from tests.gpu.kit.results import Results
 from tests.gpu.suite import TOKEN_ID_MAX, first_token_s
+from tests.lab.faults import Fault
 from tests.live.conftest import Live
 from tests.live.identity_by_kind import announced
 

@@ -12,7 +12,7 @@ import pytest
 from prfaas.core.routing.policies import PolicyName
 from prfaas.planner.answer.plan import make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
-from prfaas.planner.report.emit_settings import deployment_settings, recommended
+from prfaas.planner.report.json_report import deployment_settings, recommended
 from prfaas.planner.workload import EmpiricalLengths
 from prfaas.sim.scenario.scenario_file import ScenarioFile, ScenarioRoutingTable
 from prfaas.sim.scenario.setup_builder import make_setup

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import click
 
@@ -16,115 +17,81 @@ from prfaas.units import parse_duration, parse_rate
 CONNECTIONS_MAX = 16
 BUDGET_BITS_PER_S_MIN = 1_000_000
 Command = TypeVar("Command", bound=Callable[..., None])
+Value = TypeVar("Value")
 
 
-class DurationType(click.ParamType[int]):
-    """`90s`, `2h`: nanoseconds."""
+class ParsedType(click.ParamType[Value], Generic[Value]):
+    """A value in a form of its own.
 
-    name = "duration"
+    Args:
+        name: Form in `--help`.
+        read: Reads the text; its ValueError or ConfigError is the mistake in words.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Value]) -> None:
+        self.name, self._read = name, read
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Read a duration."""
+    ) -> Value:
+        """Read the value."""
         try:
-            return parse_duration(str(value))
-        except ConfigError as error:
+            return self._read(str(value))
+        except (ConfigError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
-class AddressType(click.ParamType[tuple[str, int]]):
-    """`HOST:PORT`."""
-
-    name = "host:port"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Split an address."""
-        try:
-            return split_address(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _named_address(text: str) -> tuple[str, tuple[str, int]]:
+    name, _, address = text.partition("=")
+    if not name or not address:
+        raise ConfigError(f"{text!r} is not NAME=HOST:PORT")
+    return name, split_address(address)
 
 
-class PeerType(click.ParamType[tuple[str, tuple[str, int]]]):
-    """`NAME=HOST:PORT`."""
-
-    name = "name=host:port"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[str, int]]:
-        """Split a named address."""
-        name, _, address = str(value).partition("=")
-        if not name or not address:
-            self.fail(f"{value!r} is not NAME=HOST:PORT", param, ctx)
-        return name, AddressType().convert(address, param, ctx)
+def _named_rate(text: str) -> tuple[str, int]:
+    name, _, rate = text.partition("=")
+    try:
+        bits_per_s = parse_rate(rate)
+    except ConfigError as error:
+        raise ConfigError(f"{text!r} is not NAME=RATE: {error}") from None
+    if not name or bits_per_s < BUDGET_BITS_PER_S_MIN:
+        raise ConfigError(f"{text!r} is not NAME=RATE with a rate of 1Mbps or more")
+    return name, bits_per_s
 
 
-class PeerRateType(click.ParamType[tuple[str, int]]):
-    """`NAME=RATE`."""
-
-    name = "name=rate"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Split a named rate."""
-        name, _, rate = str(value).partition("=")
-        try:
-            bits_per_s = parse_rate(rate)
-        except ConfigError as error:
-            self.fail(f"{value!r} is not NAME=RATE: {error}", param, ctx)
-        if not name or bits_per_s < BUDGET_BITS_PER_S_MIN:
-            self.fail(f"{value!r} is not NAME=RATE with a rate of 1Mbps or more", param, ctx)
-        return name, bits_per_s
+def _named_count(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not name or not count.isdecimal() or not 1 <= int(count) <= CONNECTIONS_MAX:
+        raise ConfigError(f"{text!r} is not NAME=COUNT, 1 to {CONNECTIONS_MAX}")
+    return name, int(count)
 
 
-class PeerCountType(click.ParamType[tuple[str, int]]):
-    """`NAME=COUNT`."""
-
-    name = "name=count"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """Split a named count."""
-        name, _, count = str(value).partition("=")
-        if not name or not count.isdecimal() or not 1 <= int(count) <= CONNECTIONS_MAX:
-            self.fail(f"{value!r} is not NAME=COUNT, 1 to {CONNECTIONS_MAX}", param, ctx)
-        return name, int(count)
+def _named_url(text: str) -> tuple[str, str]:
+    name, _, url = text.partition("=")
+    if not name or not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{text!r} is not NAME=URL")
+    return name, url.rstrip("/")
 
 
-class UrlType(click.ParamType[tuple[str, str]]):
-    """`NAME=URL`."""
-
-    name = "name=url"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Split a named URL."""
-        name, _, url = str(value).partition("=")
-        if not name or not url.startswith(("http://", "https://")):
-            self.fail(f"{value!r} is not NAME=URL", param, ctx)
-        return name, url.rstrip("/")
+def _base_url(text: str) -> str:
+    url = text.strip()
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{text!r} is no URL of a server, such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-class BaseUrlType(click.ParamType[str]):
-    """`http://HOST:PORT`, also with the `/v1` that OpenAI clients are given."""
-
-    name = "url"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Return the URL that paths are appended to."""
-        url = str(value).strip()
-        if not url.startswith(("http://", "https://")):
-            self.fail(f"{value!r} is no URL of a server, such as http://127.0.0.1:8000", param, ctx)
-        return url.rstrip("/").removesuffix("/v1").rstrip("/")
+DURATION = ParsedType("duration", parse_duration)
+"""Nanoseconds."""
+ADDRESS = ParsedType("host:port", split_address)
+NAMED_ADDRESS = ParsedType("name=host:port", _named_address)
+NAMED_RATE = ParsedType("name=rate", _named_rate)
+NAMED_COUNT = ParsedType("name=count", _named_count)
+NAMED_URL = ParsedType("name=url", _named_url)
+BASE_URL = ParsedType("url", _base_url)
+"""URL of a server, also with the `/v1` that OpenAI clients are given; paths are appended to it."""
+PATH = click.Path(path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, exists=True, path_type=Path)
 
 
 LOG_FORMAT_VARIABLE = "PRFAAS_LOG_FORMAT"
@@ -141,7 +108,6 @@ def logs(command: Command) -> Command:
         "--log-format",
         type=_FORMATS,
         default=LogFormat.TEXT.value,
-        show_default=True,
         envvar=LOG_FORMAT_VARIABLE,
         expose_value=False,
         callback=set_up,

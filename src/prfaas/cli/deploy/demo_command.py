@@ -16,8 +16,7 @@ import click
 from rich.live import Live
 
 from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
-from prfaas.cli.deploy.demo_requests import DemoRequest, demo_requests
-from prfaas.cli.deploy.demo_table import DemoRow, table_of
+from prfaas.cli.deploy.demo_table import DemoRequest, DemoRow, demo_requests, table_of
 from prfaas.cli.deploy.topology import Topology
 from prfaas.cli.deploy.up_command import console, running
 from prfaas.cli.parts.gateway_command import listen_on

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prfaas.cli.deploy.topology import identity_names
-from prfaas.cli.host.process_group import SHARED_MEMORY
+from prfaas.cli.host.processes import SHARED_MEMORY
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.market.choice import PlannedSite
@@ -34,11 +34,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_timing(deployment: Deployment) -> None:
-    """Check that timing engines started here have their plan, and memory for a block.
-
-    Raises:
-        ConfigError: One has not.
-    """
+    """Check that timing engines started here have their plan, and memory for a block; ConfigError
+    if one has not."""
     for name, cluster in deployment.clusters.items():
         if cluster.timing is not None and not all(e.url for e in cluster.engines.values()):
             _check_timing(deployment.model.name, name, cluster)
@@ -160,11 +157,8 @@ def _kv_bytes(deployment: Deployment) -> Iterator[tuple[str, int]]:
 
 
 def check_disks(deployment: Deployment) -> None:
-    """See that every folder for blocks is given to one pool node started here.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """See that every folder for blocks is given to one pool node started here; ConfigError if one
+    is not."""
     owners: dict[Path, str] = {}
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():

@@ -1,15 +1,19 @@
-"""Warnings about valid settings without effect or with an unexpected effect."""
+"""Warnings about valid settings without effect, or that do not work in a pod of Kubernetes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from prfaas.config.clusters import ClusterTable
+from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.engines.cores import within
+from prfaas.config.tenants import is_loopback
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.core.transfer.residency import Regions
+from prfaas.deployment_secret import FILE_NAME
 
 
 def doubts(deployment: Deployment) -> Iterator[str]:
@@ -89,3 +93,107 @@ def _numbers(table: ClusterTable, option: str) -> Iterator[int]:
         for name, value in pairwise(words):
             if name == f"--{option}" and value.isdecimal():
                 yield int(value)
+
+
+IN_A_POD = "KUBERNETES_SERVICE_HOST"
+"""Set in every container of Kubernetes."""
+
+
+def is_in_a_pod(env: Mapping[str, str] = os.environ) -> bool:
+    """Return True in a container of Kubernetes."""
+    return IN_A_POD in env
+
+
+def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a line for every setting that does not work in a pod; none outside of pods.
+
+    Args:
+        deployment: Its parts without `url` or `address` are started here.
+    """
+    if not is_in_a_pod(env):
+        return
+    gateway = deployment.gateway
+    if is_loopback(gateway.listen):
+        yield (
+            f"gateway.listen {gateway.listen} is reached from within this pod alone: Services and "
+            f'probes come from outside; listen on "0.0.0.0:{gateway.listen.rpartition(":")[2]}"'
+        )
+    salt = deployment.state / FILE_NAME
+    if deployment.membership.has_sources and not salt.exists():
+        yield (
+            f"{salt} is missing: this pod makes its own, and finds no blocks that were cached "
+            "with another; mount the same Secret in all replicas"
+        )
+    yield from pool_traps(deployment, env)
+
+
+def pool_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a line for every such setting of the pool nodes and engines that are started here.
+
+    Args:
+        deployment: Its parts without `url` or `address` are started here.
+    """
+    if not is_in_a_pod(env):
+        return
+    for cluster in deployment.clusters.values():
+        for name, pool in cluster.pools.items():
+            if pool.address:
+                continue
+            if pool.admin is None or is_loopback(pool.admin):
+                yield (
+                    f"/health and /metrics of {name} are on loopback: the kubelet's probes and "
+                    'Prometheus cannot reach them in this pod; set admin = "0.0.0.0:7180", and let '
+                    "a NetworkPolicy keep others away"
+                )
+            if pool.listen and is_loopback(pool.listen) and deployment.membership.has_sources:
+                yield (
+                    f"listen of {name} is {pool.listen}: pool nodes and gateways in other pods "
+                    f'cannot reach it; listen on "0.0.0.0:{pool.listen.rpartition(":")[2]}"'
+                )
+    yield from _unread_api(deployment)
+    for name in ("VLLM_PORT", "VLLM_HOST_IP"):
+        if "://" in env.get(name, ""):
+            yield (
+                f"{name} is {env[name]}, set by a Service called vllm: engines use it as their "
+                "own setting; set enableServiceLinks: false in the pod"
+            )
+
+
+def _unread_api(deployment: Deployment) -> Iterator[str]:
+    """A line for each file without which EndpointSlices cannot be listed."""
+    table = deployment.membership.kubernetes
+    if table is None:
+        return
+    names = ["token", "ca.crt", *([] if table.namespace else ["namespace"])]
+    unread = [name for name in names if not os.access(table.service_account / name, os.R_OK)]
+    if unread:
+        yield (
+            f"[membership.kubernetes] needs {', '.join(unread)} in {table.service_account}, and "
+            f"user {os.getuid()} cannot read it: mount a projected volume with a "
+            "serviceAccountToken there, and set fsGroup in the pod"
+        )
+
+
+def residency_lines(deployment: Deployment) -> Iterator[str]:
+    """Footprints of clusters, limits of tenants, and the tenants for which pools trust gateways."""
+    residency = deployment.residency
+    if not residency.all:
+        return
+    shown = (f"{name} in {_listed(regions)}" for name, regions in residency.clusters.items())
+    yield f"residency: blocks of {'; '.join(shown)}"
+    remote = [n for n, table in deployment.clusters.items() if table.role is ClusterRole.PRFAAS]
+    for tenant, allowed in residency.tenants.items():
+        barred = [name for name in remote if residency.bars(tenant, name)]
+        where = f"not offloaded to {', '.join(barred)}" if barred else "offloaded to any cluster"
+        yield f"residency: tenant {tenant} in {_listed(allowed)}; {where}"
+    for tenant, allowed in residency.tenants.items():
+        if beyond := deployment.gateway_regions - allowed:
+            yield (
+                f"residency: pool nodes take the gateways' word that blocks of {tenant} do not go "
+                f"to {_listed(beyond)}, for which their certificates sign too; gateways of its own "
+                "are bound by their certificates (docs/residency.md)"
+            )
+
+
+def _listed(regions: Regions) -> str:
+    return ", ".join(sorted(regions))

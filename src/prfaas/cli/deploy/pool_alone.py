@@ -7,21 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.cli.deploy.deployment_checks import check_disks, open_secrets, short_lived
-from prfaas.cli.deploy.pod_traps import pool_traps
+from prfaas.cli.deploy.deployment_warnings import pool_traps
 from prfaas.cli.deploy.topology import check_sockets, identity_problems
 from prfaas.cli.host.capacity import check_capacity
-from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
+from prfaas.cli.preflight.deployment_files import unusable_disk_keys, unusable_shared_tiers
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 
 
 def alone(deployment: Deployment, name: str) -> Deployment:
-    """The same deployment with one of its pool nodes started here, and nothing else.
-
-    Raises:
-        ConfigError: There is no such pool node.
-    """
+    """The same deployment with one of its pool nodes started here, and nothing else; ConfigError if
+    there is no such pool node."""
     if name not in deployment.pools:
         known = ", ".join(deployment.pools) or "none"
         raise ConfigError(f"--pool {name} is no pool node of the file, which has {known}")

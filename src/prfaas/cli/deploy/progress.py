@@ -11,9 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from prfaas.cli.host.processes import ProcessPart
-from prfaas.cli.supervision.restarts import Phase
-from prfaas.cli.supervision.supervisor import PartChange
-from prfaas.cli.supervision.words import line_of
+from prfaas.cli.supervision.keeper import PartChange, Phase, line_of
 
 
 class StartProgress:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prfaas.cli.preflight.engine_args import vllm_engines
-from prfaas.cli.preflight.vllm_flags import given
+from prfaas.cli.preflight.vllm_flags import given, vllm_engines
 from prfaas.config.deployment import Deployment
 from prfaas.core.codec.codecs import Form, LinkCodec, Quality, form_of
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, KvPage, Plane

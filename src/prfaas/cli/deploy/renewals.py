@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 from prfaas.cli.deploy.topology import identity_names
-from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.keeper import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
@@ -35,13 +35,11 @@ async def keep_identities(
 def renew_parts(
     supervisor: Supervisor, deployment: Deployment, now: datetime.datetime
 ) -> list[str]:
-    """Renew what ends soon of the parts started here, and have them read it.
+    """Renew what ends soon of the parts started here, and have them read it; ConfigError if the
+    authority cannot be read.
 
     Returns:
         Names of the identities that are new.
-
-    Raises:
-        ConfigError: The authority cannot be read.
     """
     due = renew_due(deployment.security.identities, identity_names(deployment), now)
     names = [identity.certificate.stem for identity in due]

@@ -1,9 +1,14 @@
-"""Conversion of a deployment file to processes, with their ports and peers."""
+"""Conversion of a deployment file to processes, with their ports and peers.
+
+Prometheus' targets have the form of its file-based service discovery:
+https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import secrets
 import socket
@@ -13,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.cli.host.admin_ports import admin_port
-from prfaas.cli.host.free_ports import free_ports
+from prfaas.cli.host.ports import admin_port, free_ports
 from prfaas.cli.host.processes import STOP_S, ProcessPart
 from prfaas.config.addresses import Endpoints, join_address, split_address
 from prfaas.config.clusters import ClusterTable
@@ -77,11 +81,7 @@ class Topology:
 
 
 def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
-    """Give every part of a deployment its address.
-
-    Raises:
-        ConfigError: A `listen` address is taken.
-    """
+    """Give every part of a deployment its address; ConfigError if a `listen` address is taken."""
     pools: dict[str, Address] = {}
     admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
@@ -193,11 +193,7 @@ def regions_of_part(deployment: Deployment, name: str) -> Regions:
 
 
 def check_addresses(deployment: Deployment) -> None:
-    """See that every `listen` address is given to one part only.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """See that every `listen` address is given to one part only; ConfigError if one is not."""
     owners: dict[Address, str] = {}
     replicas = [
         (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
@@ -212,11 +208,8 @@ def check_addresses(deployment: Deployment) -> None:
 
 
 def check_sockets(deployment: Deployment) -> None:
-    """Check that the sockets of pool nodes started here have paths that the kernel takes.
-
-    Raises:
-        ConfigError: One is too long.
-    """
+    """Check that the sockets of pool nodes started here have paths that the kernel takes;
+    ConfigError if one is too long."""
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
             path = deployment.pool_socket(name).absolute()
@@ -230,11 +223,7 @@ def check_sockets(deployment: Deployment) -> None:
 
 
 def check_ports(deployment: Deployment) -> None:
-    """See that every `listen` address is free on this machine.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """See that every `listen` address is free on this machine; ConfigError if one is not."""
     for name, address in _listens(deployment):
         _bind(name, address)
 
@@ -411,3 +400,37 @@ def _bind(name: str, address: Address) -> Address:
                 "name another address, or stop what uses it"
             ) from None
         return address[0], probe.getsockname()[1]
+
+
+FILE_NAME = "targets.json"
+
+
+def targets(topology: Topology) -> list[dict[str, object]]:
+    """Parts started here with `/metrics`: gateway, pool nodes, engines."""
+    deployment = topology.deployment
+    gateway = deployment.gateway.name
+    found = [_target("gateway", gateway, join_address(topology.gateway))]
+    for cluster_name, cluster in deployment.clusters.items():
+        for name in cluster.pools:
+            if name in topology.admins:
+                place = join_address(topology.admins[name])
+                found.append(_target("pool", name, place, cluster_name))
+        for name, engine in cluster.engines.items():
+            if not engine.url:
+                place = topology.engines[name].removeprefix("http://")
+                found.append(_target("engine", name, place, cluster_name))
+    return found
+
+
+def write_targets(topology: Topology) -> Path:
+    """Write them into the state directory atomically; returns the file."""
+    path = topology.deployment.state / FILE_NAME
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(targets(topology), indent=2) + "\n")
+    draft.replace(path)
+    return path
+
+
+def _target(kind: str, name: str, place: str, cluster: str | None = None) -> dict[str, object]:
+    labels = {"job": f"prfaas-{kind}", "part": name}
+    return {"targets": [place], "labels": labels | ({"cluster": cluster} if cluster else {})}

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.options import logs_of_parts
+from prfaas.cli.common.options import PATH, logs_of_parts
 from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
 from prfaas.cli.deploy.deployment_checks import (
     check_disks,
@@ -24,15 +24,13 @@ from prfaas.cli.deploy.deployment_checks import (
     open_secrets,
     short_lived,
 )
-from prfaas.cli.deploy.deployment_warnings import doubts
-from prfaas.cli.deploy.pod_traps import is_in_a_pod, pod_traps
+from prfaas.cli.deploy.deployment_warnings import doubts, is_in_a_pod, pod_traps, residency_lines
 from prfaas.cli.deploy.pool_alone import check_pool
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.quality_lines import check_quality, quality_lines
 from prfaas.cli.deploy.renewals import keep_identities
-from prfaas.cli.deploy.residency_lines import residency_lines
-from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
 from prfaas.cli.deploy.topology import (
+    FILE_NAME,
     Topology,
     check_addresses,
     check_ports,
@@ -41,20 +39,24 @@ from prfaas.cli.deploy.topology import (
     lay_out,
     parts,
     prepare_identities,
+    write_targets,
 )
 from prfaas.cli.host.capacity import check_capacity
 from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
-from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
-from prfaas.cli.preflight.engine_args import check_engine_args, unkept_states, unlisted_args
+from prfaas.cli.preflight.deployment_files import (
+    check_client_tls,
+    check_tokenizer,
+    client_tls_doubts,
+    unusable_disk_keys,
+    unusable_shared_tiers,
+)
 from prfaas.cli.preflight.readiness import incomplete
-from prfaas.cli.preflight.shared_tier import unusable_disk_keys, unusable_shared_tiers
-from prfaas.cli.preflight.tokenizer import check_tokenizer
+from prfaas.cli.preflight.vllm_flags import check_engine_args, unkept_states, unlisted_args
+from prfaas.cli.supervision.client import pool_addresses
 from prfaas.cli.supervision.control import control_channel
-from prfaas.cli.supervision.pool_places import pool_addresses
-from prfaas.cli.supervision.restarts import Phase
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
-from prfaas.cli.supervision.words import line_of
+from prfaas.cli.supervision.keeper import PartChange, Phase, line_of
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
@@ -69,13 +71,13 @@ console = console_for(160)
 OVERLAY = click.option(
     "--with",
     "overlay",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Settings that take precedence over FILE's, as `prfaas plan --emit` writes them.",
 )
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @OVERLAY
 @click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
 def check(file: Path, overlay: Path | None, pool: str | None) -> None:
@@ -155,7 +157,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Restart parts that fail.")
 @logs_of_parts
@@ -213,7 +215,7 @@ async def running(
         async with control_channel(supervisor, deployment.state, audit):
             try:
                 with lines.starting():
-                    await _start(supervisor, stop)
+                    await start_all(supervisor, stop)
                 renewing = asyncio.create_task(
                     keep_identities(supervisor, deployment, console.print)
                 )
@@ -228,11 +230,8 @@ async def running(
 
 @contextlib.contextmanager
 def state_lock(deployment: Deployment) -> Iterator[None]:
-    """Lock the sockets and logs of a deployment against a second start.
-
-    Raises:
-        ConfigError: It runs already, or its directory cannot be written.
-    """
+    """Lock the sockets and logs of a deployment against a second start; ConfigError if it runs
+    already, or its directory cannot be written."""
     try:
         deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = open(deployment.state / "lock", "a", opener=open_private)  # noqa: SIM115 - below
@@ -252,8 +251,8 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
         yield
 
 
-async def _start(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    """Start everything, unless stopped meanwhile."""
+async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Start everything, unless stopped meanwhile; StoppedEarlyError if it was."""
     started = asyncio.create_task(supervisor.start())
     stopped = asyncio.create_task(stop.wait())
     try:

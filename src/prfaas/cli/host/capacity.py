@@ -14,12 +14,10 @@ from prfaas.units import format_size
 
 
 def check_capacity(deployment: Deployment) -> None:
-    """See that the memory and the disk limits of all parts started here fit this machine together.
+    """See that the memory and the disk limits of all parts started here fit this machine together;
+    ConfigError if they do not.
 
     A limit that cannot be reached is no limit: the kernel would end a part long before it.
-
-    Raises:
-        ConfigError: They do not.
     """
     _check_memory(deployment)
     _check_disks(deployment)

@@ -1,21 +1,75 @@
-"""The processes of a deployment: how each is started, signalled, and cleaned up after."""
+"""The processes of a deployment: how each is started, signalled, and cleaned up after.
+
+A vLLM engine is several processes. When the main process is killed, the others continue and
+keep their memory; named segments in `/dev/shm` outlive them all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.cli.host.process_group import die_with_parent, members, shared_segments
 from prfaas.engines.launch import Command
 from prfaas.units import NS_PER_S
+
+PROC = Path("/proc")
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108
+SEGMENT_PREFIXES = ("psm_", "sem.mp-")
+"""Names that Python's `multiprocessing` gives to segments and semaphores."""
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Called in a new process: the kernel stops it with its parent."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group; empty once all are gone.
+
+    A process whose first thread has ended is shown as a zombie (proc(5)) while its other threads
+    go on and hold its memory, files and locks; it counts until the last of them has ended.
+    """
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name in parentheses may hold anything; what follows it may not.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and (fields[0] != "Z" or int(fields[17]) > 1):
+                    found.append(int(entry.name))
+    return found
+
+
+def shared_segments(pids: list[int]) -> set[Path]:
+    """Segments and semaphores of `multiprocessing` that processes have mapped.
+
+    Told apart by inode: the mapping of a semaphore shows the name it had before it got its own.
+    """
+    inodes: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(pid) / "maps").read_text().splitlines():
+                if SHARED_MEMORY in line:
+                    inodes.add(int(line.split()[4]))
+    found: set[Path] = set()
+    for path in Path(SHARED_MEMORY).iterdir() if inodes else ():
+        with contextlib.suppress(OSError):
+            if path.name.startswith(SEGMENT_PREFIXES) and path.stat().st_ino in inodes:
+                found.add(path)
+    return found
+
 
 STOP_S = 15.0
 """Time limit of a stop before a process is killed, in addition to its drain time."""
@@ -47,6 +101,7 @@ class ProcessPart:
     Attributes:
         name: Name in the deployment file.
         kind: "pool node", "engine" or "gateway".
+        command: What to run.
         health_url: Answers 200 once the part is ready.
         whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
         log: Where its output goes.
@@ -55,8 +110,6 @@ class ProcessPart:
         stop_s: How long it may take to stop before it is killed.
         start_timeout_ns: How long it may take to become ready.
         warm_up: Request that makes a ready engine do its first, slow work; None for none.
-        probe: Returns True if the part is ready, within a time limit in seconds; None asks
-            `health_url`.
     """
 
     name: str
@@ -68,7 +121,6 @@ class ProcessPart:
     places: dict[str, str] = field(default_factory=dict)
     whole_url: str = ""
     warm_up: tuple[str, dict[str, object]] | None = None
-    probe: Callable[[float], Awaitable[bool]] | None = None
     stop_s: float = STOP_S
     start_timeout_ns: int = START_TIMEOUT_NS
     process: subprocess.Popen[bytes] | None = None
@@ -77,11 +129,6 @@ class ProcessPart:
     _is_clean: bool = False
     _log_start: int = 0
     """Offset of this start's output in the log, bytes."""
-
-    @property
-    def is_started(self) -> bool:
-        """Return True once it was started."""
-        return self.process is not None
 
     @property
     def pid(self) -> int | None:
@@ -138,6 +185,19 @@ class ProcessPart:
         """Return True if the process and all it started have ended."""
         return not self._look() and self.exit_code is not None
 
+    async def stop(self, *, with_all: bool = False) -> None:
+        """Stop the process, by force if it takes longer than `stop_s`, and clean up after it.
+
+        Args:
+            with_all: See `terminate`.
+        """
+        if self.process is None:
+            return
+        self.terminate(with_all=with_all)
+        await _within(self.stop_s, self.has_ended)
+        await _within(GRACE_S, self.is_gone)
+        await self.clean_up()
+
     async def clean_up(self) -> None:
         """Kill the remaining processes, and remove their files and shared memory."""
         if self.process is None or self._is_clean:
@@ -145,7 +205,7 @@ class ProcessPart:
         self._look()
         self.signal(signal.SIGKILL)
         # The kernel may take its time to give a large memory back; others are not held up by that.
-        await within(KILL_S, [self], ProcessPart.is_gone)
+        await _within(KILL_S, self.is_gone)
         self._is_clean = True
         found = [path for each in self.leftovers for path in each.parent.glob(each.name)]
         for path in [*found, *self._segments]:
@@ -193,14 +253,10 @@ def open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-async def within(
-    limit_s: float, parts: list[ProcessPart], done: Callable[[ProcessPart], bool]
-) -> None:
-    """Wait until all parts are done, or the time is over."""
+async def _within(limit_s: float, done: Callable[[], bool]) -> None:
+    """Wait until something is done, or the time is over."""
     deadline = time.monotonic() + limit_s
-    while True:
-        if all(done(part) for part in parts) or time.monotonic() > deadline:
-            return
+    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110 - processes signal nothing
         await asyncio.sleep(POLL_S)
 
 

@@ -11,12 +11,13 @@ import click
 from prfaas.audit.query import Filter, Sums, record_of, words
 from prfaas.audit.reading import logs_of, num_bytes, records, verify
 from prfaas.audit.times import instant
+from prfaas.cli.common.options import PATH
 from prfaas.cli.common.reading_progress import reading_bytes
 from prfaas.core.audit.records import RecordKind
 from prfaas.core.audit.verification import VerificationReport
 from prfaas.errors import ConfigError
 
-FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+IN_FOLDER = click.argument("folder", type=PATH)
 NAME = click.option("--name", help="One process; all whose logs are in FOLDER if absent.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -33,7 +34,7 @@ def audit() -> None:
 
 
 @audit.command(name="verify")
-@FOLDER
+@IN_FOLDER
 @NAME
 @click.option(
     "--key",
@@ -100,7 +101,7 @@ def verify_command(
 
 
 @audit.command(name="query")
-@FOLDER
+@IN_FOLDER
 @NAME
 @click.option("--since", help="Earliest time, ISO 8601, UTC unless it has an offset.")
 @click.option("--until", help="Time before which a record has to be.")

@@ -10,6 +10,7 @@ from prfaas.audit.reading import num_bytes
 from prfaas.audit.times import instant
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.billing.report import DIMENSIONS, as_csv, as_json, as_table
+from prfaas.cli.common.options import PATH
 from prfaas.cli.common.reading_progress import reading_bytes
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
@@ -18,17 +19,14 @@ _ALL = ",".join(DIMENSIONS)
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, required=True, type=PATH)
 @click.option("--from", "since", help="First instant, ISO 8601, UTC unless it has an offset.")
 @click.option("--to", "until", help="Instant after the last one.")
-@click.option(
-    "--by", default=_ALL, show_default=True, help="What rows have in common; the rest is summed."
-)
+@click.option("--by", default=_ALL, help="What rows have in common; the rest is summed.")
 @click.option(
     "--format",
     "form",
     default="table",
-    show_default=True,
     type=click.Choice(["table", "csv", "json"]),
     help="table for people; csv and json have all amounts.",
 )

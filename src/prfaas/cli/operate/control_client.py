@@ -1,10 +1,12 @@
-"""Requests of `prfaas ctl` to a gateway."""
+"""Requests of `prfaas ctl` to a gateway, and the options that its commands share."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,8 @@ from urllib.parse import quote
 import aiohttp
 import click
 
-from prfaas.cli.common.options import BaseUrlType
+from prfaas.cli.common.options import BASE_URL, PATH
+from prfaas.cli.operate.ctl_views import decision_line, joined, purge_lines
 from prfaas.errors import ConfigError
 
 KEY_VARIABLE = "PRFAAS_OPERATOR_KEY"
@@ -38,13 +41,10 @@ class ControlClient:
     root: str = "control"
 
     def get(self, *parts: str, **query: int) -> dict[str, Any]:
-        """Ask for a page.
+        """Ask for a page; ConfigError if the gateway is not there, or refuses.
 
         Args:
             parts: Of its path, unquoted.
-
-        Raises:
-            ConfigError: The gateway is not there, or refuses.
         """
         words = "&".join(f"{name}={value}" for name, value in query.items())
         return self._ask("GET", parts, words, None)
@@ -52,13 +52,10 @@ class ControlClient:
     def post(
         self, *parts: str, body: dict[str, object], limit_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Change something.
+        """Change something; ConfigError if the gateway is not there, or refuses.
 
         Args:
             parts: Of its path, unquoted.
-
-        Raises:
-            ConfigError: The gateway is not there, or refuses.
         """
         return self._ask("POST", parts, "", body, limit_s)
 
@@ -107,16 +104,11 @@ class ControlClient:
 def asks_gateway(command: Command) -> Command:
     """Adds `--url` and `--key-file` to a command."""
     url = click.option(
-        "--url",
-        envvar="PRFAAS_URL",
-        default=URL_DEFAULT,
-        show_default=True,
-        type=BaseUrlType(),
-        help="The gateway.",
+        "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, type=BASE_URL, help="The gateway."
     )
     key_file = click.option(
         "--key-file",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
     )
     return url(key_file(command))
@@ -142,3 +134,54 @@ def operator_key(key_file: Path | None) -> str:
             "a key is one word of printable ASCII characters"
         )
     return key
+
+
+PURGE_S = 180.0
+Run = TypeVar("Run", bound=Callable[..., None])
+
+
+class PrintedGateway:
+    """A gateway, and how its answers are printed."""
+
+    def __init__(self, client: ControlClient, *, as_json: bool) -> None:
+        self.client, self.as_json = client, as_json
+
+    def show(self, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]]) -> None:
+        """Print an answer."""
+        click.echo(json.dumps(found, indent=2) if self.as_json else joined(lines(found)))
+
+    def change(self, *parts: str, **body: object) -> None:
+        """Make a change, and print it."""
+        self.show(self.client.post(*parts, body=body), _decision_lines)
+
+    def purge(self, target: dict[str, str], *, is_dry: bool, counts_first: bool) -> None:
+        """Drop blocks, and print the report; exits with 1 if not all are dropped.
+
+        Args:
+            target: What is purged, as fields of the body.
+            counts_first: Print on the standard error what will be dropped.
+        """
+        ask = functools.partial(self.client.post, "purge", limit_s=PURGE_S)
+        if counts_first and not is_dry:
+            found = ask(body={**target, "dry_run": True})
+            click.echo("\n".join(purge_lines(found)), err=True)
+        found = ask(body={**target, "dry_run": is_dry})
+        self.show(found, purge_lines)
+        if not found["is_complete"]:
+            sys.exit(1)
+
+
+def talks(run: Run) -> Run:
+    """Options of every command, which it gets as a `PrintedGateway`."""
+
+    @asks_gateway
+    @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+    @functools.wraps(run)
+    def connected(*, url: str, key_file: Path | None, as_json: bool, **rest: Any) -> None:
+        run(PrintedGateway(ControlClient(url, operator_key(key_file)), as_json=as_json), **rest)
+
+    return connected  # type: ignore[return-value] # click calls it with keywords
+
+
+def _decision_lines(found: dict[str, Any]) -> list[str]:
+    return [decision_line(entry) for entry in found["decisions"]]

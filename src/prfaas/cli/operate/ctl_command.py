@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from prfaas.cli.operate.ctl_gateway import PrintedGateway, talks
+from prfaas.cli.common.options import ParsedType
+from prfaas.cli.operate.control_client import PrintedGateway, talks
 from prfaas.cli.operate.ctl_views import (
     decision_line,
     explain_lines,
@@ -18,24 +19,17 @@ from prfaas.cli.operate.ctl_views import (
 )
 from prfaas.cli.operate.prefix_command import prefix
 from prfaas.cli.supervision.commands import parts, restart
+from prfaas.errors import ConfigError
 
 FOLLOW_S = 1.0
 LIMIT_MAX = 1000
 
 
-class LinkType(click.ParamType[tuple[str, str]]):
-    """`SOURCE:DESTINATION`."""
-
-    name = "link"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Split a link's name."""
-        source, _, destination = str(value).partition(":")
-        if not source or not destination:
-            self.fail(f"{value!r} is not SOURCE:DESTINATION, two names of pools", param, ctx)
-        return source, destination
+def _link(text: str) -> tuple[str, str]:
+    source, _, destination = text.partition(":")
+    if not source or not destination:
+        raise ConfigError(f"{text!r} is not SOURCE:DESTINATION, two names of pools")
+    return source, destination
 
 
 @click.group()
@@ -112,7 +106,7 @@ def threshold() -> None:
 
 
 _LINK = click.option(
-    "--link", type=LinkType(), help="Only for this link, as in prfaas-pool:pd-pool."
+    "--link", type=ParsedType("link", _link), help="Only for this link, as in prfaas-pool:pd-pool."
 )
 
 
@@ -308,9 +302,7 @@ def purge(
 
 
 @ctl.command()
-@click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=20, show_default=True, help="So many."
-)
+@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=20, help="So many.")
 @click.option("--follow", "-f", is_flag=True, help="Print new ones as they come, until Ctrl-C.")
 @talks
 def decisions(gateway: PrintedGateway, limit: int, follow: bool) -> None:

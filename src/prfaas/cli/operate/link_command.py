@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.common.options import AddressType, logs
+from prfaas.cli.common.options import ADDRESS, FOLDER, PATH, ParsedType, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate
@@ -17,21 +17,11 @@ CONNECTIONS = (1, 2, 4, 8, 16)
 SECONDS_MAX = 20.0
 
 
-class CountsType(click.ParamType[tuple[int, ...]]):
-    """Numbers of connections, such as `1,4,8`."""
-
-    name = "n,n,..."
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Split a list of numbers."""
-        if isinstance(value, tuple):
-            return value
-        counts = str(value).split(",")
-        if not all(count.isdecimal() and 1 <= int(count) <= CONNECTIONS[-1] for count in counts):
-            self.fail(f"{value!r} is no list of numbers from 1 to {CONNECTIONS[-1]}", param, ctx)
-        return tuple(sorted({int(count) for count in counts}))
+def _counts(text: str) -> tuple[int, ...]:
+    counts = text.split(",")
+    if not all(count.isdecimal() and 1 <= int(count) <= CONNECTIONS[-1] for count in counts):
+        raise ConfigError(f"{text!r} is no list of numbers from 1 to {CONNECTIONS[-1]}")
+    return tuple(sorted({int(count) for count in counts}))
 
 
 @click.group()
@@ -50,27 +40,24 @@ def link() -> None:
 @click.argument("b")
 @click.option(
     "--file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Deployment file with the directory of identities; a running `prfaas up` of it has B's "
     "address.",
 )
-@click.option("--to", "address", type=AddressType(), help="Address of B, in place of FILE's.")
+@click.option("--to", "address", type=ADDRESS, help="Address of B, in place of FILE's.")
 @click.option(
-    "--identities",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Directory with ca.pem, A.pem and A.key, in place of FILE's.",
+    "--identities", type=FOLDER, help="Directory with ca.pem, A.pem and A.key, in place of FILE's."
 )
 @click.option(
     "--connections",
-    type=CountsType(),
-    default=CONNECTIONS,
-    help="Numbers of connections to try.  [default: 1,2,4,8,16]",
+    type=ParsedType("n,n,...", _counts),
+    default="1,2,4,8,16",
+    help="Numbers of connections to try.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.2, SECONDS_MAX),
     default=3.0,
-    show_default=True,
     help="Duration of each measurement, after a second of warm-up.",
 )
 @click.option("--budget", help='Rate of all connections together, as in "900Mbps".')
@@ -102,7 +89,7 @@ def test(
       prfaas link test prfaas-pool pd-pool --file two-sites.toml --connections 4,6 --budget 900Mbps
     """
     from prfaas.cli.operate.link_report import as_object, print_report, run_probes
-    from prfaas.cli.supervision.pool_places import pool_address
+    from prfaas.cli.supervision.client import pool_address
     from prfaas.config.load import load_deployment
     from prfaas.wire.identity import identity_in
 
@@ -131,13 +118,10 @@ def test(
 
 @link.command()
 @click.argument("name")
-@click.option("--listen", type=AddressType(), required=True, help="Address to listen at.")
+@click.option("--listen", type=ADDRESS, required=True, help="Address to listen at.")
 @click.option("--source", "sources", multiple=True, required=True, help="A pool that may test.")
 @click.option(
-    "--identities",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
-    help="Directory with ca.pem, NAME.pem and NAME.key.",
+    "--identities", type=FOLDER, required=True, help="Directory with ca.pem, NAME.pem and NAME.key."
 )
 @logs
 def serve(

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from prfaas.cli.common.options import DurationType
-from prfaas.cli.operate.ctl_gateway import PURGE_S, PrintedGateway, talks
+from prfaas.cli.common.options import DURATION
+from prfaas.cli.operate.control_client import PURGE_S, PrintedGateway, talks
 from prfaas.units import NS_PER_S, format_seconds, format_size, ns
 
 PIN_DEFAULT = "1h"
@@ -32,14 +32,9 @@ def prefix() -> None:
 
 @prefix.command()
 @click.argument("request")
-@click.option("--pool", default="", help="Only in this pool; without, in all.")
+@click.option("--pool", default="", show_default=False, help="Only in this pool; without, in all.")
 @click.option(
-    "--for",
-    "for_ns",
-    type=DurationType(),
-    default=PIN_DEFAULT,
-    show_default=True,
-    help="How long; 30 days at most.",
+    "--for", "for_ns", type=DURATION, default=PIN_DEFAULT, help="How long; 30 days at most."
 )
 @click.option("--dry-run", is_flag=True, help="Only count the blocks.")
 @talks
@@ -80,7 +75,13 @@ def unpin(gateway: PrintedGateway, request: str) -> None:
 @prefix.command()
 @click.argument("request")
 @click.option("--to", "pool", required=True, help="The pool that gets the blocks.")
-@click.option("--from", "source", default="", help="A pool; without, the one with the most.")
+@click.option(
+    "--from",
+    "source",
+    default="",
+    show_default=False,
+    help="A pool; without, the one with the most.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show the cost.")
 @talks
 def copy(gateway: PrintedGateway, request: str, pool: str, source: str, dry_run: bool) -> None:

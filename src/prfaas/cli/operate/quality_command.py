@@ -38,24 +38,16 @@ class InconclusiveError(PrfaasError):
 @click.option(
     "--pairs",
     default=12,
-    show_default=True,
     type=click.IntRange(1, 4096),
     help="Pairs of a key and a value in a prefix to recall from.",
 )
 @click.option(
     "--tokens",
     default=64,
-    show_default=True,
     type=click.IntRange(2, 65536),
     help="Tokens of a prefix to copy, or of a text.",
 )
-@click.option(
-    "--samples",
-    default=16,
-    show_default=True,
-    type=click.IntRange(1, 10000),
-    help="Texts of each kind.",
-)
+@click.option("--samples", default=16, type=click.IntRange(1, 10000), help="Texts of each kind.")
 @click.option(
     "--vocabulary",
     type=click.IntRange(4, VOCABULARY_MAX),
@@ -64,7 +56,6 @@ class InconclusiveError(PrfaasError):
 @click.option(
     "--block-tokens",
     default=64,
-    show_default=True,
     type=click.IntRange(1, 65536),
     help="Tokens of a block of the engines.",
 )
@@ -73,7 +64,7 @@ class InconclusiveError(PrfaasError):
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A text, for the perplexity of later chunks.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Such as cuda.")
+@click.option("--device", default="cpu", help="Such as cuda.")
 @click.option("--json", "as_json", is_flag=True, help="All figures as JSON.")
 def quality(
     model: str,
@@ -100,9 +91,8 @@ def quality(
       prfaas quality ./model --codec kivi4 --text book.txt --tokens 2048 --device cuda
     """
     # torch takes seconds to import.
-    from prfaas.quality.caches import rounded
+    from prfaas.quality.caches import copying, later_chunks, recall, rounded
     from prfaas.quality.compare import compare
-    from prfaas.quality.tasks import copying, later_chunks, recall
     from prfaas.quality.transformers_model import load, text_tokens
 
     loaded = load(model, device)

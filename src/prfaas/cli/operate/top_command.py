@@ -14,11 +14,7 @@ from prfaas.presentation import console_for
 @click.command()
 @asks_gateway
 @click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two updates.",
+    "--interval", type=click.FloatRange(0.2, 60), default=1.0, help="Seconds between two updates."
 )
 @click.option("--once", is_flag=True, help="Print the state once and exit.")
 def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.common.options import PeerType, logs
+from prfaas.cli.common.options import NAMED_ADDRESS, PATH, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.errors import ConfigError
@@ -41,7 +41,7 @@ def _preset(
     name: str, kind: click.ParamType[Any] | None, default: object, about: str
 ) -> Callable[[F], F]:
     """An option with a default, which its help shows."""
-    return click.option(name, type=kind, default=default, show_default=True, help=about)
+    return click.option(name, type=kind, default=default, help=about)
 
 
 @click.group()
@@ -59,7 +59,7 @@ def engine() -> None:
 @click.option(
     "--engine",
     "engines",
-    type=PeerType(),
+    type=NAMED_ADDRESS,
     multiple=True,
     required=True,
     help="An instance and its address; several share the process. Those of one address are the "
@@ -67,7 +67,7 @@ def engine() -> None:
 )
 @click.option(
     "--plan",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="Plan file with the profiles of prefill and decode times.",
 )
@@ -76,7 +76,7 @@ def engine() -> None:
     "--model", required=True, help='Name of the served model; it has to contain "timing".'
 )
 @click.option("--model-path", required=True, help="Checkpoint; only its tokenizer is read.")
-@click.option("--pool", type=click.Path(path_type=Path), help="Unix socket of the pool node.")
+@click.option("--pool", type=PATH, help="Unix socket of the pool node.")
 @_preset("--host-memory", None, "64MiB", "Shared with the pool.")
 @_preset("--time-scale", _SCALE, 1.0, "Seconds of wall clock per second of the plan.")
 @_preset("--bytes-scale", _SCALE, 1.0, "Size of KV blocks, as a share of the model's.")

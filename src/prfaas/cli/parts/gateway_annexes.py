@@ -104,7 +104,7 @@ class GatewayAnnexes:
     def __init__(self, gateway: Gateway) -> None:
         live, facts = gateway.live, gateway.facts
         deployment, driver = live.deployment, live.driver
-        metrics, market = AnnexMetrics(live.metrics.registry), driver.dispatcher.market
+        metrics, market = AnnexMetrics(gateway.metrics.registry), driver.dispatcher.market
         self.audit: GatewayAudit | None = None
         settings = AuditSettings.of(deployment.audit)
         if settings is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from prfaas.cli.common.options import AddressType, PeerType, UrlType, logs
+from prfaas.cli.common.options import ADDRESS, NAMED_ADDRESS, NAMED_URL, PATH, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.config.addresses import join_address, split_address
 from prfaas.errors import ConfigError
@@ -21,17 +21,12 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--with",
-    "overlay",
-    type=click.Path(path_type=Path),
-    help="Settings that take precedence over FILE's.",
-)
+@click.argument("file", type=PATH)
+@click.option("--with", "overlay", type=PATH, help="Settings that take precedence over FILE's.")
 @click.option("--name", help="Name of the gateway in FILE; gateway.name if absent.")
-@click.option("--listen", type=AddressType(), help="Address, in place of the one in FILE.")
-@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Address of an engine.")
-@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Address of a pool node.")
+@click.option("--listen", type=ADDRESS, help="Address, in place of the one in FILE.")
+@click.option("--engine", "engines", type=NAMED_URL, multiple=True, help="Address of an engine.")
+@click.option("--pool", "pools", type=NAMED_ADDRESS, multiple=True, help="Address of a pool node.")
 @logs
 def gateway(
     *,

@@ -12,7 +12,7 @@ from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.routing.predictions import Costs
 from prfaas.errors import ConfigError
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles
 from prfaas.market.make import planned_site
 from prfaas.market.price_file import deployment_market
 
@@ -42,7 +42,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
         return Profiles(engine_slots=slots, attention_tokens=attention)
     # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
     from prfaas.planner.answer.plan_loader import load_question
-    from prfaas.planner.solve.split_plans import split_plans
+    from prfaas.planner.solve.designs import split_plans
 
     question = load_question(plan)
     remotes = deployment.clusters_of(ClusterRole.PRFAAS)

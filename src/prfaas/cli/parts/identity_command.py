@@ -1,4 +1,4 @@
-"""`prfaas identity`: certificates and keys for the parts of a deployment."""
+"""`prfaas identity` and `prfaas tenant`: certificates of parts, keys of tenants and operators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from prfaas.cli.common.options import PATH
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
@@ -17,12 +18,14 @@ from prfaas.wire.reissue import names_in, reissue, renew_due
 @click.argument("names", nargs=-1)
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="Directory of the files; a missing authority is created there.",
 )
 @click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
-@click.option("--site", default="", help="Site and kind of the parts, such as pd/pool.")
+@click.option(
+    "--site", default="", show_default=False, help="Site and kind of the parts, such as pd/pool."
+)
 @click.option(
     "--region",
     "regions",
@@ -107,3 +110,31 @@ def _renew(
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None
     for each in renewed:
         click.echo(f"{each.certificate}\n{each.key}")
+
+
+@click.group()
+def tenant() -> None:
+    """Keys for tenants, and for operators.
+
+    \b
+    Examples:
+      prfaas tenant key      a new key, and the line for the deployment file
+    """
+
+
+@tenant.command()
+def key() -> None:
+    """Create an API key: print it once, and its hash for the deployment file.
+
+    Give the key to the tenant; it is not stored. The hash goes into `keys` of [tenants.NAME],
+    or into `keys` of [operators.NAME] or `operator_keys` of [gateway].
+
+    \b
+    Examples:
+      prfaas tenant key
+    """
+    from prfaas.gateway.tenancy.tenants import key_hash, new_key
+
+    made = new_key()
+    click.echo(made)
+    click.echo(f'keys = ["{key_hash(made)}"]')

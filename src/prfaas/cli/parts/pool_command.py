@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, PeerType, logs
+from prfaas.cli.common.options import (
+    ADDRESS,
+    FOLDER,
+    NAMED_ADDRESS,
+    NAMED_COUNT,
+    NAMED_RATE,
+    PATH,
+    logs,
+)
 from prfaas.cli.common.signals import raise_first, run_until_stopped
-from prfaas.cli.parts.pool_following import Following, follow_file, follow_sources
-from prfaas.cli.parts.pool_settings import ADMIN, settings_in
-from prfaas.cli.parts.s3_options import s3_options, shared_tier
+from prfaas.cli.parts.pool_settings import (
+    ADMIN,
+    Following,
+    follow_file,
+    follow_sources,
+    s3_options,
+    settings_in,
+    shared_tier,
+)
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.errors import ConfigError
@@ -28,54 +42,45 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--with", "overlay", type=click.Path(path_type=Path), help="Settings over FILE's.")
+@click.argument("file", type=PATH, required=False)
+@click.option("--with", "overlay", type=PATH, help="Settings over FILE's.")
 @click.option("--name", required=True, help="Name in the deployment file and the certificate.")
-@click.option("--listen", type=AddressType(), help="Address for pools and gateways.")
+@click.option("--listen", type=ADDRESS, help="Address for pools and gateways.")
 @click.option("--memory", help="Limit of KV blocks in memory; 1GiB without FILE.")
 @click.option(
-    "--disk",
-    type=click.Path(path_type=Path),
-    help="Folder for blocks evicted from memory; created if missing.",
+    "--disk", type=PATH, help="Folder for blocks evicted from memory; created if missing."
 )
 @click.option("--disk-limit", help="Limit on the files in that folder.")
 @click.option(
     "--disk-keys",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File of the site's keys; with it, blocks in that folder are sealed with a key for each "
     "tenant. Without FILE and this option they are in the clear.",
 )
 @click.option(
-    "--socket",
-    "socket_path",
-    type=click.Path(path_type=Path),
-    help="Unix socket for the engines of this host.",
+    "--socket", "socket_path", type=PATH, help="Unix socket for the engines of this host."
 )
 @click.option(
     "--admin",
-    type=AddressType(),
+    type=ADDRESS,
     help="Address of /health and /metrics, plain HTTP; use a local address. 127.0.0.1:7180 unless "
     "FILE has another.",
 )
+@click.option("--identities", type=FOLDER, help="Directory with ca.pem, NAME.pem and NAME.key.")
 @click.option(
-    "--identities",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Directory with ca.pem, NAME.pem and NAME.key.",
-)
-@click.option(
-    "--peer", "peers", type=PeerType(), multiple=True, help="A pool to push to, and its address."
+    "--peer", "peers", type=NAMED_ADDRESS, multiple=True, help="A pool to push to, and its address."
 )
 @click.option(
     "--link-budget",
     "budgets",
-    type=PeerRateType(),
+    type=NAMED_RATE,
     multiple=True,
     help="Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, the path's rate.",
 )
 @click.option(
     "--link-connections",
     "connections",
-    type=PeerCountType(),
+    type=NAMED_COUNT,
     multiple=True,
     help="Data connections to a peer; if absent, computed from rate and round trip.",
 )
@@ -110,17 +115,17 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 @click.option(
     "--peers-from",
     "peers_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="TOML file with the sources of peers that join and leave while the pool node runs.",
 )
 @click.option(
     "--contracts",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Contracts file of the sites that share this pool node; followed while it runs.",
 )
 @click.option(
     "--audit",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of the audit log, with the defaults of [audit]; none if absent.",
 )
 @click.option(
@@ -229,11 +234,8 @@ def pool(
 
 
 def _check(found: dict[str, Any], file: Path | None, *, can_grow: bool) -> None:
-    """See that a pool node has all it needs.
-
-    Raises:
-        ConfigError: Something is neither in the file nor among the options.
-    """
+    """See that a pool node has all it needs; ConfigError if something is neither in the file nor
+    among the options."""
     for key, option in REQUIRED.items():
         if key not in found:
             where = f"its `{key}` in {file}" if file else "FILE, the deployment file"

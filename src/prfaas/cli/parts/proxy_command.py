@@ -7,29 +7,25 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.common.options import AddressType, logs
+from prfaas.cli.common.options import ADDRESS, FOLDER, PATH, logs
 from prfaas.cli.common.signals import run_until_stopped
 
 
 @click.command()
-@click.argument("contracts", type=click.Path(path_type=Path))
+@click.argument("contracts", type=PATH)
 @click.option("--name", required=True, help="Name of the proxy, as in its certificate.")
 @click.option(
-    "--identities",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
-    help="Directory with ca.pem, NAME.pem and NAME.key.",
+    "--identities", type=FOLDER, required=True, help="Directory with ca.pem, NAME.pem and NAME.key."
 )
 @click.option(
     "--admin",
-    type=AddressType(),
+    type=ADDRESS,
     default="127.0.0.1:7181",
-    show_default=True,
     help="Address of /health and /metrics, plain HTTP; use a local address.",
 )
 @click.option(
     "--audit",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of the audit log, with the usage of each site; none if absent.",
 )
 @logs

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from prfaas.planner.answer.plan_loader import Question, load_question, read_conf
 from prfaas.planner.answer.verdict import VerdictAnswer
 from prfaas.planner.fit_map.axes import Axes
 from prfaas.planner.fit_map.make import FitMap, as_dict, make_map
-from prfaas.planner.fit_map.view import html_page, print_maps
+from prfaas.planner.fit_map.view import print_maps
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.hardware.roofline import ModelSize
 from prfaas.planner.model.active_parameters import active_parameters
@@ -28,14 +29,13 @@ from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.report import json_report, model_report
-from prfaas.planner.report.emit_settings import (
+from prfaas.planner.report.json_report import (
     deployment_settings,
     is_of_the_file,
     recommended,
 )
-from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
-from prfaas.presentation import console_for, write_file
+from prfaas.presentation import console_for, recorded_page, write_file
 from prfaas.sweeps import SweepPlace
 
 FILES_MAX = 16
@@ -77,7 +77,7 @@ def show_maps(view: MapView) -> None:
         raise ConfigError(f"--report {view.report}: a map is written as .html")
     maps = _made(view)
     if view.report is not None:
-        _write(view.report, html_page(maps))
+        _write(view.report, recorded_page(partial(print_maps, maps)))
     if view.as_json:
         found = {"maps": [as_dict(each) for each in maps]}
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -159,13 +159,11 @@ class PlanView:
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
-    """Answer a plan file in the form that was asked for.
+    """Answer a plan file in the form that was asked for; ConfigError if the question is wrong, or
+    the report cannot be written.
 
     Returns:
         Exit code: 1 if the answer was to be confirmed and was not.
-
-    Raises:
-        ConfigError: The question is wrong, or the report cannot be written.
     """
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
@@ -177,7 +175,8 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     )
     if view.report is not None:
         said = [] if confirmation is None else [confirmation.sentence]
-        _write(view.report, html_report(replace(answer, notes=[*answer.notes, *said])))
+        shown = replace(answer, notes=[*answer.notes, *said])
+        _write(view.report, recorded_page(partial(print_plan, shown, is_page=True)))
     if view.emit:
         _emit(answer, confirmation)
     elif view.as_json:
@@ -223,11 +222,8 @@ def show_catalogue() -> None:
 
 
 def show_model(view: ModelView) -> None:
-    """Show the KV geometry and Φ_kv of a model.
-
-    Raises:
-        ConfigError: The model is unknown or not understood.
-    """
+    """Show the KV geometry and Φ_kv of a model; ConfigError if the model is unknown or not
+    understood."""
     geometry, size = _model(view)
     times = _times(view, geometry, size)
     lengths = view.tokens or model_report.LENGTHS

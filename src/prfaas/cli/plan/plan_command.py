@@ -1,6 +1,6 @@
 """`prfaas plan`, `prfaas model`, `prfaas profile`: ask before buying.
 
-The actions are imported when a command runs: scipy, plotly and plotext take most of a second, and
+The actions are imported when a command runs: scipy and plotext take most of a second, and
 the other commands of `prfaas` do without them.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from prfaas.cli.common.options import BaseUrlType
+from prfaas.cli.common.options import BASE_URL, FILE
 from prfaas.cli.plan.sweeping import place_options
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.errors import ConfigError
@@ -21,7 +21,6 @@ from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse
 
 __all__ = ["model", "plan", "profile"]
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _TOKENS_MAX = 1 << 30
 _MAP_ONLY = ("bandwidths", "rtts", "losses", "lengths", "congestion_control", "pool_nodes")
 """Parameters that mean nothing without --map."""
@@ -55,14 +54,10 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 
 
 @click.command()
-@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option(
-    "--report",
-    type=_FILE,
-    help="Write a self-contained HTML report.",
-)
+@click.option("--report", type=FILE, help="Write a self-contained HTML report.")
 @click.option("--emit", is_flag=True, help="Print only settings for a deployment file.")
 @click.option(
     "--map",
@@ -73,14 +68,11 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.option(
     "--bandwidths",
     default=BANDWIDTHS,
-    show_default=True,
     help="Bandwidths of the map without loss, of all links together.",
 )
-@click.option("--rtts", default=RTTS, show_default=True, help="Round trips of the map.")
-@click.option("--losses", default=LOSSES, show_default=True, help="Losses of the map.")
-@click.option(
-    "--lengths", default=LENGTHS, show_default=True, help="Factors of FILE's prompt lengths."
-)
+@click.option("--rtts", default=RTTS, help="Round trips of the map.")
+@click.option("--losses", default=LOSSES, help="Losses of the map.")
+@click.option("--lengths", default=LENGTHS, help="Factors of FILE's prompt lengths.")
 @click.option(
     "--congestion-control",
     type=click.Choice([control.value for control in CongestionControl]),
@@ -107,7 +99,6 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
     "num_seeds",
     type=click.IntRange(1, 100),
     default=5,
-    show_default=True,
     help="Runs of each fleet, for --confirm.",
 )
 @place_options
@@ -185,20 +176,15 @@ def plan(
 @click.option("--kv-dtype", default="auto", help="Format of keys and values, such as fp8.")
 @click.option("--state-dtype", default="auto", help="Format of recurrent states.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Block, tokens; pads pages.")
-@click.option("--profile", "times", type=_FILE, help="Prefill profile, for the KV throughput.")
-@click.option("--accelerator", default="h200", show_default=True, help="For a roofline of Φ_kv.")
+@click.option("--profile", "times", type=FILE, help="Prefill profile, for the KV throughput.")
+@click.option("--accelerator", default="h200", help="For a roofline of Φ_kv.")
 @click.option(
-    "--gpus",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="GPUs of the roofline's instance.",
+    "--gpus", type=click.IntRange(min=1), default=8, help="GPUs of the roofline's instance."
 )
 @click.option(
     "--efficiency",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
-    show_default=True,
     help="Share of the tensor peak that prefill reaches; 1 gives a ceiling.",
 )
 @click.option(
@@ -236,28 +222,20 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...", type=BaseUrlType())
+@click.argument("url", type=BASE_URL)
 @click.option("--model", required=True, help="Name of the served model.")
-@click.option(
-    "--layers",
-    callback=_counts,
-    default="",
-    metavar="FEW,MORE,WHOLE",
-    help="Extrapolate to a model with WHOLE layers, from an engine with FEW of them at the first "
-    "URL and one with MORE at the second; of a hybrid model whole periods of its layers.",
-)
 @click.option("--hardware", required=True, help="Hardware of the engine, for the provenance.")
 @click.option(
     "--lengths",
     callback=_counts,
     default="512,1024,2048,4096,8192,16384,32768",
-    show_default=True,
     help="Prompt lengths, tokens.",
 )
 @click.option(
     "--prefixes",
     callback=_prefixes,
     default="",
+    show_default=False,
     metavar="TOKENS,...",
     help="Cached prefixes after which prefill is measured, tokens; a quarter and three quarters of "
     "the longest prompt if absent; none for engines without a prefix cache.",
@@ -266,31 +244,27 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
     "--new-tokens",
     callback=_counts,
     default="",
+    show_default=False,
     metavar="TOKENS,...",
     help="Tokens after each prefix; an eighth and a 32nd of the longest prompt if absent.",
 )
 @click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Measurements of each length.",
+    "--repeats", type=click.IntRange(min=1), default=3, help="Measurements of each length."
 )
 @click.option(
-    "--batches", callback=_counts, default="", help="Also measure decode at these batch sizes."
-)
-@click.option(
-    "--contexts",
+    "--batches",
     callback=_counts,
-    default="1024,8192",
-    show_default=True,
-    help="Prompt lengths for decode, tokens.",
+    default="",
+    show_default=False,
+    help="Also measure decode at these batch sizes.",
+)
+@click.option(
+    "--contexts", callback=_counts, default="1024,8192", help="Prompt lengths for decode, tokens."
 )
 @click.option(
     "--output-tokens",
     type=click.IntRange(min=4),
     default=64,
-    show_default=True,
     help="Output of each decode request, tokens.",
 )
 @click.option(
@@ -298,21 +272,14 @@ def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
     "token_id_max",
     type=click.IntRange(min=10),
     default=500,
-    show_default=True,
     help="Largest token id in a prompt; below the size of the vocabulary.",
 )
-@click.option("--seed", type=int, default=None, help="Seed of the prompts; random if absent.")
+@click.option("--seed", type=int, help="Seed of the prompts; random if absent.")
 @click.option("--api-key", envvar="PRFAAS_API_KEY", help="Bearer token.")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File of the profile, TOML.",
-)
+@click.option("--out", type=FILE, required=True, help="File of the profile, TOML.")
 def profile(
     *,
-    urls: tuple[str, ...],
-    layers: tuple[int, ...],
+    url: str,
     lengths: tuple[int, ...],
     prefixes: tuple[int, ...] | None,
     new_tokens: tuple[int, ...],
@@ -327,31 +294,20 @@ def profile(
     new tokens after a prefix that was sent before, as in the turns of a conversation. Do not reuse
     a seed: its prompts are in the cache.
 
-    A model that is too large for an accelerator is measured with --layers, by two engines with
-    part of its layers (vLLM: --load-format dummy --hf-overrides '{"num_hidden_layers": 8}').
-
     \b
     Examples:
       prfaas profile http://localhost:8000 --model m --hardware 8xH200 --out h200.toml
       prfaas profile URL --model m --hardware 8xH20 --batches 1,8,32 --out h20.toml
-      prfaas profile URL8 URL16 --layers 8,16,61 --model m --hardware 1xH200 --out h200.toml
     """
     if len(lengths) < 2:
         raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
-    if (len(urls), len(layers)) not in {(1, 0), (2, 3)}:
-        raise ConfigError(
-            f"{len(urls)} URLs and {len(layers)} numbers of --layers: give one URL, or two and "
-            "--layers with the layers of each engine and of the whole model, as in 8,16,61"
-        )
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
     from prfaas.cli.plan.profile_actions import Sweep, measure_engine
-    from prfaas.planner.hardware.fit import LayerStack
 
     longest = lengths[-1]
     sweep = Sweep(
-        urls=urls,
-        stack=LayerStack(*layers) if layers else None,
+        url=url,
         lengths=lengths,
         prefixes=(longest // 4, longest * 3 // 4) if prefixes is None else prefixes,
         needs_prefixes=prefixes is not None,

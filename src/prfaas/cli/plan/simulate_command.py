@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
+from prfaas.cli.common.options import FILE
 from prfaas.cli.plan.sweeping import place_options
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 
 
 @click.command()
-@click.argument("scenario", type=_FILE)
+@click.argument("scenario", type=FILE)
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option(
     "--policy",
@@ -34,7 +34,6 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
     "--attainment",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
-    show_default=True,
     help="Share of requests that have to meet every target, for --sweep.",
 )
 @click.option(
@@ -45,8 +44,8 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 )
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--report", type=_FILE, help="Write one HTML file without external resources.")
-@click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
+@click.option("--report", type=FILE, help="Write one HTML file without external resources.")
+@click.option("--series", type=FILE, help="Write time series for the console's replay, as JSON.")
 def simulate(
     *,
     scenario: Path,
@@ -90,14 +89,13 @@ def simulate(
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
     if sweep or num_seeds is not None:
-        from prfaas.cli.plan import simulate_seeds as many
         from prfaas.sweeps import SweepPlace
 
         count, place = num_seeds or 1, SweepPlace(num_workers, ray_address)
         if sweep:
-            many.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
+            actions.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
         else:
-            many.show_seeds(scenarios, count, place, as_json=as_json)
+            actions.show_seeds(scenarios, count, place, as_json=as_json)
         return
     if num_workers is not None or ray_address is not None:
         raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")

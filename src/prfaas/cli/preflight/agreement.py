@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from prfaas.cli.preflight.engine_args import vllm_engines
-from prfaas.cli.preflight.vllm_flags import given
+from prfaas.cli.preflight.vllm_flags import given, vllm_engines
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.engines.block_tokens import common_length
@@ -108,11 +107,8 @@ def _convert(engines: Iterable[Mapping[str, str]]) -> bool:
 
 
 def check_agreement(deployment: Deployment) -> None:
-    """Refuse a deployment whose engines cannot share a single block.
-
-    Raises:
-        ConfigError: Two engines have different values.
-    """
+    """Refuse a deployment whose engines cannot share a single block; ConfigError if two engines
+    have different values."""
     certain = [each.words for each in disagreements(deployment) if each.is_certain]
     if certain:
         raise ConfigError(

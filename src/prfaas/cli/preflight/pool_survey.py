@@ -23,14 +23,12 @@ ANSWER_S = 5.0
 async def survey(
     pools: Mapping[str, tuple[str, int]], tls: ssl.SSLContext, answer_s: float = ANSWER_S
 ) -> dict[str, Surveyed | str]:
-    """Ask pool nodes for their engines, all at once.
+    """Ask pool nodes for their engines, all at once; returns by pool, its answer or the reason that
+    there is none.
 
     Args:
         tls: Context of a gateway that these pool nodes accept, for dialling.
         answer_s: Limit for each, seconds.
-
-    Returns:
-        By pool, its answer or the reason that there is none.
     """
     found = await asyncio.gather(
         *(_ask(name, address, tls, answer_s) for name, address in pools.items())

@@ -10,16 +10,15 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
+from prfaas.cli.common.options import PATH
+from prfaas.cli.common.signals import run_until_stopped
 from prfaas.cli.deploy.topology import prepare_identities
-from prfaas.cli.deploy.up_command import check_deployment, prepare_model, state_lock
+from prfaas.cli.deploy.up_command import check_deployment, prepare_model, start_all, state_lock
 from prfaas.cli.ray_site.hosts import check_room, placed
 from prfaas.cli.ray_site.site import RaySite, check_site
 from prfaas.cli.supervision.client import scale_engines
 from prfaas.cli.supervision.control import control_channel
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
-from prfaas.cli.supervision.words import line_of
-from prfaas.config.addresses import join_address
+from prfaas.cli.supervision.keeper import PartChange, line_of
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
@@ -43,11 +42,10 @@ def ray() -> None:
 
 
 @ray.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option(
     "--address",
     default=AUTO,
-    show_default=True,
     help="HOST:PORT of the Ray cluster's head; auto is the cluster on this machine.",
 )
 @click.option(
@@ -114,33 +112,18 @@ async def _serve(deployment: Deployment, site: RaySite, stop: asyncio.Event) -> 
     audit = AuditSettings.of(deployment.audit)
     async with control_channel(supervisor, deployment.state, audit, site.scale):
         try:
-            await _started(supervisor, stop)
-            _print(f"ready at http://{join_address(site.gateway_address)}/v1")
+            await start_all(supervisor, stop)
+            _print(f"ready at {site.gateway_url}/v1")
             await stop.wait()
         finally:
             _print("stopping")
             await supervisor.stop()
 
 
-async def _started(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    tasks = [asyncio.create_task(supervisor.start()), asyncio.create_task(stop.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise StoppedEarlyError
-        await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 @ray.command()
 @click.argument("counts", nargs=-1, required=True, metavar="CLUSTER=COUNT...")
 @click.option(
-    "--file",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Deployment file of a running `prfaas ray up`.",
+    "--file", type=PATH, required=True, help="Deployment file of a running `prfaas ray up`."
 )
 def scale(counts: tuple[str, ...], file: Path) -> None:
     """Change the number of engines of a running site; returns once they are ready or gone.

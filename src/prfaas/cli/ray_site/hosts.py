@@ -80,11 +80,8 @@ class Host:
 
 
 def check_room(hosts: Sequence[Host]) -> None:
-    """Check that each host fits on a node of the cluster, were it alone there.
-
-    Raises:
-        ConfigError: One does not.
-    """
+    """Check that each host fits on a node of the cluster, were it alone there; ConfigError if one
+    does not."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -99,11 +96,7 @@ def check_room(hosts: Sequence[Host]) -> None:
 
 
 async def placed(hosts: Sequence[Host]) -> None:
-    """Wait until Ray has placed all hosts.
-
-    Raises:
-        ConfigError: It has not in `READY_S`.
-    """
+    """Wait until Ray has placed all hosts; ConfigError if it has not in `READY_S`."""
     deadline = time.monotonic() + READY_S
     while missing := [host for host in hosts if host.node() is None]:
         if time.monotonic() > deadline:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.host.processes import ProcessPart, open_private
-from prfaas.config.addresses import join_address
+from prfaas.config.addresses import join_address, split_address
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
@@ -25,20 +25,18 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Addresses of the parts of a site.
+class Members:
+    """Member files of a site: its parts that run.
 
     Attributes:
-        pools: Where each pool node listens.
-        engines: Where each engine listens.
-        gateway: Where the gateway listens.
-        admins: Where the pool nodes serve health and metrics.
+        version: Changes with them; at least 1.
+        folder: Their directory on every host.
+        files: Text by name.
     """
 
-    pools: dict[str, Address]
-    engines: dict[str, Address]
-    gateway: Address
-    admins: dict[str, Address]
+    version: int
+    folder: Path
+    files: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +45,36 @@ class PartSpec:
 
     Attributes:
         file: The deployment file, at the same path on every host.
+        name: Name of the part in it.
         run: Identifier of this start of the site.
+        ports: Port of each part by name, and of health and metrics of pool nodes by `admin NAME`.
     """
 
     file: Path
     name: str
     run: str
-    places: Places
+    ports: Mapping[str, int]
 
-    def part(self) -> ProcessPart:
-        """The part, with its command on this host; writes the file that it reads."""
+    def part(self, host: str) -> ProcessPart:
+        """The part, with its command on this host; writes the file that it reads.
+
+        Args:
+            host: Address of this host.
+        """
         file = _write_own_file(load_deployment(self.file), self.file, self.name)
-        deployment, places = load_deployment(file), self.places
-        urls = {
-            name: f"http://{join_address(address)}"
-            for name, address in places.engines.items()
-            if name == self.name
-        }
-        topology = Topology(
-            deployment, file, None, self.run, places.pools, urls, places.gateway, places.admins
-        )
+        deployment = load_deployment(file)
+        pools, admins = dict[str, Address](), dict[str, Address]()
+        for name, pool in deployment.pools.items():
+            pools[name] = split_address(pool.address) if pool.address else (host, self.ports[name])
+            at = split_address(pool.admin)[0] if pool.admin else "127.0.0.1"
+            admins[name] = (at, self.ports[f"admin {name}"])
+        url = f"http://{join_address((host, self.ports[self.name]))}"
+        engines = {self.name: url} if self.name in engines_of(deployment) else {}
+        listen = deployment.gateway.listen
+        gateway = split_address(listen)[0] if listen else host, self.ports[deployment.gateway.name]
         if self.name == deployment.gateway.name:
-            topology = replace(topology, pools={}, engines={})
+            pools, engines = {}, {}
+        topology = Topology(deployment, file, None, self.run, pools, engines, gateway, admins)
         found = next(part for stage in parts(topology) for part in stage if part.name == self.name)
         found.whole_url = ""  # the members of a gateway join it as they become ready
         return found
@@ -84,20 +90,24 @@ def members_folder(deployment: Deployment) -> Path:
     return deployment.state / "ray" / "members"
 
 
-def member_files(deployment: Deployment, places: Places, engines: set[str]) -> dict[str, str]:
-    """Text of the member files by name: all pool nodes of the site, and some of its engines."""
+def member_files(deployment: Deployment, places: Mapping[str, Address]) -> dict[str, str]:
+    """Text of the member files by name.
+
+    Args:
+        deployment: The whole deployment.
+        places: Addresses of the pool nodes and engines that are members.
+    """
     found: dict[str, dict[str, Any]] = {}
     for cluster, table in deployment.clusters.items():
-        for name in table.pools:
-            if name in places.pools:
-                address = join_address(places.pools[name])
-                found[name] = {"kind": "pool", "cluster": cluster, "address": address}
-        for name, engine in table.engines.items():
-            if name not in places.engines or name not in engines:
-                continue
-            url = f"http://{join_address(places.engines[name])}"
-            member = engine_member(name, cluster, url, engine)
-            settings: dict[str, Any] = dict(member.settings)
+        for name in table.pools.keys() & places.keys():
+            found[name] = {
+                "kind": "pool",
+                "cluster": cluster,
+                "address": join_address(places[name]),
+            }
+        for name in table.engines.keys() & places.keys():
+            engine, url = table.engines[name], f"http://{join_address(places[name])}"
+            settings: dict[str, Any] = dict(engine_member(name, cluster, url, engine).settings)
             if "sequences_max" in settings:
                 settings["sequences_max"] = int(settings["sequences_max"])
             found[name] = {

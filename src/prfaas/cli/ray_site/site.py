@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prfaas.cli.host.admin_ports import admin_port
-from prfaas.cli.host.free_ports import free_ports
+from prfaas.cli.host.ports import admin_port, free_ports
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.ray_site.hosts import Host, Needs
-from prfaas.cli.ray_site.parts import (
-    PartSpec,
-    Places,
-    engines_of,
-    member_files,
-    members_folder,
-)
-from prfaas.cli.ray_site.remote_part import RemotePart
-from prfaas.cli.supervision.restarts import Phase
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
+from prfaas.cli.ray_site.parts import Members, PartSpec, engines_of, member_files, members_folder
+from prfaas.cli.ray_site.remote import POLL_S, RemoteKeeper
+from prfaas.cli.supervision.keeper import PartChange, Phase
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
@@ -30,20 +25,17 @@ from prfaas.units import NS_PER_S
 
 LEAVE_S = 2.0
 """Time in which gateways have read that an engine is not listed any more."""
-POLL_S = 0.2
 
 
 class RaySite:
-    """The parts of a deployment file on a Ray cluster.
+    """The parts of a deployment file on a Ray cluster; ConfigError if the file is of no such site.
 
     Args:
+        deployment: The file's content.
         file: Its absolute path, the same on every host.
         needs: Resources of an "engine", a "pool" and a "gateway".
         num_engines: Engines of each cluster at the start; the others of the file are spares.
         on_change: Called at every change of a part.
-
-    Raises:
-        ConfigError: The file is of no such site.
     """
 
     def __init__(
@@ -66,6 +58,9 @@ class RaySite:
             raise ConfigError(f"there is no cluster {unknown[0]!r} in {file}")
         self._host_of = self._hosts(needs)
         self._ports = self._free_ports()
+        self._at: dict[str, str] = {}
+        """Address of the node of each part that has been placed."""
+        self._members = Members(1, members_folder(deployment), {})
         self._scaling = asyncio.Lock()
         self._on_change = on_change
         self.supervisor = Supervisor([])
@@ -73,16 +68,14 @@ class RaySite:
     def lay_out(self) -> Supervisor:
         """The supervisor of all parts; every host has its node."""
         deployment = self._deployment
-        gateway = deployment.gateway.name
-        pools: list[ProcessPart] = [self._remote(name) for name in self._pools()]
-        others: list[ProcessPart] = [
-            self._remote(n) for n in self._engine_names() if n in self._engines
-        ]
+        others = [name for name in self._engine_names() if name in self._engines]
+        stages = [self._pools(), [*others, deployment.gateway.name]]
         self.supervisor = Supervisor(
-            [stage for stage in (pools, [*others, self._remote(gateway)]) if stage],
-            self._changed,
+            [[self._part(name) for name in stage] for stage in stages if stage],
+            self._on_change,
             deployment.supervision,
             restart=True,
+            keeper=self._keeper,
         )
         return self.supervisor
 
@@ -99,9 +92,10 @@ class RaySite:
         }
 
     @property
-    def gateway_address(self) -> tuple[str, int]:
+    def gateway_url(self) -> str:
         """Where clients reach the gateway."""
-        return self._places().gateway
+        name = self._deployment.gateway.name
+        return self.supervisor.part(name).places[name]
 
     async def scale(self, cluster: str, count: int) -> list[str]:
         """Change the number of engines of a cluster; see `prfaas.cli.supervision.control.Scale`."""
@@ -110,49 +104,43 @@ class RaySite:
         async with self._scaling:
             for name in [n for n in names[:count] if n not in self._engines]:
                 self._engines.add(name)
-                self.supervisor.add(self._remote(name))
+                self.supervisor.add(self._part(name))
                 await self._ready(name)
-                self.spread_members()
             leaving = [name for name in names[count:] if name in self._engines]
             self._engines -= set(leaving)
-            self.spread_members()
+            self._spread_members()
             for name in reversed(leaving):
                 await self._drained(name)
                 await self.supervisor.remove(name)
         return names[:count]
 
-    def spread_members(self) -> None:
-        """Send the member files to all hosts."""
-        folder, files = self._members()
-        for part in self.supervisor.parts:
-            if isinstance(part, RemotePart):
-                part.write_members(folder, files)
+    def _spread_members(self) -> None:
+        """Make new member files, which all hosts get."""
+        listed = {*self._pools(), *self._engines} & self._at.keys()
+        places = {name: (self._at[name], self._ports[name]) for name in listed}
+        files, version = member_files(self._deployment, places), self._members.version + 1
+        self._members = replace(self._members, version=version, files=files)
 
-    def _changed(self, change: PartChange) -> None:
-        if change.phase is Phase.STARTING:
-            self.spread_members()  # it may have moved
-        self._on_change(change)
+    def _found(self, name: str, host: str) -> None:
+        """A part is on a node."""
+        if self._at.get(name) != host:
+            self._at[name] = host
+            self._spread_members()
 
     async def _ready(self, name: str) -> None:
-        while (phase := self._phase(name)) is not Phase.READY:
+        while (phase := self.supervisor.keeper(name).change.phase) is not Phase.READY:
             if phase is Phase.FAILED:
                 raise ConfigError(f"engine {name} does not start; see `prfaas ctl parts`")
             await asyncio.sleep(POLL_S)
 
     async def _drained(self, name: str) -> None:
         """Wait until an engine that is not listed any more has no request, for the drain time."""
-        part = self.supervisor.part(name)
-        limit_s = self._deployment.gateway.drain_timeout / NS_PER_S
-        deadline, left_at = time.monotonic() + LEAVE_S + limit_s, time.monotonic() + LEAVE_S
-        while time.monotonic() < deadline:
-            await asyncio.sleep(POLL_S)
-            if time.monotonic() < left_at or not isinstance(part, RemotePart):
-                continue
-            if await part.is_idle(part.places[name]):
-                return
-
-    def _phase(self, name: str) -> Phase:
-        return next(c.phase for c in self.supervisor.changes() if c.part.name == name)
+        keeper = self.supervisor.keeper(name)
+        await asyncio.sleep(LEAVE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._deployment.gateway.drain_timeout / NS_PER_S):
+                while isinstance(keeper, RemoteKeeper) and not await keeper.is_idle():  # noqa: ASYNC110 - engines signal nothing
+                    await asyncio.sleep(POLL_S)
 
     def _check_count(self, cluster: str, count: int) -> None:
         if cluster not in self._deployment.clusters:
@@ -202,39 +190,23 @@ class RaySite:
             found[name] = port or next(each for each in free if _is_free(each))
         return found
 
-    def _places(self) -> Places:
-        """Addresses by the nodes on which the hosts are now."""
-        deployment, ports = self._deployment, self._ports
-        nodes = {host: (host.node() or ("", ""))[1] for host in self.hosts}
-        at = {name: nodes[host] for name, host in self._host_of.items() if nodes[host]}
-        pools = {name: (at[name], ports[name]) for name in self._pools() if name in at}
-        listen = split_address(deployment.gateway.listen)[0] if deployment.gateway.listen else ""
-        gateway = listen or at.get(deployment.gateway.name, "127.0.0.1")
-        return Places(
-            pools,
-            {name: (at[name], ports[name]) for name in self._engine_names() if name in at},
-            (gateway, ports[deployment.gateway.name]),
-            {name: (self._admin_host(name), ports[f"admin {name}"]) for name in pools},
-        )
-
-    def _admin_host(self, pool: str) -> str:
-        admin = self._deployment.pools[pool].admin
-        return split_address(admin)[0] if admin else "127.0.0.1"
-
-    def _members(self) -> tuple[Path, dict[str, str]]:
-        files = member_files(self._deployment, self._places(), self._engines)
-        return members_folder(self._deployment), files
-
-    def _remote(self, name: str) -> RemotePart:
-        return RemotePart(
-            self._part(name), self._host_of[name], lambda: self._spec(name), self._members
-        )
-
     def _spec(self, name: str) -> PartSpec:
-        return PartSpec(self._file, name, self._run, self._places())
+        return PartSpec(self._file, name, self._run, self._ports)
 
     def _part(self, name: str) -> ProcessPart:
-        return self._spec(name).part()
+        """The part as this host would start it: its name, kind, log and limits."""
+        return self._spec(name).part("127.0.0.1")
+
+    def _keeper(self, part: ProcessPart, *args: Any, **more: Any) -> RemoteKeeper:
+        return RemoteKeeper(
+            part,
+            *args,
+            host=self._host_of[part.name],
+            spec=self._spec(part.name),
+            members=lambda: self._members,
+            on_host=self._found,
+            **more,
+        )
 
 
 def _is_free(port: int) -> bool:
@@ -247,11 +219,7 @@ def _is_free(port: int) -> bool:
 
 
 def check_site(deployment: Deployment) -> None:
-    """Check that Ray can run the parts of a deployment.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that Ray can run the parts of a deployment; ConfigError if it cannot."""
     for cluster, table in deployment.clusters.items():
         if table.timing is not None and table.timing.one_process:
             raise ConfigError(

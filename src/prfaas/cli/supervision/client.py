@@ -1,8 +1,9 @@
-"""Questions to a running `prfaas up`."""
+"""Questions to a running `prfaas up`; addresses of pool nodes, from the file or from it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +11,8 @@ from urllib.parse import quote
 import aiohttp
 
 from prfaas.cli.supervision.control import SOCKET_NAME
+from prfaas.config.addresses import split_address
+from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 
 TIMEOUT = aiohttp.ClientTimeout(total=10)
@@ -20,21 +23,15 @@ STATES = (".state", ".state/*")
 
 
 def parts_of(state: Path) -> list[dict[str, Any]]:
-    """The parts of the deployment with that state directory.
-
-    Raises:
-        ConfigError: No `prfaas up` answers there.
-    """
+    """The parts of the deployment with that state directory; ConfigError if no `prfaas up` answers
+    there."""
     found: list[dict[str, Any]] = _ask(state, "GET", "/parts")["parts"]
     return found
 
 
 def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
-    """Restart a part; returns its state immediately.
-
-    Raises:
-        ConfigError: No `prfaas up` answers there, or it has no such part.
-    """
+    """Restart a part; returns its state immediately; ConfigError if no `prfaas up` answers there,
+    or it has no such part."""
     found: list[dict[str, Any]] = _ask(state, "POST", f"/parts/{quote(name, safe='')}/restart")[
         "parts"
     ]
@@ -53,11 +50,8 @@ def scale_engines(state: Path, cluster: str, count: int) -> list[str]:
 
 
 def running_state() -> Path:
-    """State directory of the only deployment that runs from the working directory.
-
-    Raises:
-        ConfigError: There is none, or more than one.
-    """
+    """State directory of the only deployment that runs from the working directory; ConfigError if
+    there is none, or more than one."""
     sockets = [path for each in STATES for path in Path().glob(f"{each}/{SOCKET_NAME}")]
     if len(sockets) == 1:
         return sockets[0].parent
@@ -94,3 +88,44 @@ async def _exchange(
             f"no `prfaas up` answers at {place}: {error}; start the deployment, or name another "
             "one with --file FILE"
         ) from None
+
+
+def pool_address(deployment: Deployment, pool: str) -> tuple[str, int]:
+    """Return the address of a pool node.
+
+    Raises:
+        ConfigError: The file has no such pool, or no address of it and no deployment runs.
+    """
+    for cluster in deployment.clusters.values():
+        table = cluster.pools.get(pool)
+        if table is None:
+            continue
+        text = table.address or table.listen
+        host, port = split_address(text) if text else ("", 0)
+        return (host, port) if port else _running_address(deployment, pool)
+    known = ", ".join(name for c in deployment.clusters.values() for name in c.pools)
+    raise ConfigError(f"the file has no pool {pool!r}; it has {known}")
+
+
+def pool_addresses(deployment: Deployment) -> dict[str, tuple[str, int]]:
+    """Return the addresses of all pool nodes that have one now."""
+    found = {}
+    for cluster in deployment.clusters.values():
+        for pool in cluster.pools:
+            with contextlib.suppress(ConfigError):
+                found[pool] = pool_address(deployment, pool)
+    return found
+
+
+def _running_address(deployment: Deployment, pool: str) -> tuple[str, int]:
+    """Return the address of a pool node with a port from `prfaas up`."""
+    try:
+        found = [part["places"].get(pool) for part in parts_of(deployment.state)]
+    except ConfigError as error:
+        raise ConfigError(
+            f"pool {pool} has no fixed address in the file, and {error}; or give --to HOST:PORT"
+        ) from None
+    place = next((text for text in found if text), None)
+    if place is None:
+        raise ConfigError(f"`prfaas up` has not started pool {pool} yet; give --to HOST:PORT")
+    return split_address(place)

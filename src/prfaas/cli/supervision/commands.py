@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from prfaas.cli.common.options import PATH
 from prfaas.cli.supervision.client import parts_of, restart_part, running_state
 from prfaas.config.load import load_deployment
 
@@ -19,7 +20,7 @@ def _of_a_deployment(command: Command) -> Command:
     """Adds `--file` and `--json` to a command."""
     file = click.option(
         "--file",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="Its deployment file; if absent, the only one that runs from this directory.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")

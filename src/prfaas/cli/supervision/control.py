@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from aiohttp import web
 
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.up_audit import UpAudit, user_of
-from prfaas.cli.supervision.supervisor import PartChange, Supervisor
+from prfaas.cli.supervision.keeper import PartChange
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.errors import ConfigError
 
 Scale = Callable[[str, int], Awaitable[list[str]]]
@@ -34,23 +34,48 @@ async def control_channel(
     settings: AuditSettings | None = None,
     scale: Scale | None = None,
 ) -> AsyncIterator[None]:
-    """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
+    """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open; ConfigError if
+    the socket cannot be made, or the log cannot be written.
 
     Args:
+        supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
         settings: Audit log of restarts; None without.
         scale: Changes the number of engines of a cluster; None where that is fixed.
-
-    Raises:
-        ConfigError: The socket cannot be made, or the log cannot be written.
     """
     audit = UpAudit(settings)
-    app = web.Application(client_max_size=BODY_BYTES_MAX)
-    pages = _Parts(supervisor, audit)
-    app.router.add_get("/parts", pages.show)
-    app.router.add_post("/parts/{name}/restart", pages.restart)
-    if scale is not None:
-        app.router.add_post("/engines/{cluster}/{count}", partial(_scale, scale))
+
+    async def show(_: web.Request) -> web.Response:
+        return _parts(supervisor.changes())
+
+    async def restart(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if not audit.accepts:
+            raise ConfigError(
+                'the audit log cannot be written, and audit.on_full is "closed": nothing is '
+                "restarted; make room on its disk"
+            )
+        try:
+            supervisor.ask_restart(name)
+        except KeyError:
+            known = ", ".join(part.name for part in supervisor.parts)
+            raise ConfigError(f"there is no part {name!r} here; there are {known}") from None
+        connection = request.get_extra_info("socket")
+        await audit.restarted(user_of(connection) if connection else "", name)
+        return _parts([supervisor.keeper(name).change])
+
+    async def scaled(request: web.Request) -> web.Response:
+        cluster, count = request.match_info["cluster"], request.match_info["count"]
+        if scale is None:
+            raise ConfigError("only `prfaas ray up` changes the number of its engines")
+        if not count.isdecimal() or len(count) > 6:
+            raise ConfigError(f"{count!r} is no number of engines")
+        return web.json_response({"engines": await scale(cluster, int(count))})
+
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusals])
+    app.router.add_get("/parts", show)
+    app.router.add_post("/parts/{name}/restart", restart)
+    app.router.add_post("/engines/{cluster}/{count}", scaled)
     path = state / SOCKET_NAME
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -82,54 +107,22 @@ def _listener(path: Path) -> socket.socket:
     return listener
 
 
-async def _scale(scale: Scale, request: web.Request) -> web.Response:
-    count = request.match_info["count"]
+@web.middleware
+async def _refusals(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     try:
-        if not count.isdecimal() or len(count) > 6:
-            raise ConfigError(f"{count!r} is no number of engines")
-        engines = await scale(request.match_info["cluster"], int(count))
+        return await handler(request)
     except ConfigError as error:
-        return _error(str(error), 409)
-    return web.json_response({"engines": engines})
+        return web.json_response({"error": {"message": str(error)}}, status=409)
 
 
-class _Parts:
-    """Handlers."""
-
-    def __init__(self, supervisor: Supervisor, audit: UpAudit) -> None:
-        self._supervisor, self._audit = supervisor, audit
-
-    async def show(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"parts": [_as_json(change) for change in self._supervisor.changes()]}
-        )
-
-    async def restart(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if not self._audit.accepts:
-            return _error(
-                'the audit log cannot be written, and audit.on_full is "closed": nothing is '
-                "restarted; make room on its disk",
-                503,
-            )
-        try:
-            self._supervisor.ask_restart(name)
-        except KeyError:
-            known = ", ".join(part.name for part in self._supervisor.parts)
-            return _error(f"there is no part {name!r} here; there are {known}", 404)
-        connection = request.get_extra_info("socket")
-        await self._audit.restarted(user_of(connection) if connection else "", name)
-        found = [each for each in self._supervisor.changes() if each.part.name == name]
-        return web.json_response({"parts": [_as_json(change) for change in found]}, status=202)
-
-
-def _error(message: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=status)
+def _parts(changes: list[PartChange]) -> web.Response:
+    return web.json_response({"parts": [_as_json(change) for change in changes]})
 
 
 def _as_json(change: PartChange) -> dict[str, Any]:
     part = change.part
-    running = part.is_started and part.exit_code is None
     return {
         "name": part.name,
         "kind": part.kind,
@@ -137,7 +130,7 @@ def _as_json(change: PartChange) -> dict[str, Any]:
         "reason": change.reason,
         "due_in_s": change.due_in_s,
         "failures": change.failures,
-        "pid": part.pid if running else None,
+        "pid": change.pid,
         "log": str(part.log),
         "places": part.places,
     }

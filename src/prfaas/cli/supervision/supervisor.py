@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import aiohttp
 
-from prfaas.cli.common.signals import EXIT_MISTAKE
-from prfaas.cli.host.processes import GRACE_S, ProcessPart, within
-from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, answers
-from prfaas.cli.supervision.restarts import Phase, RestartPolicy
+from prfaas.cli.host.processes import ProcessPart
+from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, PartChange, Phase, answers
 from prfaas.config.supervision import SupervisionTable
 from prfaas.errors import ConfigError, EngineError
 from prfaas.tasks import cancel_all
 
 _SETTLED = (Phase.READY, Phase.UNHEALTHY, Phase.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class PartChange:
-    """A part in a new phase.
-
-    Attributes:
-        reason: What ended it last; "" before anything has.
-        due_in_s: Until it is started, where it waits for that.
-    """
-
-    part: ProcessPart
-    phase: Phase
-    reason: str
-    due_in_s: float | None
-    failures: int
 
 
 class Supervisor:
@@ -42,8 +22,10 @@ class Supervisor:
     Args:
         stages: Parts that are started together; a stage starts when the one before has settled.
         on_change: Called at every change of a part's phase.
+        table: Limits of restarts.
         restart: True if failed parts are restarted.
         times: Times of checks and probes.
+        keeper: Makes the keeper of a part.
     """
 
     def __init__(
@@ -54,8 +36,9 @@ class Supervisor:
         *,
         restart: bool = False,
         times: KeeperTimes = TIMES,
+        keeper: Callable[..., Keeper] = Keeper,
     ) -> None:
-        self.stages, self._times = stages, times
+        self.stages, self._times, self._keeper = stages, times, keeper
         self._on_change, self._restart = on_change, restart
         self._table = table or SupervisionTable()
         self._keepers: dict[str, Keeper] = {}
@@ -71,9 +54,13 @@ class Supervisor:
         """The part of that name."""
         return next(part for part in self.parts if part.name == name)
 
-    def changes(self) -> Iterable[PartChange]:
+    def changes(self) -> list[PartChange]:
         """Current state of all parts that are started or will be."""
-        return [_change(keeper) for keeper in self._keepers.values()]
+        return [keeper.change for keeper in self._keepers.values()]
+
+    def keeper(self, name: str) -> Keeper:
+        """Keeper of a part that is started or will be; KeyError if there is no such part."""
+        return self._keepers[name]
 
     async def start(self) -> None:
         """Start everything and wait until all is ready; of parts that are restarted, until each is
@@ -87,9 +74,14 @@ class Supervisor:
         for stage in self.stages:
             for part in stage:
                 self._keep(part, self._http)
-            await self._settled(stage)
+            waiting = {part.name for part in stage}
+            while waiting := {name for name in waiting if not self._is_settled(name)}:
+                await asyncio.sleep(self._times.poll_s)
+                self._check_start()
         for part in self.parts:
-            while part.whole_url and not await self._answers(self._http, part.whole_url):
+            while part.whole_url and not await answers(
+                self._http, part.whole_url, self._times.probe_timeout_s
+            ):
                 self._check_start()
                 if any(each.failures and each.phase is not Phase.READY for each in self.changes()):
                     return
@@ -103,112 +95,63 @@ class Supervisor:
         self._keep(part, self._http)
 
     async def remove(self, name: str) -> None:
-        """Stop a part in its own time and forget it.
-
-        Raises:
-            KeyError: There is no such part.
-        """
-        part = self.part(name)
+        """Stop a part in its own time and forget it; KeyError if there is no such part."""
         await cancel_all([self._keeping.pop(name)])
-        del self._keepers[name]
         for stage in self.stages:
-            stage[:] = [each for each in stage if each is not part]
-        await _end([part] if part.is_started else [])
+            stage[:] = [each for each in stage if each.name != name]
+        await self._keepers.pop(name).end()
 
     def ask_restart(self, name: str) -> None:
-        """Restart one part by its keeper.
-
-        Raises:
-            KeyError: No such part was started yet.
-        """
+        """Restart one part by its keeper; KeyError if no such part was started yet."""
         self._keepers[name].restart()
 
     async def restart(self, name: str) -> None:
-        """Restart one part and wait until it is ready.
-
-        Raises:
-            EngineError: It is not restarted any more.
-        """
-        restarts = self._keepers[name].restarts
+        """Restart one part and wait until it is ready; EngineError if it is not restarted any
+        more."""
         self.ask_restart(name)
-        while restarts.phase not in _SETTLED:  # noqa: ASYNC110 - its keeper polls, too
+        while (change := self.keeper(name).change).phase not in _SETTLED:  # noqa: ASYNC110 - its keeper polls, too
             await asyncio.sleep(self._times.poll_s)
-        if restarts.phase is Phase.FAILED:
-            raise _start_failure(self.part(name), restarts.reason)
+        if change.phase is Phase.FAILED:
+            raise _start_failure(change)
 
     async def stop(self) -> None:
         """Stop everything, the last started first; what does not stop in time is killed."""
-        await cancel_all(list(self._keeping.values()))
+        await cancel_all(self._keeping.values())
         if self._http is not None:
             await self._http.close()
         for stage in reversed(self.stages):
-            await _end([part for part in stage if part.is_started])
+            kept = [self._keepers[part.name] for part in stage if part.name in self._keepers]
+            await asyncio.gather(*(keeper.end() for keeper in kept))
 
     def _keep(self, part: ProcessPart, http: aiohttp.ClientSession) -> None:
-        policy = RestartPolicy(
-            is_enabled=self._restart,
-            start_timeout_ns=self._table.start_timeout or part.start_timeout_ns,
-            restarts_max=self._table.restarts_max,
-            delay_max_ns=self._table.delay_max,
-            first_delay_ns=self._times.first_delay_ns,
-        )
-        keeper = Keeper(
-            part, policy, http, lambda each: self._on_change(_change(each)), self._times
+        keeper = self._keeper(
+            part, self._table, http, self._on_change, restart=self._restart, times=self._times
         )
         self._keepers[part.name] = keeper
         self._keeping[part.name] = asyncio.create_task(keeper.run())
 
-    async def _answers(self, http: aiohttp.ClientSession, url: str) -> bool:
-        return await answers(http, url, self._times.probe_timeout_s)
-
-    async def _settled(self, stage: list[ProcessPart]) -> None:
-        waiting = {part.name for part in stage}
-        while waiting:
-            await asyncio.sleep(self._times.poll_s)
-            self._check_start()
-            waiting = {name for name in waiting if not self._is_settled(name)}
-
     def _is_settled(self, name: str) -> bool:
         """Return True if nobody has to wait for a part: it is ready, or has failed and is tried
         again."""
-        restarts = self._keepers[name].restarts
-        return restarts.phase in _SETTLED or restarts.failures > 0
+        change = self.keeper(name).change
+        return change.phase in _SETTLED or change.failures > 0
 
     def _check_start(self) -> None:
         """Raise what ends a first start: an operator's mistake, or any failure, unrestarted."""
         for task in self._keeping.values():
             if task.done():
                 task.result()
-        for keeper in self._keepers.values():
-            restarts, part = keeper.restarts, keeper.part
-            is_mistake = part.exit_code == EXIT_MISTAKE and not restarts.was_ready
-            is_given_up = restarts.phase is Phase.FAILED and not self._restart
-            if restarts.failures and (is_mistake or is_given_up):
-                raise _start_failure(part, restarts.reason)
+        for change in self.changes():
+            is_given_up = change.phase is Phase.FAILED and not self._restart
+            if change.failures and (change.is_mistake or is_given_up):
+                raise _start_failure(change)
 
 
-async def _end(parts: list[ProcessPart]) -> None:
-    """Stop parts together; what does not stop in time is killed."""
-    for part in parts:
-        part.terminate(with_all=True)
-    longest_s = max((part.stop_s for part in parts), default=0.0)
-    await within(longest_s, parts, ProcessPart.has_ended)
-    await within(GRACE_S, parts, ProcessPart.is_gone)
-    await asyncio.gather(*(part.clean_up() for part in parts))
-
-
-def _change(keeper: Keeper) -> PartChange:
-    restarts = keeper.restarts
-    due_at_ns = restarts.due_at_ns if restarts.phase is Phase.WAITING else None
-    due_in_s = max(0.0, (due_at_ns - time.monotonic_ns()) / 1e9) if due_at_ns is not None else None
-    return PartChange(keeper.part, restarts.phase, restarts.reason, due_in_s, restarts.failures)
-
-
-def _start_failure(part: ProcessPart, reason: str) -> Exception:
-    words = part.last_words()
-    if part.exit_code == EXIT_MISTAKE:
+def _start_failure(change: PartChange) -> Exception:
+    part, words = change.part, change.last_words
+    if change.is_mistake:
         return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")
     return EngineError(
-        f"{part.kind} {part.name} {reason}, before all parts were ready; "
+        f"{part.kind} {part.name} {change.reason}, before all parts were ready; "
         f"the end of {part.log}:\n{words}"
     )

@@ -21,8 +21,14 @@ from prfaas.traces.formats.detect import BLOCK_TOKENS, CHATS, SESSIONS, Unit, de
 from prfaas.traces.reader import TracePart, read_requests
 from prfaas.traces.sessions.block_chain import TextUnits, characters, tokens_of
 from prfaas.traces.sessions.chats import read_chats
-from prfaas.traces.sessions.session_file import block_tokens_of, flattened, read_sessions
-from prfaas.traces.sessions.session_writer import check_target, session_lines, write_lines
+from prfaas.traces.sessions.session_file import (
+    block_tokens_of,
+    check_target,
+    flattened,
+    read_sessions,
+    session_lines,
+    write_lines,
+)
 from prfaas.units import NS_PER_S
 
 _CHARS_PER_TOKEN = 4.0
@@ -64,11 +70,8 @@ class Import:
     unit: Unit | None = None
 
     def run(self, *, as_json: bool) -> None:
-        """Read, write, and print the omissions.
-
-        Raises:
-            ConfigError: The source or the target is not as it should be.
-        """
+        """Read, write, and print the omissions; ConfigError if the source or the target is not as
+        it should be."""
         check_target(self.out, self.file, overwrite=self.overwrite)
         form = detect(self.file) if self.form is None else self.form
         if form == SESSIONS:
@@ -147,11 +150,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def show_trace(path: Path, block_tokens: int, *, as_json: bool) -> None:
-    """Print the figures of a trace.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
+    """Print the figures of a trace; ConfigError if it cannot be read."""
     form = detect(path)
     with reading(path) as on_progress:
         if form == SESSIONS:

@@ -7,29 +7,20 @@ from typing import Literal
 
 import click
 
-from prfaas.cli.common.options import DurationType
+from prfaas.cli.common.options import DURATION, FILE, FOLDER, ParsedType
+from prfaas.errors import ConfigError
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _FORMATS = ("mooncake", "azure", "burstgpt", "servegen", "chats")
 
 
-class ShareType(click.ParamType[float]):
-    """`1%` or `0.01`."""
-
-    name = "share"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read a share of less than all."""
-        text = str(value)
-        try:
-            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            found = -1.0
-        if not 0 <= found < 1:
-            self.fail(f"{text!r} is not a share from 0% to less than 100%", param, ctx)
-        return found
+def _share(text: str) -> float:
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise ConfigError(f"{text!r} is not a share from 0% to less than 100%")
+    return found
 
 
 @click.group()
@@ -45,11 +36,11 @@ def trace() -> None:
 
 
 @trace.command("import")
-@click.argument("file", type=_FILE)
-@click.option("--out", type=_FILE, required=True, help="File to write: .jsonl or .jsonl.gz.")
+@click.argument("file", type=FILE)
+@click.option("--out", type=FILE, required=True, help="File to write: .jsonl or .jsonl.gz.")
 @click.option("--from", "form", type=click.Choice(_FORMATS), help="Format; detected if absent.")
-@click.option("--start", type=DurationType(), help="Start of the part after the earliest request.")
-@click.option("--duration", type=DurationType(), help="Length of the part.")
+@click.option("--start", type=DURATION, help="Start of the part after the earliest request.")
+@click.option("--duration", type=DURATION, help="Length of the part.")
 @click.option(
     "--requests",
     type=click.IntRange(min=1),
@@ -59,7 +50,6 @@ def trace() -> None:
     "--block-tokens",
     type=click.IntRange(1, 2**20),
     default=512,
-    show_default=True,
     help="Tokens per block of Mooncake's hash_ids.",
 )
 @click.option(
@@ -69,14 +59,13 @@ def trace() -> None:
 )
 @click.option(
     "--damaged-max",
-    type=ShareType(),
+    type=ParsedType("share", _share),
     default="1%",
-    show_default=True,
     help="Refuse a file with a larger share of damaged lines.",
 )
 @click.option(
     "--tokenizer",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    type=FOLDER,
     help="Chats: directory of a model's tokenizer.json, for lengths in its tokens.",
 )
 @click.option(
@@ -85,11 +74,7 @@ def trace() -> None:
     help="Chats: characters per token, in place of a tokenizer.",
 )
 @click.option(
-    "--pause",
-    type=DurationType(),
-    default="10s",
-    show_default=True,
-    help="Chats: pause before a turn if none is recorded.",
+    "--pause", type=DURATION, default="10s", help="Chats: pause before a turn if none is recorded."
 )
 @click.option("--force", is_flag=True, help="Replace the file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -146,12 +131,11 @@ def import_(
 
 
 @trace.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option(
     "--block-tokens",
     type=click.IntRange(1, 2**20),
     default=512,
-    show_default=True,
     help="Tokens per block of Mooncake's hash_ids.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

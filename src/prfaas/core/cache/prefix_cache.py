@@ -18,12 +18,13 @@ takes time; the caller decides whether that is worth it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
-from prfaas.core.cache.tenant_shares import Share, TenantShares
+from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
+from prfaas.core.invariants import require
 
 
 class PrefixCache:
@@ -116,6 +117,10 @@ class PrefixCache:
         self._held.clear()
         self._used = 0
 
+    def keys(self) -> Iterator[int]:
+        """Keys of all blocks and checkpoints, the least recently used first."""
+        return iter(self._held)
+
     def holds(self, key: int) -> bool:
         """Return True if a block is held, or under the complement of its id its checkpoint."""
         return key in self._held
@@ -130,6 +135,15 @@ class PrefixCache:
         if key in self._held:
             del self._held[key]
             self._used -= self._room(key)
+
+    def validate(self) -> None:
+        """Check the room of what is held, and the limit.
+
+        Raises:
+            AssertionError: One does not hold.
+        """
+        require(self._used == sum(map(self._room, self._held)), "blocks in use")
+        require(self._capacity is None or self._used <= self._capacity, "the capacity")
 
     def _hold(self, keys: Sequence[int], room: int) -> None:
         """Hold each key, the last one first: the simulator spends most of its time here."""
@@ -209,6 +223,12 @@ class SharedPrefixCache(PrefixCache):
         if key in self._held:
             self._policy.removed(key, self._owners.pop(key), self._room(key))
         super().discard(key)
+
+    def validate(self) -> None:
+        """Check that the order of eviction has what is held, of its tenants."""
+        super().validate()
+        require(self._owners.keys() == self._held.keys(), "owners")
+        self._policy.validate(Held(k, tag, self._room(k)) for k, tag in self._owners.items())
 
     def _hold(self, keys: Sequence[int], room: int) -> None:
         for key in reversed(keys):
@@ -352,6 +372,14 @@ class TieredCache:
             self._host.clear()
         if self._disk is not None and not keep_disk:
             self._disk.clear()
+
+    def validate(self) -> None:
+        """Check both tiers, and that what one holds is not in the other."""
+        tiers = [tier for tier in (self._host, self._disk) if tier is not None]
+        for tier in tiers:
+            tier.validate()
+        if len(tiers) > 1:
+            require(not any(map(tiers[0].holds, tiers[1].keys())), "a block in two tiers")
 
     def _holds(self, key: int) -> bool:
         return any(tier is not None and tier.holds(key) for tier in (self._host, self._disk))

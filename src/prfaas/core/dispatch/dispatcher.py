@@ -18,7 +18,7 @@ from functools import partial
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.expected_times import ExpectedTimes
 from prfaas.core.dispatch.instance_load import InstanceLoad
-from prfaas.core.dispatch.links import LinkReport, Links
+from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.market.offers import decided, offers_of
 from prfaas.core.dispatch.open_requests import OpenRequests
 from prfaas.core.dispatch.route_finder import Considered, RouteFinder, RouteOption
@@ -36,7 +36,7 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import terms_of
-from prfaas.core.routing.calibration import Calibration, CarriedBytes
+from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.core.routing.observed import NominalWork
 from prfaas.core.routing.policies import PolicyName
@@ -68,6 +68,10 @@ class Dispatcher:
         self._times, self._stage_of = self._routes.times, self._routes.stage_of
         self.links: Links = self._routes.links
         """State of the links."""
+        self.rooms = self._routes.rooms
+        """Memory of the PD cluster's pools, and what is in transit to it."""
+        self.carried = self._routes.carried
+        """Correction of the plan's bytes."""
         self.requests = OpenRequests(local, self._routes, self._admission)
         """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
@@ -94,7 +98,7 @@ class Dispatcher:
             decode: Its name as one that decodes, where PD instances have roles.
         """
         self._routes.add(cluster, member)
-        self.requests.add(member, decode)
+        self.requests.instances.add(member, decode)
 
     def remove(self, name: str, now_ns: int, decode: str = "") -> None:
         """Forget an instance; `decode` as in `add`.
@@ -105,7 +109,7 @@ class Dispatcher:
         if self.requests.uses(name, decode or name):
             raise ValueError(f"instance {name} has open requests; wait for their end")
         self._routes.remove(name, now_ns)
-        self.requests.remove(name, decode, now_ns)
+        self.requests.instances.remove(name, decode, now_ns)
 
     def remove_pool(self, pool: str) -> None:
         """Forget a pool and its links; no open request uses it."""
@@ -113,12 +117,7 @@ class Dispatcher:
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance became healthy, with an empty queue, or stopped being so."""
-        stage = self._stage_of.get(name)
-        if stage is not None:
-            stage.book.set_ready(name, ready=ready, now_ns=now_ns)
-        elif self.requests.decode_book is not None:
-            self.requests.decode_book.set_ready(name, ready=ready)
-            self.requests.lanes.set_ready(name, ready=ready, now_ns=now_ns)
+        self.requests.instances.set_ready(name, ready=ready, now_ns=now_ns)
 
     def describe(self, name: str, *, num_tokens_max: int, layout_id: bytes | None) -> None:
         """Set the limits of a prefill instance; a layout of None is unknown."""
@@ -144,10 +143,6 @@ class Dispatcher:
         link.why_down = None if up else why_down
         return [] if up else self.requests.crossing(source, destination)
 
-    def set_room(self, pool: str, num_bytes: int) -> None:
-        """A pool of the PD cluster has so much memory for blocks; 0 is not known."""
-        self._routes.rooms.set_capacity(pool, num_bytes)
-
     # Reports
 
     def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
@@ -158,10 +153,6 @@ class Dispatcher:
         """The same for several instances observed together."""
         for name, waiting in num_waiting:
             self._stage_of[name].book.report(name, observed_at_ns, waiting)
-
-    def report_link(self, source: str, destination: str, report: LinkReport) -> None:
-        """The pool node at the sending end of a link has read its counters."""
-        self.links.report(source, destination, report)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop has passed; thresholds that moved are returned."""
@@ -247,7 +238,7 @@ class Dispatcher:
         if option.local is None and self._is_unserved(decision.path):
             return RefusedRequest(RefusalReason.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
-        return self.requests.route(decision, option)
+        return option.routed(decision, self._local, is_mixed=self.requests.decode_book is None)
 
     def _bought(
         self, arrival: Arrival, considered: Considered, now_ns: int, *, is_real: bool = True
@@ -338,7 +329,7 @@ class Dispatcher:
             option.cluster.name,
             NominalWork(own_ns, own_ns + self.load(local.name).pending_ns(local.name)),
             NominalWork(remote_ns, remote_ns + self.load(remote.name).pending_ns(remote.name)),
-            self.requests.num_streaming(local.name),
+            self.requests.instances.num_streaming[local.name],
             now_ns,
         )
         if compared is None:
@@ -363,11 +354,6 @@ class Dispatcher:
         """Corrections of predictions, by path and by the cluster that prefills."""
         return self._times.calibrations
 
-    @property
-    def carried(self) -> CarriedBytes:
-        """Correction of the plan's bytes."""
-        return self._routes.carried
-
     def num_decoded_by(self, name: str) -> int:
         """Open requests that an instance was chosen to decode."""
         return len(self.requests.decoded_by(name))
@@ -384,8 +370,3 @@ class Dispatcher:
     def promised_bytes(self) -> int:
         """Bytes promised to all links; 0 when no transfer is open."""
         return sum(link.book.promised_bytes for link in self.links)
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes of blocks in transit to the PD cluster's pools; 0 when nothing is."""
-        return self._routes.rooms.taken_bytes

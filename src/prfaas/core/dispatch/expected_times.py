@@ -78,9 +78,9 @@ class ExpectedTimes:
         others_ns = self._routes.local.least_wait_ns(now_ns)
         if others_ns is None:
             return self._routes.local.book.num_ready == 0
-        own_ns = requests.wait_ns(name, now_ns)
+        own_ns = requests.instances.wait_ns(name, now_ns)
         work_ns = self._times.local_ns(num_new_tokens, prefix_tokens)
-        if own_ns is None or not requests.spare.has(name, now_ns):
+        if own_ns is None or not requests.instances.spare.has(name, now_ns):
             return False
         return own_ns + self._delay_ns(name, work_ns) < others_ns
 
@@ -94,7 +94,7 @@ class ExpectedTimes:
     ) -> int | None:
         """Wait for a prefill in the PD cluster, by an instance that decodes or by another one."""
         if self.decoder_prefills(name, num_new_tokens, prefix_tokens, now_ns):
-            return self._requests.wait_ns(name, now_ns)
+            return self._requests.instances.wait_ns(name, now_ns)
         return self._routes.local.least_wait_ns(now_ns)
 
     def local_path_ns(
@@ -115,8 +115,8 @@ class ExpectedTimes:
         num_new_tokens = max(1, routed.facts.num_prompt_tokens - held_tokens)
         prefix_tokens = routed.facts.num_prompt_tokens - num_new_tokens
         if routed.pulls or beside:
-            has_time = routed.pulls or self._requests.spare.has(name, now_ns)
-            wait_ns = self._requests.wait_ns(name, now_ns) if has_time else None
+            has_time = routed.pulls or self._requests.instances.spare.has(name, now_ns)
+            wait_ns = self._requests.instances.wait_ns(name, now_ns) if has_time else None
         else:
             wait_ns = self._wait_ns(name, num_new_tokens, prefix_tokens, now_ns)
         if wait_ns is None:

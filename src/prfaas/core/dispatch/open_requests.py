@@ -21,8 +21,7 @@ from prfaas.core.dispatch.stages import DecodeFlow
 from prfaas.core.dispatch.types import Arrival, ClusterMember, LocalCluster, Routed
 from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
-from prfaas.core.routing.decision import Decision, Path, Reason
-from prfaas.core.routing.observed import NominalWork
+from prfaas.core.routing.decision import Decision, Path
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 
@@ -53,6 +52,59 @@ class _Open:
     """Time of the last lookup of its cached prefix."""
 
 
+class InstanceBooks:
+    """What requests have booked with the instances: prefills, and time beside decode."""
+
+    def __init__(self, local: LocalCluster, routes: RouteFinder) -> None:
+        names = [member.name for member in local.decode or ()]
+        self._stage_of, self._decode = routes.stage_of, routes.decode_book
+        self._lanes = InstanceLoad(names, NEVER_STALE_NS)
+        """Prefill work of decode instances, sent by this gateway; engines do not report it."""
+        self.book_of = {
+            **{name: stage.book for name, stage in self._stage_of.items()},
+            **dict.fromkeys(names, self._lanes),
+        }
+        """The prefill queues by name of an instance; to be read only."""
+        self.spare = SpareTime(names)
+        """Time that decode instances have for prefills."""
+        self.num_streaming = dict.fromkeys(self._stage_of, 0)
+        """Requests whose tokens an instance that prefills as well is streaming."""
+
+    def add(self, member: ClusterMember, decode: str = "") -> None:
+        """Book requests with a new instance too, and with `decode`, its name as one that decodes,
+        where instances have roles."""
+        self.book_of[member.name] = self._stage_of[member.name].book
+        self.num_streaming[member.name] = 0
+        if self._decode is not None and decode:
+            self._decode.add(ClusterMember(decode, member.pool))
+            self._lanes.add(decode)
+            self.spare.add(decode)
+            self.book_of[decode] = self._lanes
+
+    def remove(self, name: str, decode: str, now_ns: int) -> None:
+        """Forget an instance that no open request uses."""
+        del self.book_of[name], self.num_streaming[name]
+        if self._decode is not None and decode in self.book_of:
+            self._decode.remove(decode)
+            self._lanes.remove(decode, now_ns)
+            self.spare.remove(decode)
+            del self.book_of[decode]
+
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
+        """An instance became healthy, with an empty queue, or stopped being so."""
+        stage = self._stage_of.get(name)
+        if stage is not None:
+            stage.book.set_ready(name, ready=ready, now_ns=now_ns)
+        elif self._decode is not None:
+            self._decode.set_ready(name, ready=ready)
+            self._lanes.set_ready(name, ready=ready, now_ns=now_ns)
+
+    def wait_ns(self, name: str, now_ns: int) -> int | None:
+        """Predicted wait of a prefill that is sent to an instance now; None is unknown."""
+        book = self.book_of.get(name)
+        return 0 if book is None else book.wait_ns(name, now_ns)
+
+
 class OpenRequests:
     """Books of the requests that were admitted and have not ended.
 
@@ -71,40 +123,10 @@ class OpenRequests:
         self._routes, self._times, self._admission = routes, routes.times, admission
         self._stage_of, self._rooms = routes.stage_of, routes.rooms
         self._entries: dict[int, _Open] = {}
-        self.decode_book = routes.decode_book
-        names = [member.name for member in local.decode or ()]
-        self.lanes = InstanceLoad(names, NEVER_STALE_NS)
-        """Prefill work of decode instances, sent by this gateway; engines do not report it."""
-        self._book_of = {
-            **{name: stage.book for name, stage in self._stage_of.items()},
-            **dict.fromkeys(names, self.lanes),
-        }
-        self.spare = SpareTime(names)
-        """Time that decode instances have for prefills."""
+        self.instances = InstanceBooks(local, routes)
+        """What the requests have booked with instances."""
+        self.decode_book, self._book_of = routes.decode_book, self.instances.book_of
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
-        self._num_streaming = dict.fromkeys(self._stage_of, 0)
-
-    # Instances
-
-    def add(self, member: ClusterMember, decode: str = "") -> None:
-        """Book requests with a new instance too, and with `decode`, its name as one that decodes,
-        where instances have roles."""
-        self._book_of[member.name] = self._stage_of[member.name].book
-        self._num_streaming[member.name] = 0
-        if self.decode_book is not None and decode:
-            self.decode_book.add(ClusterMember(decode, member.pool))
-            self.lanes.add(decode)
-            self.spare.add(decode)
-            self._book_of[decode] = self.lanes
-
-    def remove(self, name: str, decode: str, now_ns: int) -> None:
-        """Forget an instance that no open request uses."""
-        del self._book_of[name], self._num_streaming[name]
-        if self.decode_book is not None and decode in self._book_of:
-            self.decode_book.remove(decode)
-            self.lanes.remove(decode, now_ns)
-            self.spare.remove(decode)
-            del self._book_of[decode]
 
     def uses(self, *names: str) -> bool:
         """Return True if an open request was routed to an instance or a pool of these names."""
@@ -151,11 +173,6 @@ class OpenRequests:
         """Requests that an instance was chosen to decode."""
         return [number for number in self._entries if self.decoder_of(number) == name]
 
-    def wait_ns(self, name: str, now_ns: int) -> int | None:
-        """Predicted wait of a prefill that is sent to an instance now; None is unknown."""
-        book = self._book_of.get(name)
-        return 0 if book is None else book.wait_ns(name, now_ns)
-
     def prefill_ahead(self, request_id: int, now_ns: int) -> WorkAhead | None:
         """Work at its instance up to the end of a request's prefill; None if it has ended."""
         entry = self._entries.get(request_id)
@@ -177,19 +194,11 @@ class OpenRequests:
         """Requests that may wait for blocks in transit: no first token of theirs was seen."""
         return sum(entry.routed.ships and not entry.streams for entry in self._entries.values())
 
-    def num_streaming(self, name: str) -> int:
-        """Requests whose tokens an instance that prefills as well is streaming."""
-        return self._num_streaming[name]
-
     def decode_wait(self, now_ns: int) -> DecodeWait:
         """Additional time of decode, if instances only decode."""
         return no_wait if self.decode_book is None else self._decode_flow.wait(now_ns)
 
     # The life of a request
-
-    def route(self, decision: Decision, option: RouteOption) -> Routed:
-        """The route of a request that takes an option; nothing is booked."""
-        return option.routed(decision, self._local, is_mixed=self.decode_book is None)
 
     def enter(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int, *, again: bool
@@ -203,10 +212,9 @@ class OpenRequests:
         """
         routed = option.routed(decision, self._local, is_mixed=self.decode_book is None)
         predicted_ns = decision.predicted_ns
-        self._stage_of[routed.prefill].book.dispatch(
-            routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
-        )
-        promised = self._promises(routed, arrival)
+        name, work_ns = routed.prefill, self._times.work_ns(routed)
+        self._book_of[name].dispatch(name, arrival.request_id, now_ns, work_ns)
+        promised = _promises(self._routes, routed, arrival)
         for link, num_bytes in promised:
             link.book.promise(num_bytes, now_ns)
         entry = _Open(routed, promised, now_ns, has_left=again)
@@ -222,7 +230,7 @@ class OpenRequests:
                 held = routed.prefill_pool_tokens
             self._rooms.take(arrival.request_id, pool, arrival.layout, held, length)
         if not again and not self._times.has_plan:
-            self._observe(arrival.request_id, routed, now_ns)
+            self._times.sent(arrival.request_id, routed, self._book_of[name], now_ns)
         elif predicted_ns is not None and not again and not routed.pulled_from:
             calibration = self._times.calibration(decision.path, routed.cluster)
             predicted_ns -= option.prediction.decode_ns(decision.path)
@@ -341,16 +349,13 @@ class OpenRequests:
         if self._times.observes:
             self._times.came(request_id, at_ns)
 
-    def loaded(self, request_id: int) -> None:
-        """The blocks of a request are where it is decoded: its pool may drop them."""
-        self._rooms.give_back(request_id)
-
     def _first_token(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """A request streams its first token: decode has taken it."""
         self._decode_flow.begun(request_id, now_ns)
-        if not entry.streams and entry.routed.decode in self._num_streaming:
+        num_streaming = self.instances.num_streaming
+        if not entry.streams and entry.routed.decode in num_streaming:
             entry.streams = True
-            self._num_streaming[entry.routed.decode] += 1
+            num_streaming[entry.routed.decode] += 1
         if not entry.has_left:
             self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
@@ -398,7 +403,7 @@ class OpenRequests:
         if entry is None or (self.decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id, now_ns)
-        self.loaded(request_id)
+        self._rooms.give_back(request_id)
         self._withdraw(request_id, entry, now_ns)
         name, routed = self.choose_decode(request_id), entry.routed
         if name is None:
@@ -408,7 +413,7 @@ class OpenRequests:
         self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
         if routed.prefill != name:
             # A prompt that waited for its turn was charged before.
-            self.spare.take(name, work_ns, now_ns)
+            self.instances.spare.take(name, work_ns, now_ns)
         entry.routed = routed._replace(
             cluster=self._local,
             prefill=name,
@@ -433,12 +438,11 @@ class OpenRequests:
             pulled_from="",
         )
         if not routed.ships:
-            self.loaded(request_id)
+            self._rooms.give_back(request_id)
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
-            work_ns = self._work_ns(entry.routed)
-            book = self._stage_of[routed.prefill].book
-            book.dispatch(routed.prefill, request_id, now_ns, work_ns)
+            name, work_ns = routed.prefill, self._times.work_ns(entry.routed)
+            self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
             entry.prefilling = True
 
     def end(self, request_id: int, now_ns: int) -> None:
@@ -454,7 +458,7 @@ class OpenRequests:
         if self._times.observes:
             self._times.drop(request_id)
         if entry.streams and entry.routed.decode is not None:
-            self._num_streaming[entry.routed.decode] -= 1
+            self.instances.num_streaming[entry.routed.decode] -= 1
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self.decode_book is None:
@@ -462,50 +466,28 @@ class OpenRequests:
         elif entry.decode is not None:
             self.decode_book.leave(entry.decode)
 
-    # Booking
-
-    def _promises(self, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
-        """Links that carry blocks of a route, and how many bytes of it."""
-        found, links, hosts = [], self._routes.links, self._routes.hosts
-        is_remote = routed.decision.path is Path.REMOTE
-        if is_remote:
-            ends = routed.source, routed.destination
-            found.append((links.between(*ends), routed.shipped_bytes))
-        if routed.pulled_from:
-            num_bytes = routed.shipped_bytes
-            if routed.pulls_from_host:
-                have, length = routed.prefill_pool_tokens, routed.hit_tokens
-                num_bytes = self._routes.hosts_of(routed).num_bytes(arrival, have, length)
-            found.append((links.between(*routed.pull_link), num_bytes))
-        if not is_remote and routed.ships:
-            final = arrival.shippable_tokens or 0
-            num_bytes = hosts.num_bytes(arrival, routed.present_tokens, final)
-            found.append((links.between(routed.prefill_pool, routed.destination), num_bytes))
-        return found
-
-    def _work_ns(self, routed: Routed) -> int:
-        """Work of a prefill that is booked as routed, ns."""
-        hit = routed.hit_tokens
-        new = routed.facts.num_prompt_tokens - hit
-        if routed.decision.path is Path.LOCAL:
-            return self._times.local_ns(new, hit)
-        return self._times.remote_ns(routed.cluster, new, hit)
-
-    def _observe(self, request_id: int, routed: Routed, now_ns: int) -> None:
-        """Time a prefill: what was before it at its instance, and its own work."""
-        name, book = routed.prefill, self._stage_of[routed.prefill].book
-        wait_ns = book.wait_ns(name, now_ns) or 0
-        own_ns = self._work_ns(routed)
-        self._times.sent(request_id, routed.cluster, wait_ns, own_ns, now_ns)
-        if self._times.first_tokens is not None and not routed.pulled_from:
-            work = NominalWork(own_ns, book.pending_ns(name))
-            is_trial = routed.decision.reason is Reason.TRIED_LOCAL
-            times = self._times.first_tokens
-            times.sent(request_id, routed.cluster, work, now_ns, is_trial=is_trial)
-
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """End the wait for the prefill."""
         if entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
             self._book_of[name].drop(name, request_id, now_ns)
+
+
+def _promises(routes: RouteFinder, routed: Routed, arrival: Arrival) -> list[tuple[Link, int]]:
+    """Links that carry blocks of a route, and how many bytes of it."""
+    found, links = [], routes.links
+    is_remote = routed.decision.path is Path.REMOTE
+    if is_remote:
+        found.append((links.between(routed.source, routed.destination), routed.shipped_bytes))
+    if routed.pulled_from:
+        num_bytes = routed.shipped_bytes
+        if routed.pulls_from_host:
+            have, length = routed.prefill_pool_tokens, routed.hit_tokens
+            num_bytes = routes.hosts_of(routed).num_bytes(arrival, have, length)
+        found.append((links.between(*routed.pull_link), num_bytes))
+    if not is_remote and routed.ships:
+        final = arrival.shippable_tokens or 0
+        num_bytes = routes.hosts.num_bytes(arrival, routed.present_tokens, final)
+        found.append((links.between(routed.prefill_pool, routed.destination), num_bytes))
+    return found

@@ -19,10 +19,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 
-from prfaas.core.dispatch.types import ClusterMember, DispatchSettings, LocalCluster, RemoteCluster
+from prfaas.core.dispatch.instance_load import InstanceLoad
+from prfaas.core.dispatch.types import (
+    ClusterMember,
+    DispatchSettings,
+    LocalCluster,
+    RemoteCluster,
+    Routed,
+)
 from prfaas.core.routing.calibration import Calibration
-from prfaas.core.routing.decision import Path
-from prfaas.core.routing.observed import FirstTokens, ObservedRates, nominal_ns
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.core.routing.observed import FirstTokens, NominalWork, ObservedRates, nominal_ns
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
@@ -84,6 +91,14 @@ class PrefillTimes:
         work_ns = costs.remote_prefill_ns(num_new_tokens, prefix_tokens)
         return round(work_ns * self.remote_calibrations[cluster].factor)
 
+    def work_ns(self, routed: Routed) -> int:
+        """Work of a prefill as routed, without queue and link."""
+        hit = routed.hit_tokens
+        new = routed.facts.num_prompt_tokens - hit
+        if routed.decision.path is _LOCAL:
+            return self.local_ns(new, hit)
+        return self.remote_ns(routed.cluster, new, hit)
+
     def queue_ns(self, cluster: str, own_ns: int, work_ns: int, now_ns: int) -> int | None:
         """Expected time of booked work in a cluster, by what was observed; None is unknown.
 
@@ -99,10 +114,16 @@ class PrefillTimes:
 
     # Observation of prefills that were sent
 
-    def sent(self, request_id: int, cluster: str, wait_ns: int, own_ns: int, now_ns: int) -> None:
-        """A prefill is sent to a cluster, behind `wait_ns` of work that counts its own."""
+    def sent(self, request_id: int, routed: Routed, book: InstanceLoad, now_ns: int) -> None:
+        """A prefill is sent to an instance, whose queue has it already."""
+        name, cluster, own_ns = routed.prefill, routed.cluster, self.work_ns(routed)
         if self._rates is not None:
+            wait_ns = book.wait_ns(name, now_ns) or 0
             self._rates.sent(request_id, cluster, own_ns, wait_ns, now_ns)
+        if self.first_tokens is not None and not routed.pulled_from:
+            work = NominalWork(own_ns, book.pending_ns(name))
+            is_trial = routed.decision.reason is Reason.TRIED_LOCAL
+            self.first_tokens.sent(request_id, cluster, work, now_ns, is_trial=is_trial)
 
     def answered(self, request_id: int, now_ns: int) -> None:
         """A prefill has answered."""

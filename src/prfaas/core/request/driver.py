@@ -8,7 +8,6 @@ made, and the type of each method is checked against the action.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
@@ -37,6 +36,7 @@ from prfaas.core.request.actions import (
 from prfaas.core.request.fleet import Again
 from prfaas.core.resilience.quarantine import Target
 from prfaas.core.routing.decision import Path
+from prfaas.records import methods_of
 
 
 class DispatcherBooks(ABC):
@@ -242,9 +242,6 @@ class DispatcherBooks(ABC):
 
 
 Methods: TypeAlias = Mapping[type[Action], Callable[[Any, Any], None]]
-_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
-NAMES = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in ACTIONS}
-"""Name of the method by type of action: `_start_pull` for `StartPull`."""
 
 
 class Executor(ABC):
@@ -255,7 +252,7 @@ class Executor(ABC):
     """Methods of the driver by type of action."""
 
     def __init_subclass__(cls) -> None:
-        cls.methods = {kind: getattr(cls, name) for kind, name in NAMES.items()}
+        cls.methods = methods_of(cls, ACTIONS)
 
     @abstractmethod
     def _start_pull(self, action: StartPull) -> None: ...

@@ -6,12 +6,13 @@ Of a peer without a connection, what is to be sent is left out: `LinkCame` makes
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Any
 
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.shipping import NamedBlocks
-from prfaas.core.transfer.events import BlockReady
+from prfaas.core.transfer.events import BlockReady, kinds_of
 from prfaas.core.transfer.link_scheduler import TenantShare
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
@@ -19,10 +20,18 @@ from prfaas.records import Record
 
 
 class TransferAction(Record, frozen=True):
-    """Base of all actions."""
+    """Base of all actions: those of both ends, and of one."""
 
 
-class CheckTicket(TransferAction, frozen=True):
+class ReceiverAction(TransferAction, frozen=True):
+    """Base of actions of the receiving end."""
+
+
+class SenderAction(TransferAction, frozen=True):
+    """Base of actions of the sending end."""
+
+
+class CheckTicket(ReceiverAction, frozen=True):
     """Check the ticket of a request for a transfer with `peer`; report `Granted`, `NotGranted`.
 
     `asker` is that of a pull.
@@ -41,31 +50,35 @@ class RecordRefusal(TransferAction, frozen=True):
     error: TicketRefusedError
 
 
-class Accept(TransferAction, frozen=True):
-    """Answer an offer: blocks are taken."""
+class PeerNews(StrEnum):
+    """Kinds of messages to a peer about a transfer."""
+
+    ACCEPTED = "accepted"
+    """Its blocks are taken."""
+    REFUSED = "refused"
+    """Its blocks are dropped."""
+    COMPUTED = "computed"
+    """The engine that computes the blocks of a pull has answered."""
+    COMMITTED = "committed"
+    """All its blocks are here."""
+    ABORTED = "aborted"
+    """It is over without a commit."""
+
+
+class Tell(TransferAction, frozen=True):
+    """Report something about a transfer to the peer.
+
+    `reason` is that of a refusal or an abort, and `kind` that of an abort.
+    """
 
     peer: str
     transfer_id: bytes
-
-
-class Refuse(TransferAction, frozen=True):
-    """Answer an offer: blocks are dropped."""
-
-    peer: str
-    transfer_id: bytes
-    reason: str
-
-
-class TellAbort(TransferAction, frozen=True):
-    """Report to the peer that a transfer is over without a commit."""
-
-    peer: str
-    transfer_id: bytes
-    kind: TransferEnd
+    news: PeerNews
     reason: str = ""
+    kind: TransferEnd = TransferEnd.ABORTED
 
 
-class Acknowledge(TransferAction, frozen=True):
+class Acknowledge(ReceiverAction, frozen=True):
     """Report to the peer that blocks of a transfer are here."""
 
     peer: str
@@ -73,44 +86,24 @@ class Acknowledge(TransferAction, frozen=True):
     names: Iterable[BlockName]
 
 
-class TellCommitted(TransferAction, frozen=True):
-    """Report to the peer that all blocks are here."""
-
-    peer: str
-    transfer_id: bytes
-
-
-class AskSource(TransferAction, frozen=True):
+class AskSource(ReceiverAction, frozen=True):
     """Request blocks of a pull from their source; without a connection report `GivenUp`."""
 
     request: Any
     lacking: tuple[BlockKey, ...]
 
 
-class TellComputed(TransferAction, frozen=True):
-    """Tell the source of a pull that the engine that computes its blocks has answered."""
-
-    peer: str
-    transfer_id: bytes
-
-
-class AnswerMissing(TransferAction, frozen=True):
-    """Tell who asked for a pull what its source does not have."""
+class Answer(ReceiverAction, frozen=True):
+    """Tell who asked for a pull what its source does not have, or with a reason that it is not
+    served."""
 
     transfer_id: bytes
     asker: Any
-    keys: tuple[BlockKey, ...]
+    missing: tuple[BlockKey, ...] = ()
+    refusal: str = ""
 
 
-class AnswerRefused(TransferAction, frozen=True):
-    """Tell who asked for a pull that it is not served."""
-
-    transfer_id: bytes
-    asker: Any
-    reason: str
-
-
-class Keep(TransferAction, frozen=True):
+class Keep(ReceiverAction, frozen=True):
     """Put a block into the store, unless it is barred; report `BlockKept`.
 
     Attributes:
@@ -127,31 +120,31 @@ class Keep(TransferAction, frozen=True):
     is_pulled: bool
 
 
-class Redeliver(TransferAction, frozen=True):
+class Redeliver(ReceiverAction, frozen=True):
     """Report `BlockCame` again for blocks that came before their offer, then let go of them."""
 
     blocks: list[Any]
 
 
-class LetGo(TransferAction, frozen=True):
+class LetGo(ReceiverAction, frozen=True):
     """Let go of blocks that came before their offer: nobody wants them."""
 
     payloads: list[Any]
 
 
-class EndLeases(TransferAction, frozen=True):
+class EndLeases(ReceiverAction, frozen=True):
     """No request waits for these blocks: they may be evicted."""
 
     names: Iterable[BlockName]
 
 
-class CountDropped(TransferAction, frozen=True):
+class CountDropped(ReceiverAction, frozen=True):
     """Count a block that was dropped; `reason` is one of a bounded set."""
 
     reason: str
 
 
-class MakeRoom(TransferAction, frozen=True):
+class MakeRoom(ReceiverAction, frozen=True):
     """Evict what may be: a block found no memory."""
 
 
@@ -164,7 +157,7 @@ class Ended(TransferAction, frozen=True):
 # --- the sending end ---
 
 
-class SendOffer(TransferAction, frozen=True):
+class SendOffer(SenderAction, frozen=True):
     """Announce a transfer to the peer, with its ticket and the list of its blocks."""
 
     transfer_id: bytes
@@ -172,7 +165,7 @@ class SendOffer(TransferAction, frozen=True):
     named: NamedBlocks
 
 
-class SendCommit(TransferAction, frozen=True):
+class SendCommit(SenderAction, frozen=True):
     """Tell the peer how many blocks there are, and which of a pull are not here."""
 
     transfer_id: bytes
@@ -180,7 +173,7 @@ class SendCommit(TransferAction, frozen=True):
     missing: tuple[BlockKey, ...]
 
 
-class SendBlock(TransferAction, frozen=True):
+class SendBlock(SenderAction, frozen=True):
     """Pin a block and queue it."""
 
     block: BlockReady
@@ -188,40 +181,33 @@ class SendBlock(TransferAction, frozen=True):
     quality: Quality
 
 
-class CloseQueue(TransferAction, frozen=True):
+class CloseQueue(SenderAction, frozen=True):
     """Close the queue of a transfer."""
 
     transfer_id: bytes
 
 
-class Landed(TransferAction, frozen=True):
+class Landed(SenderAction, frozen=True):
     """Let go of blocks: the peer has them."""
 
     transfer_id: bytes
     blocks: list[BlockReady]
 
 
-class Withdraw(TransferAction, frozen=True):
+class Withdraw(SenderAction, frozen=True):
     """Take what is queued of a transfer back, and let go of its blocks."""
 
     transfer_id: bytes
     blocks: list[BlockReady]
 
 
-class Distrust(TransferAction, frozen=True):
+class Distrust(SenderAction, frozen=True):
     """The peer broke the protocol: end its connection."""
 
     why: str
 
 
-ACTIONS: tuple[type[TransferAction], ...] = tuple(TransferAction.__subclasses__())
-"""All kinds of actions; those behind `Ended` are of the sending end alone."""
-RECEIVED = ACTIONS[: ACTIONS.index(Ended) + 1]
+RECEIVED = kinds_of(TransferAction, ReceiverAction)
 """Those of the receiving end."""
-SENT: tuple[type[TransferAction], ...] = (
-    TellAbort,
-    RecordRefusal,
-    Ended,
-    *ACTIONS[len(RECEIVED) :],
-)
+SENT = kinds_of(TransferAction, SenderAction)
 """Those of the sending end."""

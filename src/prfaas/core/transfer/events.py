@@ -28,16 +28,24 @@ class TransferInput(Record, frozen=True):
     transfer_id: bytes = b""
 
 
+class ReceiverInput(TransferInput, frozen=True):
+    """Base of events of the receiving end."""
+
+
+class SenderInput(TransferInput, frozen=True):
+    """Base of events of the sending end."""
+
+
 # --- the receiving end ---
 
 
-class Offered(TransferInput, frozen=True):
+class Offered(ReceiverInput, frozen=True):
     """A peer announced a transfer. Announcing it twice is harmless."""
 
     request: Any = None
 
 
-class PullAsked(TransferInput, frozen=True):
+class PullAsked(ReceiverInput, frozen=True):
     """Blocks are to be fetched from `peer` for `asker`.
 
     `is_computed`: only that the engine that computes them has answered.
@@ -67,14 +75,14 @@ class Granted(TransferInput, frozen=True, kw_only=True):
     asker: Any = None
 
 
-class NotGranted(TransferInput, frozen=True, kw_only=True):
+class NotGranted(ReceiverInput, frozen=True, kw_only=True):
     """It does not; `asker` is that of a pull."""
 
     reason: TicketRefusal
     asker: Any = None
 
 
-class BlockCame(TransferInput, frozen=True, kw_only=True):
+class BlockCame(ReceiverInput, frozen=True, kw_only=True):
     """A block is complete and intact. Without an action it is held until `Redeliver` or `LetGo`."""
 
     name: BlockName
@@ -83,7 +91,7 @@ class BlockCame(TransferInput, frozen=True, kw_only=True):
     modes: frozenset[SegmentMode] = frozenset()
 
 
-class BlockKept(TransferInput, frozen=True, kw_only=True):
+class BlockKept(ReceiverInput, frozen=True, kw_only=True):
     """A block of `Keep` is in the store, or is not for the reason `failure`."""
 
     name: BlockName
@@ -91,15 +99,15 @@ class BlockKept(TransferInput, frozen=True, kw_only=True):
     failure: TransferEnd | None = None
 
 
-class Unwanted(TransferInput, frozen=True):
+class Unwanted(ReceiverInput, frozen=True):
     """Fragments came of a transfer that takes none."""
 
 
-class NoRoom(TransferInput, frozen=True):
+class NoRoom(ReceiverInput, frozen=True):
     """Fragments came for which there is no memory."""
 
 
-class CommitCame(TransferInput, frozen=True, kw_only=True):
+class CommitCame(ReceiverInput, frozen=True, kw_only=True):
     """The peer said how many blocks there are, and which of a pull it does not have."""
 
     num_blocks: int
@@ -107,16 +115,10 @@ class CommitCame(TransferInput, frozen=True, kw_only=True):
 
 
 class AbortCame(TransferInput, frozen=True, kw_only=True):
-    """The peer gave a transfer up."""
+    """The peer gave a transfer up, or does not take or serve it: then `kind` is REFUSED."""
 
     kind: TransferEnd
     reason: str = ""
-
-
-class RefusedCame(TransferInput, frozen=True, kw_only=True):
-    """The peer does not take, or serve, a transfer."""
-
-    reason: str
 
 
 class GivenUp(TransferInput, frozen=True):
@@ -126,7 +128,7 @@ class GivenUp(TransferInput, frozen=True):
     reason: str = ""
 
 
-class Released(TransferInput, frozen=True):
+class Released(ReceiverInput, frozen=True):
     """No request waits for the blocks any more. An open transfer continues."""
 
 
@@ -142,7 +144,7 @@ class LinkCame(TransferInput, frozen=True):
     epoch: str = ""
 
 
-class DataDropped(TransferInput, frozen=True):
+class DataDropped(ReceiverInput, frozen=True):
     """The data connections of a peer, or all if it is "", are over."""
 
     is_final: bool = False
@@ -153,11 +155,9 @@ class LinkBroke(TransferInput, frozen=True):
 
 
 class PeerLost(TransferInput, frozen=True):
-    """A peer does not come back, or is not trusted."""
+    """A peer does not come back, is not trusted, or its blocks are dropped: all transfers end."""
 
-
-class Purged(TransferInput, frozen=True):
-    """Blocks of a pool are dropped from now on."""
+    kind: TransferEnd = TransferEnd.LINK_LOST
 
 
 class Ticked(TransferInput, frozen=True):
@@ -167,7 +167,7 @@ class Ticked(TransferInput, frozen=True):
 # --- the sending end ---
 
 
-class BlockReady(TransferInput, frozen=True, kw_only=True):
+class BlockReady(SenderInput, frozen=True, kw_only=True):
     """A block of a transfer can be sent."""
 
     name: BlockName
@@ -175,34 +175,39 @@ class BlockReady(TransferInput, frozen=True, kw_only=True):
     payload: Any = None
 
 
-class ListClosed(TransferInput, frozen=True, kw_only=True):
+class ListClosed(SenderInput, frozen=True, kw_only=True):
     """No more blocks come; `missing` were requested, and are not here."""
 
     missing: tuple[BlockKey, ...] = ()
 
 
-class AcceptedCame(TransferInput, frozen=True):
+class AcceptedCame(SenderInput, frozen=True):
     """The peer takes the blocks."""
 
 
-class ArrivedCame(TransferInput, frozen=True, kw_only=True):
+class ArrivedCame(SenderInput, frozen=True, kw_only=True):
     """The peer has blocks."""
 
     names: tuple[BlockName, ...]
 
 
-class CommittedCame(TransferInput, frozen=True):
+class CommittedCame(SenderInput, frozen=True):
     """The peer has all blocks."""
 
 
-class LinkUp(TransferInput, frozen=True):
+class LinkUp(SenderInput, frozen=True):
     """Blocks can be sent to the peer."""
 
 
-EVENTS: tuple[type[TransferInput], ...] = tuple(TransferInput.__subclasses__())
-"""All kinds of events; those behind `Ticked` are of the sending end alone."""
-RECEIVED = EVENTS[: EVENTS.index(Ticked) + 1]
+def kinds_of(*bases: type) -> tuple[type[Any], ...]:
+    """Return the kinds that have one of these as their base, the further bases left out."""
+    found: list[type[Any]] = []
+    for base in bases:
+        found += base.__subclasses__()
+    return tuple(kind for kind in found if not kind.__subclasses__())
+
+
+RECEIVED = kinds_of(TransferInput, ReceiverInput)
 """Those of the receiving end."""
-_OF_BOTH = (Granted, AbortCame, RefusedCame, GivenUp, LinkCame, LinkBroke, PeerLost, Ticked)
-SENT: tuple[type[TransferInput], ...] = (*_OF_BOTH, *EVENTS[len(RECEIVED) :])
+SENT = kinds_of(TransferInput, SenderInput)
 """Those of the sending end."""

@@ -241,6 +241,18 @@ class LinkShare:
                 for fragment in reversed(fragments):
                     self._put(lane, fragment, is_first=True)
 
+    def invariants(self) -> Iterator[tuple[str, bool]]:
+        """Name what has to hold between two calls, and return whether it does."""
+        waiting = {
+            id(lane): sum(one.num_bytes for one in lane.waiting) for lane in self._lanes.values()
+        }
+        yield "queued bytes are counted", self.queued_bytes == sum(waiting.values())
+        for lane in self._lanes.values():
+            yield "bytes of a transfer are counted", lane.waiting_bytes == waiting[id(lane)]
+        blocks = {block for lane in self._lanes.values() for block in lane.blocks.values()}
+        in_flight = {block for found in self._in_flight.values() for block in found}
+        yield "blocks in flight have not arrived", in_flight <= blocks
+
     def _cut(self, lane: _Lane) -> Fragment:
         """The next fragment; what is left of its block stays where it was."""
         whole = lane.waiting.popleft()

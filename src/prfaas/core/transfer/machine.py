@@ -7,20 +7,20 @@ to, and what was to be done.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from prfaas.core.transfer.actions import TransferAction
+from prfaas.core.transfer.actions import PeerNews, Tell, TransferAction
 from prfaas.core.transfer.events import TransferInput
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.records import methods_of
 
 STEPS_MAX = 64
-_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _About = tuple[type, str, bytes]
-_What = tuple[_About, str, tuple[type, ...]]
+_What = tuple[_About, str, tuple[type | PeerNews, ...]]
 
 
 @dataclass(slots=True)
@@ -39,12 +39,13 @@ class Story:
         self._steps: deque[_Step] = deque(maxlen=STEPS_MAX)
         self._before = self._last = _Step(((object, "", b""), "", ()), 0)
 
-    def add(self, now_ns: int, about: _About, stage: str, kinds: Iterable[type]) -> None:
+    def add(self, now_ns: int, about: _About, stage: str, kinds: Iterable[type | PeerNews]) -> None:
         """Add a step.
 
         Args:
             about: Kind of its event, peer and transfer. No event is kept: it may have a block.
             stage: Where it led to.
+            kinds: Its actions, by type; a message to the peer by what it says.
         """
         what = about, stage, tuple(kinds)
         # Of two that alternate, as a block that comes and is stored, each is one.
@@ -62,22 +63,14 @@ class Story:
         for step in self._steps:
             (event, peer, about_id), stage, kinds = step.what
             if transfer_id in (b"", about_id):
-                does = ", ".join(kind.__name__ for kind in kinds) or "nothing"
+                does = (
+                    ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds) or "nothing"
+                )
                 found.append(
                     f"{step.at_ns} {event.__name__} x{step.count} of {peer or '-'} "
                     f"{about_id.hex()[:12] or '-'}: {stage or '-'}; {does}"
                 )
         return found
-
-
-def methods_of(cls: type, kinds: Iterable[type]) -> dict[type, Callable[..., None]]:
-    """Return the methods of a class by the kind that they handle: `_block_came` for `BlockCame`.
-
-    Raises:
-        AttributeError: A kind has none.
-    """
-    names = {kind: _WORD_START.sub("_", "_" + kind.__name__).lower() for kind in kinds}
-    return {kind: getattr(cls, name) for kind, name in names.items()}
 
 
 class Machine(ABC):
@@ -106,7 +99,8 @@ class Machine(ABC):
         self._now_ns, self._actions = now_ns, []
         stage = self._take(event)
         about = type(event), event.peer, event.transfer_id
-        self.story.add(now_ns, about, stage, map(type, self._actions))
+        does = [one.news if type(one) is Tell else type(one) for one in self._actions]
+        self.story.add(now_ns, about, stage, does)
         return self._actions
 
     def validate(self) -> None:
@@ -129,3 +123,6 @@ class Machine(ABC):
 
     def _do(self, *actions: TransferAction) -> None:
         self._actions += actions
+
+    def _tell_end(self, peer: str, transfer_id: bytes, kind: TransferEnd, reason: str = "") -> None:
+        self._do(Tell(peer, transfer_id, PeerNews.ABORTED, reason, kind))

@@ -25,6 +25,7 @@ from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.shipping import NamedBlocks
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
+from prfaas.core.transfer.actions import PeerNews
 from prfaas.core.transfer.machine import Machine
 from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError, unnamed
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
@@ -55,91 +56,99 @@ class Incoming:
     num_announced: int | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Early:
-    """Blocks that came before the offer of their transfer, over another connection."""
-
-    since_ns: int
-    num_bytes: int = 0
-    blocks: list[on.BlockCame] = field(default_factory=list)
-
-
-class Receiver(Machine, kinds=on.RECEIVED):
-    """All transfers that arrive at a pool.
+class KnownTransfers:
+    """Transfers that are open, that have ended, or that were refused; the oldest go first.
 
     `wants` and `has` may be called from any thread.
 
     Args:
-        transfers_max: Transfers known at once, and refusals; the oldest end is forgotten first.
-        early_bytes_max: Blocks of one peer that came before their offer; one may be larger.
-        grace_ns: Wait of transfers for a link that broke.
+        transfers_max: Limit of those that are open or ended, and of refusals.
     """
 
-    def __init__(self, transfers_max: int, early_bytes_max: int, grace_ns: int = 0) -> None:
-        super().__init__()
-        self.transfers_max, self.grace_ns = transfers_max, grace_ns
-        self._early_bytes_max = early_bytes_max
-        self._open: dict[bytes, Incoming] = {}
-        self._ended: OrderedDict[bytes, Transfer] = OrderedDict()
-        self._refused: OrderedDict[tuple[str, bytes], TransferEnd] = OrderedDict()
-        self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
-        """Blocks of recently committed transfers: their leases end with the last wait."""
-        self._early: dict[tuple[str, bytes], Early] = {}
-        self._broken_since_ns: dict[str, int] = {}
-        self._is_closed = False
-
-    def _take(self, event: Any) -> str:
-        self._handlers[type(event)](self, event)
-        known = self.get(event.transfer_id)
-        return "" if known is None else known.state
-
-    # --- questions ---
+    def __init__(self, transfers_max: int) -> None:
+        self.transfers_max = transfers_max
+        self.open: dict[bytes, Incoming] = {}
+        self.ended: OrderedDict[bytes, Transfer] = OrderedDict()
+        self.refused: OrderedDict[tuple[str, bytes], TransferEnd] = OrderedDict()
 
     def get(self, transfer_id: bytes) -> Transfer | None:
         """A transfer, open or over; None if it is not known, or not any more."""
-        incoming = self._open.get(transfer_id)
-        return self._ended.get(transfer_id) if incoming is None else incoming.transfer
+        incoming = self.open.get(transfer_id)
+        return self.ended.get(transfer_id) if incoming is None else incoming.transfer
+
+    def open_of(self, event: on.TransferInput) -> Incoming | None:
+        """The open transfer of an event, if it is one of its peer."""
+        incoming = self.open.get(event.transfer_id)
+        return incoming if incoming and incoming.transfer.peer == event.peer else None
+
+    def open_from(self, peer: str) -> list[Transfer]:
+        """Open transfers from a peer, the oldest first."""
+        return [one.transfer for one in self.open.values() if one.transfer.peer == peer]
 
     def is_open(self, transfer_id: bytes) -> bool:
         """Return True if blocks of this transfer may still come."""
-        return transfer_id in self._open
+        return transfer_id in self.open
 
     def is_offered(self, transfer_id: bytes, peer: str) -> bool:
         """Return True if an offer of this transfer was answered."""
-        return self.get(transfer_id) is not None or (peer, transfer_id) in self._refused
+        return self.get(transfer_id) is not None or (peer, transfer_id) in self.refused
 
     def wants(self, transfer_id: bytes, peer: str) -> bool:
         """Return True if fragments of this transfer are taken from this peer.
 
         They may overtake its offer, which comes over another connection.
         """
-        incoming = self._open.get(transfer_id)
+        incoming = self.open.get(transfer_id)
         if incoming is not None:
             return incoming.transfer.peer == peer
-        return transfer_id not in self._ended and (peer, transfer_id) not in self._refused
+        return transfer_id not in self.ended and (peer, transfer_id) not in self.refused
 
     def has(self, transfer_id: bytes, name: BlockName) -> bool:
         """Return True if a block has arrived with this open transfer."""
-        incoming = self._open.get(transfer_id)
+        incoming = self.open.get(transfer_id)
         return incoming is not None and name in incoming.arrived
-
-    def open_from(self, peer: str) -> list[Transfer]:
-        """Open transfers from a peer, the oldest first."""
-        return [one.transfer for one in self._open.values() if one.transfer.peer == peer]
 
     @property
     def num_open(self) -> int:
         """Transfers that have not ended."""
-        return len(self._open)
+        return len(self.open)
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if no further transfer may be opened."""
+        return len(self.open) >= self.transfers_max
 
     @property
     def promised_bytes(self) -> int:
         """Bytes that open transfers may still bring."""
-        open_ones = [incoming.transfer for incoming in self._open.values()]
+        open_ones = [incoming.transfer for incoming in self.open.values()]
         return sum(transfer.bytes_max - transfer.num_bytes for transfer in open_ones)
 
-    def _invariants(self) -> Iterator[tuple[str, bool]]:
-        for transfer_id, incoming in self._open.items():
+    def begin(self, incoming: Incoming) -> None:
+        """Open a transfer."""
+        self.open[incoming.transfer.transfer_id] = incoming
+        self.ended.pop(incoming.transfer.transfer_id, None)
+        self._forget_oldest()
+
+    def end(self, transfer: Transfer) -> None:
+        """Record a transfer that is over; it need not have been open."""
+        self.open.pop(transfer.transfer_id, None)
+        self.ended[transfer.transfer_id] = transfer
+        self._forget_oldest()
+
+    def refuse(self, peer: str, transfer_id: bytes, end: TransferEnd) -> None:
+        """Record that blocks of a transfer that was never open are dropped."""
+        self.refused[peer, transfer_id] = end
+        while len(self.refused) > self.transfers_max:
+            self.refused.popitem(last=False)
+
+    def _forget_oldest(self) -> None:
+        while self.ended and len(self.open) + len(self.ended) > self.transfers_max:
+            self.ended.popitem(last=False)
+
+    def invariants(self) -> Iterator[tuple[str, bool]]:
+        """Name what has to hold, and return whether it does."""
+        for transfer_id, incoming in self.open.items():
             transfer, arrived, asked = incoming.transfer, incoming.arrived, incoming.asked
             yield "open ones are open", transfer.is_open and transfer.transfer_id == transfer_id
             yield "blocks are counted", transfer.num_blocks == len(arrived)
@@ -149,35 +158,100 @@ class Receiver(Machine, kinds=on.RECEIVED):
             are_named = all(key in incoming.named for _, key in arrived)
             yield "blocks are of the ticket", are_named
             yield "or asked for", asked is None or asked.issuperset(key for _, key in arrived)
-        yield "ended ones are over", not any(each.is_open for each in self._ended.values())
-        yield "no transfer is both", not self._open.keys() & self._ended.keys()
-        yield "early ones have no offer", not any(self.is_offered(t, p) for p, t in self._early)
-        yield "closed: none is held", not (self._is_closed and self._early)
-        remembered = max(len(self._open), len(self._refused))
+        yield "ended ones are over", not any(each.is_open for each in self.ended.values())
+        yield "no transfer is both", not self.open.keys() & self.ended.keys()
+        remembered = max(len(self.open), len(self.refused))
         yield "memory is bounded", remembered <= self.transfers_max
-        yield (
-            "landed ones are committed",
-            len(self._landed) <= LANDED_MAX and not (self._landed.keys() & self._open.keys()),
-        )
-        for peer in {peer for peer, _ in self._early}:
-            sizes = [b.num_bytes for key in self._early_of(peer) for b in self._early[key].blocks]
-            yield "early bytes", sum(sizes) <= self._early_bytes_max or len(sizes) == 1
+
+
+@dataclass(eq=False, slots=True)
+class Early:
+    """Blocks that came before the offer of their transfer, over another connection."""
+
+    since_ns: int
+    num_bytes: int = 0
+    blocks: list[on.BlockCame] = field(default_factory=list)
+
+
+class EarlyBlocks(dict[tuple[str, bytes], Early]):
+    """Blocks that came before their offers, by peer and transfer.
+
+    Args:
+        bytes_max: Limit of the blocks of one peer; one may be larger.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__()
+        self._bytes_max = bytes_max
+
+    def of(self, peer: str) -> list[tuple[str, bytes]]:
+        """Keys of those of a peer, or of all if it is ""."""
+        return [key for key in self if peer in (key[0], "")]
+
+    def hold(self, block: on.BlockCame, now_ns: int) -> bool:
+        """Hold a block; False if its peer has too many bytes here."""
+        held = sum(self[key].num_bytes for key in self.of(block.peer))
+        if held and held + block.num_bytes > self._bytes_max:
+            return False
+        early = self.setdefault((block.peer, block.transfer_id), Early(now_ns))
+        early.num_bytes += block.num_bytes
+        early.blocks.append(block)
+        return True
+
+    def invariants(self) -> Iterator[tuple[str, bool]]:
+        """Name what has to hold, and return whether it does."""
+        for peer in {peer for peer, _ in self}:
+            sizes = [block.num_bytes for key in self.of(peer) for block in self[key].blocks]
+            yield "early bytes", sum(sizes) <= self._bytes_max or len(sizes) == 1
+
+
+class Receiver(Machine, kinds=on.RECEIVED):
+    """All transfers that arrive at a pool.
+
+    Args:
+        transfers_max: Transfers known at once, and refusals; the oldest end is forgotten first.
+        early_bytes_max: Blocks of one peer that came before their offer; one may be larger.
+        grace_ns: Wait of transfers for a link that broke.
+    """
+
+    def __init__(self, transfers_max: int, early_bytes_max: int, grace_ns: int = 0) -> None:
+        super().__init__()
+        self.grace_ns = grace_ns
+        self.known = KnownTransfers(transfers_max)
+        self._early = EarlyBlocks(early_bytes_max)
+        self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
+        """Blocks of recently committed transfers: their leases end with the last wait."""
+        self._broken_since_ns: dict[str, int] = {}
+        self._is_closed = False
+
+    def _take(self, event: Any) -> str:
+        self._handlers[type(event)](self, event)
+        known = self.known.get(event.transfer_id)
+        return "" if known is None else known.state
+
+    def _invariants(self) -> Iterator[tuple[str, bool]]:
+        yield from self.known.invariants()
+        yield from self._early.invariants()
+        are_early = not any(self.known.is_offered(t, p) for p, t in self._early)
+        yield "early ones have no offer", are_early
+        yield "closed: none is held", not (self._is_closed and self._early)
+        yield "landed ones are few", len(self._landed) <= LANDED_MAX
+        yield "landed ones are committed", not self._landed.keys() & self.known.open.keys()
 
     # --- offers and pulls ---
 
     def _offered(self, event: on.Offered) -> None:
         peer, transfer_id = event.peer, event.transfer_id
-        known = self.get(transfer_id)
+        known = self.known.get(transfer_id)
         if known is not None and known.is_open and known.peer == peer:
             known.apply(TransferEvent.ACCEPT)
-            self._do(do.Accept(peer, transfer_id))
+            self._do(do.Tell(peer, transfer_id, PeerNews.ACCEPTED))
         elif known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
             self._do(_abort_of(known, peer))
-        elif self._refused.get((peer, transfer_id)) is TransferEnd.NO_ROOM:
-            self._do(do.TellAbort(peer, transfer_id, TransferEnd.NO_ROOM))
+        elif self.known.refused.get((peer, transfer_id)) is TransferEnd.NO_ROOM:
+            self._tell_end(peer, transfer_id, TransferEnd.NO_ROOM)
         elif self._is_full(transfer_id):
-            self._refuse(peer, transfer_id, TransferEnd.REFUSED)
-            self._do(do.Refuse(peer, transfer_id, TicketRefusal.NO_ROOM))
+            self._refuse(peer, transfer_id, TicketRefusal.NO_ROOM)
         else:
             self._do(do.CheckTicket(peer, transfer_id, event.request))
             return
@@ -185,31 +259,31 @@ class Receiver(Machine, kinds=on.RECEIVED):
 
     def _pull_asked(self, event: on.PullAsked) -> None:
         peer, transfer_id = event.peer, event.transfer_id
-        incoming = self._open.get(transfer_id)
+        incoming = self.known.open.get(transfer_id)
         if event.is_computed or incoming is not None:
             if event.is_computed and incoming is not None:
                 incoming.is_computed = True
-                self._do(do.TellComputed(peer, transfer_id))
+                self._do(do.Tell(peer, transfer_id, PeerNews.COMPUTED))
             return
-        known = self._ended.get(transfer_id)
+        known = self.known.ended.get(transfer_id)
         if known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
-            self._do(do.AnswerRefused(transfer_id, event.asker, known.reason))
+            self._do(do.Answer(transfer_id, event.asker, refusal=known.reason))
         elif self._is_full(transfer_id):
-            self._do(do.AnswerRefused(transfer_id, event.asker, TicketRefusal.NO_ROOM))
+            self._do(do.Answer(transfer_id, event.asker, refusal=TicketRefusal.NO_ROOM))
         else:
             self._do(do.CheckTicket(peer, transfer_id, event.request, event.asker))
 
     def _is_full(self, transfer_id: bytes) -> bool:
-        is_full = len(self._open) >= self.transfers_max
+        is_full = self.known.is_full
         if is_full:
-            why = f"{self.transfers_max} transfers are open, which is the limit"
+            why = f"{self.known.transfers_max} transfers are open, which is the limit"
             error = TicketRefusedError(TicketRefusal.NO_ROOM, why)
             self._do(do.RecordRefusal(transfer_id, error))
         return is_full
 
     def _granted(self, event: on.Granted) -> None:
         peer, transfer_id, ticket = event.peer, event.transfer_id, event.ticket
-        if transfer_id in self._open or len(self._open) >= self.transfers_max:
+        if self.known.is_open(transfer_id) or self.known.is_full:
             return
         transfer = Transfer(
             transfer_id,
@@ -223,46 +297,42 @@ class Receiver(Machine, kinds=on.RECEIVED):
         lacking = event.lacking
         asked = None if lacking is None else frozenset(lacking)
         incoming = Incoming(transfer, ticket, event.named, asked, event.asker)
-        self._open[transfer_id] = incoming
-        self._ended.pop(transfer_id, None)
+        self.known.begin(incoming)
         self._end_leases(self._landed.pop(transfer_id, ()))
-        self._forget_oldest()
         if lacking is None:
             transfer.apply(TransferEvent.ACCEPT)
-            self._do(do.Accept(peer, transfer_id))
+            self._do(do.Tell(peer, transfer_id, PeerNews.ACCEPTED))
         elif lacking:
             self._do(do.AskSource(event.request, lacking))
         else:
             transfer.apply(TransferEvent.SEND)
             self._end(incoming, TransferEnd.COMMITTED)
-        self._redeliver_all(transfer_id)
+        self._redeliver("", transfer_id)
 
     def _not_granted(self, event: on.NotGranted) -> None:
         if event.asker is not None:
-            self._do(do.AnswerRefused(event.transfer_id, event.asker, event.reason))
+            self._do(do.Answer(event.transfer_id, event.asker, refusal=event.reason))
             return
-        # Its blocks may be in transit: they are dropped without waiting for another offer.
-        self._refuse(event.peer, event.transfer_id, TransferEnd.REFUSED)
-        self._do(do.Refuse(event.peer, event.transfer_id, event.reason))
+        self._refuse(event.peer, event.transfer_id, event.reason)
         self._redeliver(event.peer, event.transfer_id)
 
-    def _refused_came(self, event: on.RefusedCame) -> None:
-        incoming = self._of_peer(event)
-        if incoming is not None:
-            self._end(incoming, TransferEnd.REFUSED, event.reason)
-            if incoming.asker is not None:
-                self._do(do.AnswerRefused(event.transfer_id, incoming.asker, event.reason))
+    def _refuse(self, peer: str, transfer_id: bytes, reason: TicketRefusal) -> None:
+        """Its blocks may be in transit: they are dropped without waiting for another offer."""
+        self.known.refuse(peer, transfer_id, TransferEnd.REFUSED)
+        self._do(do.Tell(peer, transfer_id, PeerNews.REFUSED, reason))
 
     # --- blocks ---
 
     def _block_came(self, event: on.BlockCame) -> None:
         peer, transfer_id = event.peer, event.transfer_id
-        incoming = self._of_peer(event)
+        incoming = self.known.open_of(event)
         if incoming is None:
-            if not self.is_offered(transfer_id, peer):
-                self._hold(event)
-                return
-            self._do(do.CountDropped(LATE), self._not_wanted(peer, transfer_id))
+            if self.known.is_offered(transfer_id, peer):
+                self._unwanted(event)
+            elif self._is_closed:
+                self._do(do.CountDropped(LATE))
+            elif not self._early.hold(event, self._now_ns):
+                self._no_room(event)
             return
         if event.name in incoming.arrived:
             self._do(do.Acknowledge(peer, transfer_id, (event.name,)))
@@ -279,7 +349,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
         self._do(do.Keep(peer, event.payload, incoming.ticket, lease_until_ns, is_pulled))
 
     def _block_kept(self, event: on.BlockKept) -> None:
-        incoming = self._of_peer(event)
+        incoming = self.known.open_of(event)
         if incoming is None:
             return
         if event.failure is not None:
@@ -292,42 +362,29 @@ class Receiver(Machine, kinds=on.RECEIVED):
             self._do(do.Acknowledge(event.peer, event.transfer_id, (event.name,)))
             self._settle(incoming)
 
-    def _hold(self, block: on.BlockCame) -> None:
-        """Hold a block until the offer of its transfer is answered."""
-        peer, transfer_id = block.peer, block.transfer_id
-        held = sum(self._early[key].num_bytes for key in self._early_of(peer))
-        if self._is_closed:
-            self._do(do.CountDropped(LATE))
-        elif held and held + block.num_bytes > self._early_bytes_max:
-            self._no_room(on.NoRoom(peer, transfer_id))
-        else:
-            early = self._early.setdefault((peer, transfer_id), Early(self._now_ns))
-            early.num_bytes += block.num_bytes
-            early.blocks.append(block)
-
-    def _unwanted(self, event: on.Unwanted) -> None:
+    def _unwanted(self, event: on.TransferInput) -> None:
         self._do(do.CountDropped(LATE), self._not_wanted(event.peer, event.transfer_id))
 
-    def _no_room(self, event: on.NoRoom) -> None:
+    def _no_room(self, event: on.TransferInput) -> None:
         """A transfer without memory for a block ends, also if it is offered later."""
         peer, transfer_id = event.peer, event.transfer_id
         self._let_go(peer, transfer_id)
         self._do(do.CountDropped(NO_ROOM), do.MakeRoom())
-        incoming = self._of_peer(event)
+        incoming = self.known.open_of(event)
         if incoming is not None:
             self._end(incoming, TransferEnd.NO_ROOM)
-        elif self.get(transfer_id) is None:
-            self._refuse(peer, transfer_id, TransferEnd.NO_ROOM)
-        self._do(do.TellAbort(peer, transfer_id, TransferEnd.NO_ROOM))
+        elif self.known.get(transfer_id) is None:
+            self.known.refuse(peer, transfer_id, TransferEnd.NO_ROOM)
+        self._tell_end(peer, transfer_id, TransferEnd.NO_ROOM)
 
     # --- ends ---
 
     def _commit_came(self, event: on.CommitCame) -> None:
-        incoming = self._of_peer(event)
+        incoming = self.known.open_of(event)
         if incoming is None:
-            known = self._ended.get(event.transfer_id)
+            known = self.known.ended.get(event.transfer_id)
             if known is not None and known.peer == event.peer and known.end is _COMMITTED:
-                self._do(do.TellCommitted(event.peer, event.transfer_id))
+                self._do(do.Tell(event.peer, event.transfer_id, PeerNews.COMMITTED))
             return
         transfer = incoming.transfer
         if not transfer.apply(TransferEvent.SEND):
@@ -335,7 +392,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
         if event.missing and incoming.asked is not None:
             absent = tuple(sorted(incoming.asked.intersection(event.missing)))
             transfer.num_missing = len(absent)
-            self._do(do.AnswerMissing(event.transfer_id, incoming.asker, absent))
+            self._do(do.Answer(event.transfer_id, incoming.asker, absent))
         surplus = transfer.num_blocks - event.num_blocks
         if surplus > 0:
             why = f"{surplus} blocks too many"
@@ -349,41 +406,40 @@ class Receiver(Machine, kinds=on.RECEIVED):
         transfer = incoming.transfer
         if incoming.num_announced == transfer.num_blocks:
             self._end(incoming, TransferEnd.COMMITTED)
-            self._do(do.TellCommitted(transfer.peer, transfer.transfer_id))
+            self._do(do.Tell(transfer.peer, transfer.transfer_id, PeerNews.COMMITTED))
 
     def _abort_came(self, event: on.AbortCame) -> None:
-        incoming = self._of_peer(event)
+        incoming = self.known.open_of(event)
         if incoming is not None:
             self._end(incoming, event.kind, event.reason)
+            if event.kind is TransferEnd.REFUSED and incoming.asker is not None:
+                refused = do.Answer(event.transfer_id, incoming.asker, refusal=event.reason)
+                self._do(refused)
 
     def _given_up(self, event: on.GivenUp) -> None:
         """Blocks that arrived are kept: each is valid by itself."""
         transfer_id = event.transfer_id
-        incoming = self._open.get(transfer_id)
+        incoming = self.known.open.get(transfer_id)
         if incoming is not None:
             self._end(incoming, event.kind, event.reason)
-        elif transfer_id not in self._ended:
+        elif transfer_id not in self.known.ended:
             transfer = Transfer(transfer_id, "", self._now_ns, self._now_ns)
             transfer.apply(event.kind, event.reason)
-            self._ended[transfer_id] = transfer
-            self._forget_oldest()
+            self.known.end(transfer)
             self._do(do.Ended(transfer))
-            self._redeliver_all(transfer_id)
+            self._redeliver("", transfer_id)
         self._end_leases(self._landed.pop(transfer_id, ()))
 
     def _released(self, event: on.Released) -> None:
-        incoming = self._open.get(event.transfer_id)
+        incoming = self.known.open.get(event.transfer_id)
         if incoming is not None:
             incoming.is_awaited = False
             self._end_leases(incoming.arrived)
         self._end_leases(self._landed.pop(event.transfer_id, ()))
 
-    def _purged(self, event: on.Purged) -> None:
-        self._end_all(event.peer, TransferEnd.PURGED)
-
     def _peer_lost(self, event: on.PeerLost) -> None:
         self._broken_since_ns.pop(event.peer, None)
-        self._end_all(event.peer, TransferEnd.LINK_LOST)
+        self._end_all(event.peer, event.kind)
 
     def _link_broke(self, event: on.LinkBroke) -> None:
         self._broken_since_ns.setdefault(event.peer, self._now_ns)
@@ -393,7 +449,7 @@ class Receiver(Machine, kinds=on.RECEIVED):
         for peer, since_ns in list(self._broken_since_ns.items()):
             if self._now_ns - since_ns >= self.grace_ns:
                 self._peer_lost(on.PeerLost(peer))
-        for incoming in list(self._open.values()):
+        for incoming in list(self.known.open.values()):
             if self._now_ns >= incoming.transfer.deadline_ns:
                 self._end(incoming, TransferEnd.EXPIRED, "lifetime")
         for (peer, transfer_id), early in list(self._early.items()):
@@ -409,46 +465,39 @@ class Receiver(Machine, kinds=on.RECEIVED):
         self._broken_since_ns.pop(peer, None)
         self._end_all(peer, TransferEnd.LINK_LOST, resumes)
         for transfer_id in resumes:
-            incoming = self._open.get(transfer_id)
-            known = self.get(transfer_id)
+            incoming = self.known.open.get(transfer_id)
+            known = self.known.get(transfer_id)
             if known is None or known.peer not in (peer, ""):
                 continue
             if incoming is None:
                 is_whole = known.end is _COMMITTED
-                told = do.TellCommitted(peer, transfer_id) if is_whole else _abort_of(known, peer)
-                self._do(told)
+                committed = do.Tell(peer, transfer_id, PeerNews.COMMITTED)
+                self._do(committed if is_whole else _abort_of(known, peer))
                 continue
             if incoming.arrived:
                 self._do(do.Acknowledge(peer, transfer_id, tuple(incoming.arrived)))
             if incoming.is_computed:
-                self._do(do.TellComputed(peer, transfer_id))
+                self._do(do.Tell(peer, transfer_id, PeerNews.COMPUTED))
 
     def _data_dropped(self, event: on.DataDropped) -> None:
         self._is_closed = self._is_closed or event.is_final
-        for peer, transfer_id in self._early_of(event.peer):
+        for peer, transfer_id in self._early.of(event.peer):
             self._let_go(peer, transfer_id)
 
     # --- steps ---
 
-    def _of_peer(self, event: on.TransferInput) -> Incoming | None:
-        """The open transfer of an event, if it is one of its peer."""
-        incoming = self._open.get(event.transfer_id)
-        return incoming if incoming and incoming.transfer.peer == event.peer else None
-
     def _end_all(self, peer: str, end: TransferEnd, kept: Iterable[bytes] = ()) -> None:
-        for transfer in self.open_from(peer):
+        for transfer in self.known.open_from(peer):
             if transfer.transfer_id not in kept:
-                self._end(self._open[transfer.transfer_id], end)
+                self._end(self.known.open[transfer.transfer_id], end)
 
     def _end(self, incoming: Incoming, end: TransferEnd, detail: str = "") -> None:
         transfer = incoming.transfer
         if not transfer.apply(end, detail):
             return
-        transfer_id = transfer.transfer_id
-        del self._open[transfer_id]
-        self._ended[transfer_id] = transfer
+        self.known.end(transfer)
         if incoming.is_awaited and end is TransferEnd.COMMITTED:
-            self._landed[transfer_id] = incoming.arrived
+            self._landed[transfer.transfer_id] = incoming.arrived
             while len(self._landed) > LANDED_MAX:
                 self._landed.popitem(last=False)
         else:
@@ -459,36 +508,18 @@ class Receiver(Machine, kinds=on.RECEIVED):
         if names:
             self._do(do.EndLeases(tuple(names)))
 
-    def _refuse(self, peer: str, transfer_id: bytes, end: TransferEnd) -> None:
-        self._refused[peer, transfer_id] = end
-        while len(self._refused) > self.transfers_max:
-            self._refused.popitem(last=False)
-
-    def _forget_oldest(self) -> None:
-        while self._ended and len(self._open) + len(self._ended) > self.transfers_max:
-            self._ended.popitem(last=False)
-
-    def _not_wanted(self, peer: str, transfer_id: bytes) -> do.TellAbort:
+    def _not_wanted(self, peer: str, transfer_id: bytes) -> do.Tell:
         """Answer to blocks of a transfer that is not open: how it ended here, if that is known."""
-        known = self._ended.get(transfer_id)
+        known = self.known.ended.get(transfer_id)
         if known is not None and known.peer in (peer, "") and known.end is not _COMMITTED:
             return _abort_of(known, peer)
-        end = self._refused.get((peer, transfer_id), TransferEnd.NOT_WANTED)
-        return do.TellAbort(peer, transfer_id, end)
-
-    def _early_of(self, peer: str) -> list[tuple[str, bytes]]:
-        """Early blocks of a peer, or all."""
-        return [key for key in self._early if peer in (key[0], "")]
+        end = self.known.refused.get((peer, transfer_id), TransferEnd.NOT_WANTED)
+        return do.Tell(peer, transfer_id, PeerNews.ABORTED, kind=end)
 
     def _redeliver(self, peer: str, transfer_id: bytes) -> None:
-        early = self._early.pop((peer, transfer_id), None)
-        if early is not None:
-            self._do(do.Redeliver(early.blocks))
-
-    def _redeliver_all(self, transfer_id: bytes) -> None:
-        for peer, early_id in list(self._early):
-            if early_id == transfer_id:
-                self._redeliver(peer, transfer_id)
+        """Deliver early blocks of a transfer again, those of all peers if `peer` is ""."""
+        for key in [key for key in self._early.of(peer) if key[1] == transfer_id]:
+            self._do(do.Redeliver(self._early.pop(key).blocks))
 
     def _let_go(self, peer: str, transfer_id: bytes) -> None:
         early = self._early.pop((peer, transfer_id), None)
@@ -499,10 +530,10 @@ class Receiver(Machine, kinds=on.RECEIVED):
 _COMMITTED = TransferEnd.COMMITTED
 
 
-def _abort_of(transfer: Transfer, peer: str) -> do.TellAbort:
+def _abort_of(transfer: Transfer, peer: str) -> do.Tell:
     """Report the end of a transfer without commit."""
     end = transfer.end or TransferEnd.ABORTED
-    return do.TellAbort(peer, transfer.transfer_id, end, transfer.detail)
+    return do.Tell(peer, transfer.transfer_id, PeerNews.ABORTED, transfer.detail, end)
 
 
 def _beyond_ticket(incoming: Incoming, block: on.BlockCame) -> TicketRefusedError | None:

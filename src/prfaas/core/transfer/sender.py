@@ -129,7 +129,7 @@ class Sender(Machine, kinds=on.SENT):
 
     def _beyond_ticket(self, outgoing: Outgoing, error: TicketRefusedError) -> None:
         """An engine pushes blocks that the gateway did not allow."""
-        self._tell(outgoing, TransferEnd.REFUSED, error.reason)
+        self._tell_end(self.peer, outgoing.transfer.transfer_id, TransferEnd.REFUSED, error.reason)
         self._do(do.RecordRefusal(outgoing.transfer.transfer_id, error))
         self._end(outgoing, TransferEnd.REFUSED, error.reason)
 
@@ -146,9 +146,6 @@ class Sender(Machine, kinds=on.SENT):
 
     def _accepted_came(self, outgoing: Outgoing, _event: Any) -> None:
         outgoing.transfer.apply(TransferEvent.ACCEPT)
-
-    def _refused_came(self, outgoing: Outgoing, event: Any) -> None:
-        self._end(outgoing, TransferEnd.REFUSED, event.reason)
 
     def _abort_came(self, outgoing: Outgoing, event: Any) -> None:
         self._end(outgoing, event.kind, event.reason)
@@ -190,8 +187,8 @@ class Sender(Machine, kinds=on.SENT):
         self._down_since_ns = self._now_ns
         self._ticked(_, _event)
 
-    def _peer_lost(self, _: Any, _event: Any) -> None:
-        self._give_up_all(TransferEnd.LINK_LOST)
+    def _peer_lost(self, _: Any, event: on.PeerLost) -> None:
+        self._give_up_all(event.kind)
 
     def _ticked(self, _: Any, _event: Any) -> None:
         for outgoing in list(self.open.values()):
@@ -211,11 +208,8 @@ class Sender(Machine, kinds=on.SENT):
             self._give_up(outgoing, kind)
 
     def _give_up(self, outgoing: Outgoing, kind: TransferEnd, reason: str = "") -> None:
-        self._tell(outgoing, kind, reason)
+        self._tell_end(self.peer, outgoing.transfer.transfer_id, kind, reason)
         self._end(outgoing, kind, reason)
-
-    def _tell(self, outgoing: Outgoing, kind: TransferEnd, reason: str) -> None:
-        self._do(do.TellAbort(self.peer, outgoing.transfer.transfer_id, kind, reason))
 
     @staticmethod
     def _commit_of(outgoing: Outgoing) -> do.SendCommit:

@@ -5,7 +5,9 @@ max-min by what waits to be sent. A lease ends after `LEASE_NS`; then its holder
 again, one that had less `RISE_NS` later.
 
 The sum of all stays within the budget: a lease grows by what the book counts as free, and the book
-counts for each holder the most that it may be sending.
+counts for each holder the most that it may be sending. Holders can lose the gateway one after the
+other: a lease above the equal share ends before anybody who has less rises to that, and one that is
+given after somebody may have risen leaves room for it.
 
 | holder | counts as |
 |---|---|
@@ -110,14 +112,14 @@ class _Holder:
     Attributes:
         heard_at_ns: When the last ping was sent that it answered.
         demand: Of its last report, bits a second.
-        confirmed_at_ns: When the last lease was sent that it confirmed.
-        leases: Times and rates of that one and of later ones.
+        leases: The last lease that it confirmed, and later ones, by the time when each was sent.
+        ends_at_ns: When the first of these ends, unless the holder has a later one.
     """
 
     heard_at_ns: int
     demand: float = 0.0
-    confirmed_at_ns: int = -LEASE_NS
-    leases: list[tuple[int, int]] = field(default_factory=list)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    ends_at_ns: int = 0
 
 
 class LeaseBook:
@@ -148,9 +150,11 @@ class LeaseBook:
         if (holder := self._holders.get(name)) is not None:
             self._never_heard.discard(name)
             holder.heard_at_ns, holder.demand = heard_at_ns, wanted_bits_per_s
-            if any(at_ns == heard_at_ns for at_ns, _ in holder.leases):
-                holder.confirmed_at_ns = heard_at_ns
-                holder.leases = [each for each in holder.leases if each[0] >= heard_at_ns]
+            if heard_at_ns in holder.leases:
+                holder.leases = {
+                    at: each for at, each in holder.leases.items() if at >= heard_at_ns
+                }
+                holder.ends_at_ns = min(at + each.for_ns for at, each in holder.leases.items())
 
     def leases(self, now_ns: int) -> dict[str, Lease]:
         """Return the leases to send now, of holders that are heard of."""
@@ -167,13 +171,39 @@ class LeaseBook:
         free = max(0, self._budget - sum(bounds.values()))
         wanted = sum(max(0, targets[name] - bounds[name]) for name in live)
         share = min(1.0, free / wanted) if wanted else 0.0
-        found = {}
+        rates = {}
+        is_over = sum(bounds.values()) > self._budget
         for name, holder in live.items():
             more = max(0, targets[name] - bounds[name])
             rate = min(targets[name], bounds[name]) + int(share * more)
-            found[name] = Lease(max(self._least, rate), LEASE_NS)
-            holder.leases.append((now_ns, found[name].bits_per_s))
+            # What it counts as now it may only have when the leases above it have ended.
+            is_early = is_over and holder.ends_at_ns <= now_ns < holder.ends_at_ns + RISE_NS
+            rates[name] = self._least if is_early else max(self._least, rate)
+        self._limit_high(rates, bounds)
+        rises_at_ns = min(
+            (
+                self._holders[name].ends_at_ns + RISE_NS
+                for name, bound in bounds.items()
+                if 0 < bound < self._equal
+            ),
+            default=now_ns + LEASE_NS + TICK_NS,
+        )
+        found = {}
+        for name, holder in live.items():
+            lasts_ns = LEASE_NS
+            if rates[name] > self._equal:
+                lasts_ns = min(LEASE_NS, rises_at_ns - TICK_NS - now_ns)
+            found[name] = holder.leases[now_ns] = Lease(rates[name], lasts_ns)
+            holder.ends_at_ns = min(holder.ends_at_ns, now_ns + lasts_ns)
         return found
+
+    def _limit_high(self, rates: dict[str, int], bounds: Mapping[str, int]) -> None:
+        """Reduce leases above the equal share to what the bounds of all others leave."""
+        high = {name: rate - self._equal for name, rate in rates.items() if rate > self._equal}
+        others = sum(max(bounds[n], rates.get(n, 0)) for n in bounds if n not in high)
+        room = max(0, self._budget - others - len(high) * self._equal)
+        for name, above in high.items():
+            rates[name] = self._equal + above * min(room, sum(high.values())) // sum(high.values())
 
     def _bound(self, name: str, now_ns: int) -> int:
         """Most that a holder may be sending now."""
@@ -181,10 +211,10 @@ class LeaseBook:
         if now_ns - holder.heard_at_ns > GONE_NS:
             return 0
         # A lease arrives later than it was sent, and ends as much later.
-        since_ns = now_ns - LEASE_NS - TICK_NS
-        holder.leases = [each for each in holder.leases if each[0] > since_ns]
-        is_held = now_ns < holder.confirmed_at_ns + LEASE_NS
-        return max([0 if is_held else self._equal, *(rate for _, rate in holder.leases)])
+        since_ns = now_ns - TICK_NS
+        holder.leases = {at: one for at, one in holder.leases.items() if at + LEASE_NS > since_ns}
+        rates = [one.bits_per_s for at, one in holder.leases.items() if at + one.for_ns > since_ns]
+        return max([0 if now_ns < holder.ends_at_ns else self._equal, *rates])
 
 
 class HeldLeases:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.shipping import Manifest
 from prfaas.errors import PeerError
 
 CLOCK_SKEW_NS = 30 * 10**9
@@ -181,3 +183,34 @@ def unnamed(key: BlockKey) -> TicketRefusedError:
     return TicketRefusedError(
         TicketRefusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
     )
+
+
+class TicketUse(NamedTuple):
+    """Change that a guard may refuse with `TicketRefusedError`: a ticket is used up.
+
+    Attributes:
+        peer: The pool at its other end.
+        blocks: The list that it was signed for.
+    """
+
+    ticket: Ticket
+    peer: str
+    blocks: Manifest
+
+
+class AcceptedTicket(NamedTuple):
+    """Fact: a ticket is used up."""
+
+    ticket: Ticket
+
+
+class RefusedTicket(NamedTuple):
+    """Fact: a ticket does not allow something.
+
+    Attributes:
+        end: Of the transfer, "source" or "destination".
+    """
+
+    end: str
+    transfer_id: bytes
+    error: TicketRefusedError

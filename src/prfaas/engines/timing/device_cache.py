@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prfaas.core.cache.prefix_cache import PrefixCache
 from prfaas.core.kv.blocks import GroupKind, Layout
-from prfaas.engines.timing.content import CLEAN, stained
+from prfaas.engines.timing.blocks import CLEAN, stained
 from prfaas.engines.timing.kv_events import BlockRemoved, BlockStored, Events
 
 ID_BYTES = 8
@@ -44,11 +44,7 @@ class DeviceCache:
         return self._cache.usable_hit(self._ids(hashes, last_boundary)) * self._span
 
     def use(self, hashes: Sequence[bytes], hit_tokens: int) -> bytes:
-        """A sequence resumes after `hit_tokens`.
-
-        Returns:
-            The stain of its blocks.
-        """
+        """A sequence resumes after `hit_tokens`; returns the stain of its blocks."""
         ids = self._ids(hashes, hit_tokens)
         self._cache.touch(ids, len(ids))
         stain = CLEAN

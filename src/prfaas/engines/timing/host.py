@@ -85,13 +85,10 @@ class InstanceHost:
         self.servers: dict[str, Server] = {}
 
     async def start(self) -> dict[str, str]:
-        """Start all instances.
+        """Start all instances; ConfigError if an address is taken.
 
         Returns:
             Base URL of each.
-
-        Raises:
-            ConfigError: An address is taken.
         """
         urls: dict[str, str] = {}
         firsts: dict[Address, str] = {}

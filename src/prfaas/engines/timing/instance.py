@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from prfaas.core.kv.blocks import BlockKey, GroupKind, block_key
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.engines.orders import Order, PushOrder
-from prfaas.engines.timing.content import CLEAN, block_bytes, stained
+from prfaas.engines.timing.blocks import CLEAN, NewBlock, PrefixNames, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import Events
 from prfaas.engines.timing.page_tier import PageTier
-from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.profile import InstanceProfile
-from prfaas.engines.timing.pushes import NewBlock
 from prfaas.engines.timing.scheduler import Scheduler, Sequence, Step
 from prfaas.engines.timing.tier import TimingTier
 from prfaas.tasks import cancel_all

@@ -87,14 +87,12 @@ class Events:
 
 
 class ZmqEvents(Events):
-    """Events of an instance on a PUB socket, with a ROUTER socket for replay.
+    """Events of an instance on a PUB socket, with a ROUTER socket for replay; ConfigError if pyzmq
+    is not installed, or an address is taken.
 
     Args:
         endpoint: Where subscribers come, such as "tcp://127.0.0.1:5557".
         replay: Where they ask for batches from a number on; None for nowhere.
-
-    Raises:
-        ConfigError: pyzmq is not installed, or an address is taken.
     """
 
     wanted = True

@@ -18,10 +18,7 @@ from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order
 from prfaas.engines.sglang.pool_calls import PoolCalls
-from prfaas.engines.timing.content import block_bytes
-from prfaas.engines.timing.prefix_names import PrefixNames
-from prfaas.engines.timing.pushes import NewBlock
-from prfaas.engines.timing.rows import Rows
+from prfaas.engines.timing.blocks import NewBlock, PrefixNames, Rows, block_bytes
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.engine import EngineHello
 from prfaas.wire.messages.layouts import layout_spec

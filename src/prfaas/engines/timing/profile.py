@@ -118,11 +118,8 @@ def _seed(scheme: HashScheme) -> str:
 
 
 def check_pages(layout: Layout) -> None:
-    """Refuse a model that the backend for SGLang refuses.
-
-    Raises:
-        ConfigError: It has more than full attention.
-    """
+    """Refuse a model that the backend for SGLang refuses; ConfigError if it has more than full
+    attention."""
     others = sorted({g.kind for g in layout.groups} - {GroupKind.FULL_ATTENTION})
     if others:
         raise ConfigError(

@@ -133,11 +133,8 @@ class Scheduler:
         return Step(max(duration_ns, 1), prefill, end_token, decoding)
 
     def end_step(self, step: Step) -> list[Sequence]:
-        """A step is over.
-
-        Returns:
-            Sequences that got a token, without those that were removed meanwhile.
-        """
+        """A step is over; returns sequences that got a token, without those that were removed
+        meanwhile."""
         prefill = step.prefill
         if prefill is not None and prefill is self._prefilling:
             prefill.num_computed = step.end_token

@@ -19,10 +19,7 @@ from prfaas.engines.block_requests import ASK_AGAIN_NS, BlockRequests, BlockStat
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in
 from prfaas.engines.pool_client import PoolConnection
-from prfaas.engines.timing.content import block_bytes
-from prfaas.engines.timing.prefix_names import PrefixNames
-from prfaas.engines.timing.pushes import NewBlock, PushOfRequest
-from prfaas.engines.timing.rows import Rows
+from prfaas.engines.timing.blocks import NewBlock, PrefixNames, PushOfRequest, Rows, block_bytes
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message

@@ -9,7 +9,7 @@ from prfaas.core.admission.quotas import OutputRate
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
 

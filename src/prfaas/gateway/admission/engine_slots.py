@@ -19,15 +19,12 @@ from prfaas.core.routing.decision import Path
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.openai.fields import bad
-from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.units import NS_PER_S
 
 LOOK_S = 1.0
 """Interval at which a waiting request checks for changed engines."""
-BYTES_PER_TOKEN = 4
-"""Of a text that is not tokenised yet."""
 EXPLAINED_NS = NS_PER_S // 4
 """Prefill before an engine that explains why requests wait there."""
 LOCAL, REMOTE = 0, 1
@@ -51,24 +48,22 @@ class SlotTurn:
     Args:
         holding: Holds others; None if nothing is held.
         number: Of the request among those of `holding`.
-        streams: Its first token will be seen.
     """
 
-    __slots__ = ("_holding", "_number", "_streams")
+    __slots__ = ("_holding", "_number")
 
-    def __init__(
-        self, holding: Holding | None = None, number: int = 0, *, streams: bool = False
-    ) -> None:
-        self._holding, self._number, self._streams = holding, number, streams
+    def __init__(self, holding: Holding | None = None, number: int = 0) -> None:
+        self._holding, self._number = holding, number
 
-    def planned(self, request_id: int, routed: Routed) -> None:
+    def planned(self, request_id: int, routed: Routed, *, streams: bool) -> None:
         """The route of the request is known.
 
         Args:
             request_id: Its number for the dispatcher.
+            streams: Its first token will be seen.
         """
         if self._holding is not None:
-            self._holding.planned(self._number, request_id, routed, streams=self._streams)
+            self._holding.planned(self._number, request_id, routed, streams=streams)
 
     def look(self) -> None:
         """Something has happened to the request: others may start."""
@@ -126,11 +121,12 @@ class Holding:
 
     @asynccontextmanager
     async def slots(
-        self, tenant: str, client: ClientRequest, priority: int = 0
+        self, tenant: str, num_sequences: int, num_tokens: int, priority: int = 0
     ) -> AsyncIterator[SlotTurn]:
         """Wait for a turn; the slots are the request's while the context is open.
 
         Args:
+            num_tokens: Of its prompts, as far as is known.
             priority: Of its class of service.
 
         Raises:
@@ -139,18 +135,17 @@ class Holding:
         if not self._is_on:
             yield _FREE
             return
-        num_sequences = client.num_sequences
         self.check(num_sequences)
         number = next(self._numbers)
         turn = self._turns[number] = asyncio.get_running_loop().create_future()
-        work = _work_of(client)
-        self._slots.ask(number, tenant, num_sequences, priority, work, self._lane_of(work))
+        lane = self._lane_of(num_tokens)
+        self._slots.ask(number, tenant, num_sequences, priority, num_tokens, lane)
         try:
             self._start()
             while not turn.done():
                 await asyncio.wait((turn,), timeout=LOOK_S)
                 self._start()
-            yield SlotTurn(self, number, streams=client.stream)
+            yield SlotTurn(self, number)
         finally:
             del self._turns[number]
             self._prefilling.pop(number, None)
@@ -243,12 +238,6 @@ class EngineLimits:
         if dispatcher.load(name).pending_ns(name) > EXPLAINED_NS:
             return num_waiting
         return dispatcher.requests.num_shipping()
-
-
-def _work_of(client: ClientRequest) -> int:
-    """Tokens of a request's prompts as far as is known before they are tokenised."""
-    ids = sum(len(prompt) for prompt in client.prompts if not isinstance(prompt, str))
-    return ids or (client.num_bytes or 0) // BYTES_PER_TOKEN
 
 
 def holding_for(

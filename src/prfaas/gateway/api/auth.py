@@ -20,11 +20,10 @@ from prfaas.core.admission.quotas import WrongKeys
 from prfaas.core.facts import FactStream
 from prfaas.core.request.facts import ChangeAsked, RequestRefused
 from prfaas.errors import RequestError
-from prfaas.gateway.console.assets import PAGE_PATHS
+from prfaas.gateway.console.routes import PAGE_PATHS
 from prfaas.gateway.http.errors import RejectedError
 from prfaas.gateway.routing.change_log import acting_operator
-from prfaas.gateway.tenancy.api_keys import ApiKeys
-from prfaas.gateway.tenancy.tenants import Tenant, Tenants
+from prfaas.gateway.tenancy.tenants import ApiKeys, Tenant, Tenants
 
 TENANT = web.RequestKey("tenant", Tenant)
 """Tenant of a client's request; set for every path of clients."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from functools import partial
 from http.client import responses
@@ -24,13 +25,11 @@ from prfaas.gateway.http.errors import (
 )
 from prfaas.gateway.http.request_body import read, request_id, time_limit
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
-from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.serving.request_legs import RequestServices
-from prfaas.gateway.serving.request_run import serve
+from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
+from prfaas.gateway.serving.request_run import RequestRun, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import log_fields
+from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields
 from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
@@ -82,7 +81,7 @@ class CompletionService:
         stream = ClientStream(request)
         trace = self._tracing.begin(record, request.headers, self._model)
         self._live.records.add(record)
-        self._live.metrics.began()
+        self._parts.metrics.began()
         try:
             return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
@@ -124,6 +123,24 @@ class CompletionService:
         trace: RequestTrace,
         entry: AdmittedRequest,
     ) -> web.StreamResponse:
+        client = await self._read(request, api)
+        service = "" if client.service is None else client.service.name
+        quality = request[TENANT].quality_of(client.service)
+        record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
+        entry.widen(client.num_sequences)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self._parts.metrics)
+        parts, tenant = self._parts, request[TENANT]
+        asked = client.num_sequences, client.num_tokens_expected, client.priority
+        async with parts.holding.slots(tenant.name, *asked) as turn:
+            parts.fleet.retries.deposit(time.monotonic_ns())
+            try:
+                plan = await parts.planner.plan(client, tenant, exchange.record)
+            finally:
+                parts.metrics.decided(exchange.record)
+            turn.planned(plan.route.number, plan.routed, streams=client.stream)
+            return await RequestRun(parts, exchange, plan, turn).answer()
+
+    async def _read(self, request: web.Request, api: Api) -> ClientRequest:
         parse = partial(
             parse_request,
             api=api,
@@ -138,12 +155,7 @@ class CompletionService:
             client = replace(client, answer_role=self._answer_role)
         if client.stream and self._forces_usage:
             client = replace(client, include_usage=True)
-        service = "" if client.service is None else client.service.name
-        quality = request[TENANT].quality_of(client.service)
-        record.parsed(client.stream, client.num_sequences, service, quality, client.ignored)
-        entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self._live.metrics)
-        return await serve(self._parts, exchange)
+        return client
 
     async def _fail(
         self, error: Exception, record: RequestRecord, stream: ClientStream
@@ -173,7 +185,7 @@ class CompletionService:
     def _end(self, record: RequestRecord, tenant: Tenant) -> None:
         self._charging.settle(tenant, record)
         record.close()
-        self._live.metrics.ended(record)
+        self._parts.metrics.ended(record)
         self._parts.facts.report(record.fact())
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.admission.quotas import Limit, Over, Quota, TokenBucket
@@ -18,6 +18,7 @@ from prfaas.gateway.http.errors import RejectedError, UnavailableError
 from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
+from prfaas.wire.plain_http import SERVER
 
 GATEWAY_FULL = "gateway_full"
 RETRY_FULL_S = 1
@@ -122,17 +123,16 @@ class RequestAdmission:
                 self._empty.set()
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Once the gateway is about to stop, every answer is the last one of its connection."""
+        """Add the server's name, and OpenAI's headers with the remaining limits, to an answer.
+
+        Once the gateway is about to stop, it is the last one of its connection.
+        """
+        response.headers[hdrs.SERVER] = SERVER
+        if (tenant := request.get(TENANT)) is not None:
+            response.headers.update(limit_headers(tenant.quota, time.monotonic_ns()))
         if self.is_leaving:
             response.force_close()
             response.headers["Connection"] = "close"
-
-
-async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add OpenAI's headers with the remaining limits to every answer."""
-    tenant = request.get(TENANT)
-    if tenant is not None:
-        response.headers.update(limit_headers(tenant.quota, time.monotonic_ns()))
 
 
 def limit_headers(quota: Quota, now_ns: int) -> dict[str, str]:

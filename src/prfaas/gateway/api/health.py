@@ -18,6 +18,7 @@ from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import check_model
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX, as_json
 from prfaas.series import CONTENT_TYPE
 
@@ -30,6 +31,7 @@ class Views:
     """Read-only pages."""
 
     live: LiveParts
+    metrics: GatewayMetrics
     request_admission: RequestAdmission
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -120,7 +122,7 @@ class Views:
         ]
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.live.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _requests(self, request: web.Request) -> web.Response:
         limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, RECORDS_MAX)

@@ -18,8 +18,7 @@ from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.explain import explain, story
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.prices import PriceBody
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import RECORDS_MAX
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX, RequestRecord
 
 BODY_BYTES_MAX = 4096
 _LIMIT_DEFAULT = 100

@@ -12,14 +12,13 @@ from prfaas.core.kv.prefix_index import SourceState
 from prfaas.core.membership.members import RefusalCause
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Facts, alarms
-from prfaas.gateway.console.history import History, HistorySample, LinkSample
-from prfaas.gateway.console.link_rate import LinkFlow
+from prfaas.gateway.console.history import History, HistorySample, LinkFlow, LinkSample
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.operator_actions import Control
-from prfaas.gateway.routing.pool_state import LinkName
+from prfaas.gateway.routing.part_states import LinkName
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import as_json
+from prfaas.gateway.telemetry.metrics import GatewayMetrics
+from prfaas.gateway.telemetry.request_records import RequestRecord, as_json
 from prfaas.units import BYTES_PER_TB, NS_PER_MS
 
 RECENT_S = 60.0
@@ -39,12 +38,13 @@ class ConsoleReader:
     """
 
     live: LiveParts
+    metrics: GatewayMetrics
     control: Control
     flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
 
     def sample(self) -> HistorySample:
         """This instant, for the history."""
-        totals = self.live.metrics.totals()
+        totals = self.metrics.totals()
         return HistorySample(round(time.time(), 3), totals, self._links(totals.link_bytes))
 
     def state(self, history: History) -> JsonObject:
@@ -86,8 +86,8 @@ class ConsoleReader:
         return {
             "name": name,
             "is_live": reported.is_live,
-            "index_state": self.live.index.state(name).value,
-            "num_blocks": self.live.index.num_blocks(name),
+            "index_state": self.live.driver.index.state(name).value,
+            "num_blocks": self.live.driver.index.num_blocks(name),
             "num_leased": reported.num_leased,
             "leased_bytes": reported.leased_bytes,
             "tiers": [
@@ -122,7 +122,7 @@ class ConsoleReader:
 
     def _facts(self, now: float) -> Facts:
         decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
-        states = {name: self.live.index.state(name) for name in self.live.pools.names()}
+        states = {name: self.live.driver.index.state(name) for name in self.live.pools.names()}
         predictions = self.control.predictions()
         return Facts(
             missing_engines=[

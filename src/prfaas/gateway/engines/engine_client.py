@@ -30,6 +30,7 @@ from prfaas.gateway.http.responses import read_answer
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
+from prfaas.wire.plain_http import EngineResponse
 from prfaas.wire.sockets import request_socket
 
 KEEPALIVE_S = 3.0
@@ -96,6 +97,7 @@ class Engines:
                 ssl=self._tls,
                 socket_factory=request_socket,
             ),
+            response_class=EngineResponse,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -135,12 +137,12 @@ class Engines:
     def takes(self, engine: Engine) -> bool:
         """Return True if it gets new legs: it is ready, and neither a breaker nor the operator bars
         it."""
-        return engine.is_ready and self._driver.takes(engine.name)
+        return engine.is_ready and self._driver.states.takes(engine.name)
 
     def nobody(self) -> UnavailableError:
         """Return the reason why no PD engine takes requests, and the next step."""
         ready = [e.name for e in self.by_name.values() if e.role is ClusterRole.PD and e.is_ready]
-        if any(map(self._driver.is_barred, ready)):
+        if any(map(self._driver.states.is_barred, ready)):
             return UnavailableError(
                 "no engine of a PD cluster takes requests: the operator has drained or turned off "
                 "those that are ready; `prfaas ctl resume ENGINE` or `prfaas ctl on CLUSTER` takes "

@@ -9,9 +9,10 @@ from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import Loop
+from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.types import ClusterMember as Instance
 from prfaas.core.membership.members import Member, MemberKind, RefusalCause
-from prfaas.core.resilience.quarantine import Guards, label_of
+from prfaas.core.resilience.quarantine import label_of
 from prfaas.gateway.engines.engine import Engine, OtherModelError
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
@@ -35,7 +36,6 @@ class GatewayMembers:
         deployment: The gateway's own copy, whose tables of engines and pools follow the members.
         engines: Probe engines and run legs on them.
         events: Follow the KV events of engines.
-        guards: Breakers of engines and links.
         layouts: Compare what engines announce.
     """
 
@@ -44,7 +44,6 @@ class GatewayMembers:
     engines: Engines
     events: EngineEvents
     pools: Pools
-    guards: Guards
     layouts: LayoutCheck
     metrics: GatewayMetrics
     journal: Journal
@@ -72,15 +71,15 @@ class GatewayMembers:
             self.events.remove(member.name)
             self.engines.remove(member.name)
             self.driver.remove_engine(member.name, time.monotonic_ns())
-            self.guards.remove(member.name)
+            self.engines.guards.remove(member.name)
             tables.engines.pop(member.name, None)
             self.layouts.note_changes(member.pool)
         elif member.kind is MemberKind.POOL:
             self.pools.remove(member.name)
             self.driver.remove_pool(member.name)
-            links = [each for each in self.guards.breakers if isinstance(each, tuple)]
+            links = [each for each in self.engines.guards.breakers if isinstance(each, tuple)]
             for link in [each for each in links if member.name in each]:
-                self.guards.remove(link)
+                self.engines.guards.remove(link)
                 self.metrics.registry.forget("target", label_of(link))
             tables.pools.pop(member.name, None)
         for label in ("engine", "pool", "source", "destination"):
@@ -89,7 +88,7 @@ class GatewayMembers:
 
     def is_idle(self, member: Member) -> bool:
         """Return True if no leg and no transfer uses a member."""
-        if self.driver.uses(member.name):
+        if self.driver.dispatcher.requests.uses(member.name, decode_name(member.name)):
             return False
         engine = self.engines.by_name.get(member.name)
         return engine is None or (not engine.num_in_flight and not engine.legs)
@@ -121,10 +120,10 @@ class GatewayMembers:
         instance = Instance(member.name, member.pool)
         links = self.driver.add_engine(member.cluster, instance, table.role, time.monotonic_ns())
         is_local = cluster.role is ClusterRole.PD
-        self.guards.add(member.name, HOME_GROUP if is_local else None)
+        self.engines.guards.add(member.name, HOME_GROUP if is_local else None)
         for ends in links:
-            if ends not in self.guards.breakers:
-                self.guards.add(ends)
+            if ends not in self.engines.guards.breakers:
+                self.engines.guards.add(ends)
         self.engines.add(Engine.of(member.name, member.address, cluster.role, table))
         self.events.add(member.name, table)
         self.layouts.note_changes(member.pool)

@@ -93,7 +93,9 @@ class Control:
         left = [
             name
             for name, table in clusters.items()
-            if table.role is ClusterRole.PD and name != cluster and self._live.driver.is_on(name)
+            if table.role is ClusterRole.PD
+            and name != cluster
+            and self._live.driver.states.is_on(name)
         ]
         if not on and clusters[cluster].role is ClusterRole.PD and not left:
             raise RequestError(
@@ -101,7 +103,7 @@ class Control:
                 "decode; to keep requests out, stop the gateway",
                 status=409,
             )
-        old = self._live.driver.is_on(cluster)
+        old = self._live.driver.states.is_on(cluster)
         self._live.driver.set_cluster(cluster, time.monotonic_ns(), on=on)
         words = {True: "on", False: "off"}
         why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
@@ -135,7 +137,11 @@ class Control:
             "prices": prices_json(self._live.driver.dispatcher.market, time.monotonic_ns()),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
-                {"name": name, "role": table.role.value, "is_on": self._live.driver.is_on(name)}
+                {
+                    "name": name,
+                    "role": table.role.value,
+                    "is_on": self._live.driver.states.is_on(name),
+                }
                 for name, table in self._live.deployment.clusters.items()
             ],
             "engines": self._engine_states(),
@@ -187,7 +193,7 @@ class Control:
             "is_ready": engine.is_ready,
             "why_down": engine.why_down,
             "is_drained": self._live.driver.is_drained(engine.name),
-            "breaker": self._live.guards.breakers[engine.name].state.value,
+            "breaker": self._live.engines.guards.breakers[engine.name].state.value,
             "num_in_flight": engine.num_in_flight,
             "num_waiting": engine.load.num_waiting,
             "num_running": engine.load.num_running,
@@ -206,7 +212,9 @@ class Control:
             "source": link.source,
             "destination": link.destination,
             "is_up": link.up,
-            "breaker": self._live.guards.breakers[link.source, link.destination].state.value,
+            "breaker": self._live.engines.guards.breakers[
+                link.source, link.destination
+            ].state.value,
             "offload_threshold": link.offload_threshold,
             "is_threshold_set": link.is_held and not link.is_in_site,
             "promised_bytes": link.book.promised_bytes,
@@ -226,7 +234,9 @@ class Control:
 
     def _is_anybody_left(self) -> bool:
         """Return True if the operator lets any PD engine take requests."""
-        return not all(map(self._live.driver.is_barred, self._live.engines.names(ClusterRole.PD)))
+        return not all(
+            map(self._live.driver.states.is_barred, self._live.engines.names(ClusterRole.PD))
+        )
 
     def _note(
         self,

@@ -140,7 +140,7 @@ class Fields(msgspec.Struct):
     allowed_token_ids: Annotated[list[int] | None, _T.EACH] = None
     bad_words: Any = None
     use_beam_search: Annotated[bool | None, _T.WHOLE] = None
-    structured_outputs: Any = None
+    structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: Any = None
     vllm_xargs: dict[str, Any] | None = None
     # The end of the answer.

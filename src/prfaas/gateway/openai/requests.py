@@ -49,6 +49,8 @@ CONTAINERS_MAX = 100_000
 KEYS_MAX = 1000
 """Fields of a body; the API has less than a hundred."""
 NUM_PROMPTS_MAX = 128
+BYTES_PER_TOKEN = 4
+"""Of a text that is not tokenised yet."""
 DEFAULT_MAX_TOKENS = 16
 """Default output limit of the completions API."""
 
@@ -120,6 +122,17 @@ class ClientRequest:
     def num_sequences(self) -> int:
         """Answers that engines make for it: prompts times choices."""
         return max(1, len(self.prompts)) * self.num_choices
+
+    @property
+    def num_tokens_expected(self) -> int:
+        """Tokens of its prompts as far as is known before they are tokenised."""
+        ids = sum(len(prompt) for prompt in self.prompts if not isinstance(prompt, str))
+        return ids or (self.num_bytes or 0) // BYTES_PER_TOKEN
+
+    @property
+    def priority(self) -> int:
+        """Of its class of service."""
+        return 0 if self.service is None else self.service.priority
 
 
 def parse_request(

@@ -20,7 +20,7 @@ from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError, words_of
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
 from prfaas.tasks import Backoff, cancel_all

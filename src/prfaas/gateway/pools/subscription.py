@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.wire.messages.base import Goodbye, Message, Ping
 from prfaas.wire.messages.codec import AnyMessage, tag_of

@@ -1,4 +1,4 @@
-"""Changes by loops and operators with reasons: an entry, a log line and a count for each."""
+"""Changes by loops and operators, and the breakers, whose changes are recorded alike."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections import deque
 from collections.abc import Mapping
 from contextvars import ContextVar
 
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.core.facts import FactStream
 from prfaas.core.request.facts import SettingChanged
+from prfaas.core.resilience.circuit_breaker import BreakerState
+from prfaas.core.resilience.quarantine import Guards, Target, label_of
+from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
 
 ENTRIES_MAX = 1000
@@ -57,3 +62,30 @@ class Journal:
         """Up to `limit` entries with a number above `after`, the newest first."""
         newest_first = (entry for entry in reversed(self._entries) if entry.number > after)
         return [entry for _, entry in zip(range(limit), newest_first, strict=False)]
+
+
+_WHY = {
+    BreakerState.OPEN: "too many of its requests failed",
+    BreakerState.HALF_OPEN: "its time is over; one request probes",
+    BreakerState.CLOSED: "the probe succeeded",
+}
+
+
+def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Guards:
+    """Breakers of all engines and links; every change is recorded in the journal."""
+    local = deployment.with_role(ClusterRole.PD)
+    remote = deployment.with_role(ClusterRole.PRFAAS)
+    engines = [name for cluster in (*local, *remote) for name in cluster.engines]
+
+    def changed(target: Target, before: BreakerState, after: BreakerState) -> None:
+        journal.note(
+            Loop.BREAKER,
+            after.value,
+            label_of(target),
+            old=before.value,
+            new=after.value,
+            why=_WHY[after],
+        )
+
+    at_local = frozenset(name for cluster in local for name in cluster.engines)
+    return Guards([*engines, *deployment.links], driver, changed, [at_local])

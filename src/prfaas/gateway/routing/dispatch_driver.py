@@ -30,9 +30,8 @@ from prfaas.core.membership.members import PoolLinks
 from prfaas.core.request.driver import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Reason
-from prfaas.gateway.routing.dispatcher_setup import make_dispatcher, make_split
-from prfaas.gateway.routing.pool_state import LinkName, PoolView
-from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.dispatcher_setup import Profiles, make_dispatcher, make_split
+from prfaas.gateway.routing.part_states import EngineStates, LinkName, PoolView
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 NAMED_MAX = 4
@@ -53,7 +52,7 @@ class Driver(DispatcherBooks):
         index: PrefixIndex,
         calibration: CalibrationSettings | None = None,
     ) -> None:
-        self._index = index
+        self.index = index
         local = deployment.clusters_of(ClusterRole.PD)
         engines = [
             (name, engine.pool, cluster)
@@ -61,20 +60,12 @@ class Driver(DispatcherBooks):
             for name, engine in table.engines.items()
         ]
         self._pool_of = {name: pool for name, pool, _ in engines}
-        self._cluster_of = {name: cluster for name, _, cluster in engines}
-        self._healthy: set[str] = set()
-        self._drained: set[str] = set()
-        """Engines that the operator has drained; one that leaves and returns stays drained."""
-        self._paused: set[str] = set()
-        """Engines that get nothing new until a purge is done."""
-        self._withheld: set[str] = set()
-        """Engines and pools that leave, or that their source calls not ready."""
-        self._clusters_off: set[str] = set()
+        self.states = EngineStates({name: cluster for name, _, cluster in engines})
         self.num_late = 0
         """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
         self._asked: dict[int, Arrival] = {}
-        self._broken: set[str | LinkName] = set()
+        self._broken = self.states.broken
         self._views: dict[str, PoolView] = {}
         self._local_names = frozenset(local)
         self._pool_links = PoolLinks(engines, self._local_names)
@@ -102,7 +93,7 @@ class Driver(DispatcherBooks):
         self, cluster: str, member: ClusterMember, role: EngineRole, now_ns: int
     ) -> list[LinkName]:
         """An engine joins a cluster; it is not ready. Return the links that this makes."""
-        self._pool_of[member.name], self._cluster_of[member.name] = member.pool, cluster
+        self._pool_of[member.name], self.states.cluster_of[member.name] = member.pool, cluster
         split, is_local = self.split, cluster in self._local_names
         if split is not None and is_local:
             split.add(member.name, Role(role.value), now_ns)
@@ -126,30 +117,25 @@ class Driver(DispatcherBooks):
         if self.split is not None and name in self.split:
             self.split.remove(name)
         self._pool_links.remove(name, self._pool_of[name])
-        for known in (self._pool_of, self._cluster_of, self._lengths):
+        for known in (self._pool_of, self._lengths):
             known.pop(name, None)
-        for names in (self._healthy, self._paused, self._withheld, self._broken):
-            names.discard(name)
-        self._index.forget(name)
+        self.states.remove(name)
+        self.index.forget(name)
 
     def remove_pool(self, pool: str) -> None:
         """A pool node that no open request uses has left."""
         self._views.pop(pool, None)
-        self._withheld.discard(pool)
-        self._index.forget(pool)
+        self.states.withheld.discard(pool)
+        self.index.forget(pool)
         self.dispatcher.remove_pool(pool)
 
     def set_withheld(self, name: str, now_ns: int, *, withheld: bool) -> None:
         """An engine gets nothing new, or a pool node no new transfers, whatever they report."""
-        (self._withheld.add if withheld else self._withheld.discard)(name)
-        if name in self._cluster_of:
+        (self.states.withheld.add if withheld else self.states.withheld.discard)(name)
+        if name in self.states.cluster_of:
             self._apply(name, now_ns)
         else:
             self._set_links(name)
-
-    def uses(self, name: str) -> bool:
-        """Return True if an open request was routed to an engine or a pool."""
-        return self.dispatcher.requests.uses(name, decode_name(name))
 
     # Engines
 
@@ -157,59 +143,37 @@ class Driver(DispatcherBooks):
         """An engine is well, and takes sequences of this number of tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
-        self._healthy.add(name)
+        self.states.healthy.add(name)
         self._apply(name, now_ns)
 
     def engine_gone(self, name: str, now_ns: int) -> None:
         """An engine does not answer."""
-        self._healthy.discard(name)
+        self.states.healthy.discard(name)
         self._apply(name, now_ns)
 
     def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
         """The operator wants an engine to get nothing new, however well it is, or again."""
-        (self._drained.add if drained else self._drained.discard)(name)
+        (self.states.drained.add if drained else self.states.drained.discard)(name)
         self._apply(name, now_ns)
 
     def set_paused(self, name: str, now_ns: int, *, paused: bool) -> None:
         """A purge wants an engine to get nothing new for a while, or again."""
-        (self._paused.add if paused else self._paused.discard)(name)
+        (self.states.paused.add if paused else self.states.paused.discard)(name)
         self._apply(name, now_ns)
 
     def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
         """The operator wants no engine of a cluster to get anything new, or again."""
-        (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
-        for name, its_cluster in self._cluster_of.items():
-            if its_cluster == cluster:
-                self._apply(name, now_ns)
+        (self.states.clusters_off.discard if on else self.states.clusters_off.add)(cluster)
+        for name in self.states.of(cluster):
+            self._apply(name, now_ns)
 
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """Names of all clusters."""
-        return tuple(dict.fromkeys(self._cluster_of.values()))
-
-    def backlog_ns(self, cluster: str) -> int:
-        """Return the prefill work that a cluster's engines have and have not ended."""
-        names = [name for name, other in self._cluster_of.items() if other == cluster]
-        return sum(self.dispatcher.load(name).pending_ns(name) for name in names)
+    def takes(self, name: str) -> bool:
+        """Return True if an engine gets new requests."""
+        return self.states.takes(name)
 
     def is_drained(self, name: str) -> bool:
         """Return True if the operator has drained an engine."""
-        return name in self._drained
-
-    def is_on(self, cluster: str) -> bool:
-        """Return True if the operator lets a cluster take work."""
-        return cluster not in self._clusters_off
-
-    def is_barred(self, name: str) -> bool:
-        """Return True if the operator has drained an engine or its cluster, or a purge waits."""
-        if name in self._drained or name in self._paused:
-            return True
-        return self._cluster_of[name] in self._clusters_off
-
-    def takes(self, name: str) -> bool:
-        """Return True if an engine gets new requests: it is healthy, and nothing bars it."""
-        is_well = name in self._healthy and name not in self._broken
-        return is_well and name not in self._withheld and not self.is_barred(name)
+        return name in self.states.drained
 
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
@@ -234,20 +198,20 @@ class Driver(DispatcherBooks):
         self._views[pool] = view
         for layout in view.layouts.values():
             self.dispatcher.expect_bytes(layout, now_ns)
-        self.dispatcher.set_room(pool, view.memory_bytes)
+        self.dispatcher.rooms.set_capacity(pool, view.memory_bytes)
         for name in self._pool_links.engines_of(pool):
             self._describe(name)
         for source, destination in self.links(pool):
             if pool == source and (measured := view.telemetry.get(destination)) is not None:
                 report = link_report(measured, now_ns)
-                self.dispatcher.report_link(source, destination, report)
+                self.dispatcher.links.report(source, destination, report)
         return self._set_links(pool)
 
     # Requests
 
     def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | RefusedRequest, Considered]:
         """Decide for a request, and return the routes that were considered with the decision."""
-        found, considered = self._route(arrival, self._looked_up(arrival), now_ns)
+        found, considered = self._route(arrival, self.looked_up(arrival), now_ns)
         if isinstance(found, RefusedRequest):
             self.num_late += found.reason is RefusalReason.PREDICTED_LATE
         if self.split is not None:
@@ -259,7 +223,7 @@ class Driver(DispatcherBooks):
         """An open request as it would arrive now."""
         arrival = self._asked[number]
         offloadable = offloadable and arrival.offloadable
-        return self._looked_up(arrival._replace(avoid=avoid, offloadable=offloadable))
+        return self.looked_up(arrival._replace(avoid=avoid, offloadable=offloadable))
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by source, tokens; certain hits alone."""
@@ -268,13 +232,13 @@ class Driver(DispatcherBooks):
 
     def spared(self, avoid: str) -> str | None:
         """A PD engine that is well and kept from requests by its breaker alone."""
-        local = (name for name, cluster in self._cluster_of.items() if cluster in self._local_names)
-        found = (name for name in local if name in self._healthy and name in self._broken)
-        return next((name for name in found if name != avoid and not self.is_barred(name)), None)
-
-    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | RefusedRequest:
-        """Return the decision for a request that arrived now."""
-        return self.dispatcher.foresee(self._looked_up(arrival), now_ns)
+        local = (
+            name for name, cluster in self.states.cluster_of.items() if cluster in self._local_names
+        )
+        found = (name for name in local if name in self.states.healthy and name in self._broken)
+        return next(
+            (name for name in found if name != avoid and not self.states.is_barred(name)), None
+        )
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for.
@@ -300,7 +264,7 @@ class Driver(DispatcherBooks):
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
-        takes = self.takes(name)
+        takes = self.states.takes(name)
         if self.split is None or name not in self.split:
             self.dispatcher.set_ready(name, ready=takes, now_ns=now_ns)
             return
@@ -334,7 +298,7 @@ class Driver(DispatcherBooks):
         why_down = None
         if not all(end.is_live for end in ends):
             why_down = Reason.POOL_NOT_CONNECTED
-        elif any(e.is_draining for e in ends) or not self._withheld.isdisjoint(
+        elif any(e.is_draining for e in ends) or not self.states.withheld.isdisjoint(
             (source, destination)
         ):
             why_down = Reason.POOL_DRAINING
@@ -352,15 +316,19 @@ class Driver(DispatcherBooks):
         Returns:
             Up to `NAMED_MAX` names; "" if the reason does not come from a part.
         """
-        engines = (name for name, at in self._cluster_of.items() if at == cluster)
+        engines = self.states.of(cluster)
         if reason is Reason.NO_PREFILL_INSTANCE:
-            found = (f"{name} {self._why_unused(name)}" for name in engines if not self.takes(name))
+            found = (
+                f"{name} {self.states.why_unused(name)}"
+                for name in engines
+                if not self.states.takes(name)
+            )
         elif reason is Reason.ENGINE_NOT_CONNECTED:
             found = (
                 f"{name} is not connected to {self._pool_of[name]}"
-                for name, at in self._cluster_of.items()
+                for name, at in self.states.cluster_of.items()
                 if (at == cluster or at in self._local_names)
-                and name in self._healthy
+                and name in self.states.healthy
                 and name not in self._views.get(self._pool_of[name], PoolView()).layouts
             )
         elif reason in UNREACHABLE:
@@ -374,12 +342,7 @@ class Driver(DispatcherBooks):
             return ""
         return ", ".join(islice(found, NAMED_MAX))
 
-    def _why_unused(self, name: str) -> str:
-        if name not in self._healthy:
-            return "is not ready"
-        return "is barred by its breaker" if name in self._broken else "is drained"
-
-    def _looked_up(self, arrival: Arrival) -> Arrival:
+    def looked_up(self, arrival: Arrival) -> Arrival:
         """A request with what is cached of it now."""
         hits, hints = self.cached(arrival)
         return arrival._replace(hits=hits, hints=hints)
@@ -388,7 +351,7 @@ class Driver(DispatcherBooks):
         """Usable cached prefix by source, tokens: certain hits, and hints."""
         if arrival.layout is None or not arrival.hashes:
             return {}, {}
-        return self._index.hits(arrival.layout, arrival.hashes, arrival.num_prompt_tokens)
+        return self.index.hits(arrival.layout, arrival.hashes, arrival.num_prompt_tokens)
 
 
 def link_report(measured: LinkTelemetry, now_ns: int) -> LinkReport:

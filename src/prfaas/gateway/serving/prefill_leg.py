@@ -1,12 +1,26 @@
-"""The prefill leg: one POST with the order for the engine's tier, and the transfers of one request
-between the pools at both ends."""
+"""The prefill leg: one POST with the order for the engine's tier, its rehearsal, and transfers of
+one request between the pools at both ends.
+
+An API server refuses requests that a prefill leg, which carries a prompt and nothing else, never
+shows it: tools without a parser, several greedy choices, a grammar that does not compile. Such a
+request is rehearsed before anything is shipped: sent to the engine that will decode, with a prompt
+of one token and an answer of one. If it is refused, the request itself goes there without a remote
+prefill, so that the client gets the engine's own words.
+
+References:
+    vLLM 0.32: `sampling_params.py` (`_verify_args`, `verify`), `v1/engine/input_processor.py`,
+    `entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import aiohttp
@@ -25,12 +39,19 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json
+from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.gateway.http.responses import AnswerTooLongError, read_answer
+from prfaas.gateway.openai.fields import Trait, fields_with
+from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.pools.transfer_orders import Fetcher, NotAsked, TicketOffice
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.serving.leg_requests import COMPLETIONS_PATH, prefill_body, wait_order
+from prfaas.gateway.serving.leg_requests import (
+    COMPLETIONS_PATH,
+    decode_body,
+    prefill_body,
+    wait_order,
+)
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import RoutedPrompt
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt
@@ -274,3 +295,130 @@ class MovingBlocks:
             is_whole = kind is TransferEnd.COMMITTED and 0 < self._whole_bytes <= num_bytes
             is_whole = is_whole and blocks is Blocks.HAND_OFF
             self._report(TransferEnded(blocks, kind, at_destination, num_bytes, is_whole))
+
+
+PASSED_MAX = 1024
+"""Combinations of fields that are remembered to be taken."""
+UNKNOWN_MAX = 1024
+NUM_CHOICES = 2
+"""More than one choice is refused, or is not, whatever their number."""
+GREEDY_BELOW = 1e-5
+"""Temperature below which vLLM samples greedily; without one the model's default counts."""
+_UNSEEN, _RENDERED = fields_with(Trait.OURS), fields_with(Trait.TEMPLATE)
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+"""Values of which vLLM takes every one."""
+
+
+class Rehearsal:
+    """Asks engines whether they take requests; what they took once is not asked again.
+
+    Args:
+        count: Called with the outcome: "passed", "refused", "unknown", or "skipped" where the
+            engine did not answer another one lately.
+        limit_s: An engine that does not answer by then is taken to agree.
+        pause_s: For this time such an engine is not asked again by the same tenant.
+    """
+
+    def __init__(
+        self, engines: Engines, count: Callable[[str], None], limit_s: float, pause_s: float
+    ) -> None:
+        self._engines, self._count = engines, count
+        self._limit_s, self._pause_s = limit_s, pause_s
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._unknown: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """By engine and tenant's salt, until when it is not asked."""
+
+    async def is_refused(self, exchange: Exchange, plan: RoutedPrompt) -> bool:
+        """Return True if the engine that would decode a request does not take it."""
+        client = exchange.client
+        if is_plain(client):
+            return False
+        key = _key(client, plan.prompt.cache_salt)
+        if key in self._passed:
+            self._passed.move_to_end(key)
+            return False
+        unheard = (plan.route.decode, plan.prompt.cache_salt)
+        if self._unknown.get(unheard, 0.0) > time.monotonic():
+            self._count("skipped")
+            return False
+        status = await self._ask(exchange, plan)
+        if status is None or status >= 500:
+            self._count("unknown")
+            self._remember_unknown(unheard)
+            return False
+        if status >= 400:
+            self._count("refused")
+            return True
+        self._count("passed")
+        self._passed[key] = None
+        if len(self._passed) > PASSED_MAX:
+            self._passed.popitem(last=False)
+        return False
+
+    def _remember_unknown(self, unheard: tuple[str, str]) -> None:
+        self._unknown[unheard] = time.monotonic() + self._pause_s
+        self._unknown.move_to_end(unheard)
+        if len(self._unknown) > UNKNOWN_MAX:
+            self._unknown.popitem(last=False)
+
+    async def _ask(self, exchange: Exchange, plan: RoutedPrompt) -> int | None:
+        """Status of a rehearsal; None without an answer."""
+        path, body = rehearsed(exchange.client, plan)
+        decode, headers = self._engines.by_name[plan.route.decode], exchange.leg_headers("v")
+        try:
+            async with (
+                asyncio.timeout(self._limit_s),
+                self._engines.post(decode, path, body, headers) as response,
+            ):
+                await read_answer(response)
+                return response.status
+        except (TimeoutError, EngineError, aiohttp.ClientError):
+            return None
+
+
+def is_plain(client: ClientRequest) -> bool:
+    """Return True if every engine is known to accept the fields of a request."""
+    if client.by_chat_endpoint:
+        return False
+    body = client.body
+    for name, value in body.items():
+        if value is None or name in _UNSEEN or name in _RENDERED:
+            continue
+        if name == "n":
+            if value > 1 and (body.get("temperature") or 0.0) < GREEDY_BELOW:
+                return False
+        elif name == "stop":
+            if "" in ([value] if isinstance(value, str) else value):
+                return False
+        elif name not in _RANGES or not _RANGES[name][0] <= value <= _RANGES[name][1]:
+            return False
+    return True
+
+
+def rehearsed(client: ClientRequest, plan: RoutedPrompt) -> tuple[str, JsonObject]:
+    """Path and body of a request with a prompt and an answer of one token."""
+    prompt = replace(plan.prompt, sequences=[[plan.prompt.token_ids[0]]], hashes=[])
+    path, body = decode_body(client, prompt, max_model_len=prompt.num_tokens + 1, transfer=None)
+    for name in ("stream", "stream_options", "max_completion_tokens", *_RENDERED):
+        body.pop(name, None)
+    if "messages" in body:
+        body["messages"] = [{"role": "user", "content": "."}]
+    body["max_tokens"] = 1
+    least = body.pop("min_tokens", None)
+    if least is not None and client.max_tokens is not None and least > client.max_tokens:
+        body["min_tokens"] = 2
+    if client.num_choices > 1:
+        body["n"] = NUM_CHOICES
+    return path, body
+
+
+def _key(client: ClientRequest, cache_salt: str) -> bytes:
+    """Digest of what a rehearsal depends on, by tenant."""
+    told = {name: value for name, value in client.body.items() if name not in _UNSEEN}
+    shape = [client.api.value, client.by_chat_endpoint, cache_salt, told]
+    return hashlib.blake2b(to_json(shape), digest_size=16).digest()

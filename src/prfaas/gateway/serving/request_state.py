@@ -23,7 +23,7 @@ from prfaas.gateway.http.responses import ANSWER_BYTES_MAX, AnswerTooLongError, 
 from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest, Replies, replies_for
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.gateway.telemetry.tracing import RequestTrace
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event

@@ -17,11 +17,11 @@ from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.errors import RejectedError, UnavailableError
-from prfaas.gateway.loops.replication import PrefixReplication
+from prfaas.gateway.loops.loops import PrefixReplication
 from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt, PromptMaker
 

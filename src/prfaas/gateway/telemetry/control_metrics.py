@@ -1,25 +1,183 @@
-"""Prometheus metrics of the inputs of decisions and of the loops' actions."""
+"""Prometheus metrics of decisions, loops, KV events of engines, and tenants.
+
+The number of tenants is bounded by the deployment.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import partial
+
+from prometheus_client import Counter, Gauge, Histogram
 
 from prfaas.core.control.changes import ChangeEntry
 from prfaas.core.control.role_loop import Role
 from prfaas.core.dispatch.links import Link
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.routing.calibration import Calibration
+from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault
+from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.gateway.telemetry.families import Families, show_state
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
+from prfaas.gateway.tenancy.tenants import Tenants
+from prfaas.membership.views import PartRegistry
 from prfaas.units import BYTES_PER_TB, NS_PER_S
+from prfaas.wire.kv_events import KvEventBatch
+
+
+class Families:
+    """Makes the metrics of one registry; every name begins with `prfaas_`."""
+
+    def __init__(self) -> None:
+        self.registry = PartRegistry()
+
+    def counter(self, name: str, what: str, *labels: str) -> Counter:
+        """Return a new counter; Prometheus' format adds `_total` to its name."""
+        return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
+
+    def gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        """Return a new gauge."""
+        return Gauge(f"prfaas_{name}", what, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        """Return a new histogram; `buckets` are upper limits."""
+        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+
+def show_state(
+    gauge: Gauge, *labels: str, states: Iterable[Enum], read: Callable[[], object]
+) -> None:
+    """Show 1 at the state that `read` returns on each scrape, the last label, and 0 at others."""
+    for state in states:
+        gauge.labels(*labels, state.value).set_function(partial(_is_at, read, state))
+
+
+def _is_at(read: Callable[[], object], state: Enum) -> float:
+    return float(read() is state)
+
+
+class EventMetrics:
+    """Metrics of KV events and of the index's size."""
+
+    def __init__(self, make: Families) -> None:
+        self._events = make.counter(
+            "kv_events",
+            "KV events of engines: applied, about other media, of unknown kinds",
+            *("engine", "kind"),
+        )
+        self._faults = make.counter(
+            "kv_event_faults",
+            "Faults of an engine's KV events: connections lost, gaps, replays not answered",
+            *("engine", "kind"),
+        )
+        self._state = make.gauge(
+            "engine_index_state",
+            "1 at the index's state of an engine's device memory",
+            *("engine", "state"),
+        )
+        self._blocks = make.gauge(
+            "engine_index_blocks", "Known blocks in an engine's device memory", "engine"
+        )
+        self._memory = make.gauge("index_memory_bytes", "Memory of the prefix index's table")
+
+    def watch(self, index: PrefixIndex, engines: Iterable[str]) -> None:
+        """Read the gauges from the index whenever somebody scrapes."""
+        self._memory.set_function(lambda: index.num_bytes)
+        for engine in engines:
+            for kind in SubscriptionFault:
+                self._faults.labels(engine, kind)
+            self._blocks.labels(engine).set_function(partial(index.num_blocks, engine))
+            show_state(self._state, engine, states=SourceState, read=partial(index.state, engine))
+
+    def applied(self, engine: str, batch: KvEventBatch) -> None:
+        """A batch of an engine was applied."""
+        num_applied = batch.num_events - batch.num_elsewhere - batch.num_unknown
+        self._events.labels(engine, "applied").inc(num_applied)
+        if batch.num_elsewhere:
+            self._events.labels(engine, "elsewhere").inc(batch.num_elsewhere)
+        if batch.num_unknown:
+            self._events.labels(engine, "unknown").inc(batch.num_unknown)
+
+    def failed(self, engine: str, fault: SubscriptionFault) -> None:
+        """A subscription to an engine has failed."""
+        self._faults.labels(engine, fault).inc()
+
+
+class TenantMetrics:
+    """Counters by tenant."""
+
+    def __init__(self, make: Families) -> None:
+        self._requests = make.counter("tenant_requests", "Requests by outcome", "tenant", "outcome")
+        self._rejected = make.counter(
+            "tenant_rejected", "Requests refused with 429", "tenant", "reason"
+        )
+        self._lossy = make.counter(
+            "tenant_lossy_requests", "Requests of a lossy quality class", "tenant", "quality"
+        )
+        self._tokens = make.counter("tenant_tokens", "Tokens of requests", "tenant", "kind")
+        self._shipped = make.counter(
+            "tenant_link_bytes", "Bytes that transfers were signed for", "tenant"
+        )
+        self._in_flight = make.gauge(
+            "tenant_requests_in_flight",
+            "Requests being served, counted by their prompts times n",
+            "tenant",
+        )
+        self._held = make.gauge(
+            "tenant_requests_held", "Requests that wait in the gateway for a slot", "tenant"
+        )
+        self._cache = make.gauge(
+            "tenant_cache_bytes",
+            "Bytes of blocks in the memory and on the disks of all pool nodes",
+            "tenant",
+            "tier",
+        )
+        self._unauthorized = make.counter("unauthorized", "Requests without a valid key")
+
+    def watch(self, tenants: Tenants, num_held: Callable[[str], int], pools: Pools) -> None:
+        """Read gauges whenever somebody scrapes; `num_held` counts a tenant's waiting requests."""
+        for name, tenant in tenants.by_name.items():
+            tag = tenant_tag(tenant.cache_salt)
+            for tier in ("host", "disk"):
+                cache = self._cache.labels(name, tier)
+                cache.set_function(partial(pools.tenant_bytes, tag, f"{tier}_bytes"))
+            num_in_flight = partial(getattr, tenant.quota, "num_in_flight")
+            self._in_flight.labels(name).set_function(num_in_flight)
+            self._held.labels(name).set_function(partial(num_held, name))
+
+    def unauthorized(self) -> None:
+        """A request had no valid key."""
+        self._unauthorized.inc()
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request ended, whichever way."""
+        self._requests.labels(record.tenant, record.outcome.value).inc()
+        if record.rejected:
+            self._rejected.labels(record.tenant, record.rejected).inc()
+        if record.quality.is_lossy:
+            self._lossy.labels(record.tenant, record.quality).inc()
+        self._shipped.labels(record.tenant).inc(record.signed_bytes)
+        counts = (
+            ("prompt", record.num_prompt_tokens),
+            ("cached", record.cached_tokens or 0),
+            ("output", record.num_output_tokens),
+            ("abandoned", record.num_abandoned_tokens),
+        )
+        for kind, count in counts:
+            self._tokens.labels(record.tenant, kind).inc(count)
 
 
 def _backlog_s(driver: Driver, cluster: str) -> float:
-    return driver.backlog_ns(cluster) / NS_PER_S
+    dispatcher = driver.dispatcher
+    found = sum(dispatcher.load(name).pending_ns(name) for name in driver.states.of(cluster))
+    return found / NS_PER_S
 
 
 THRESHOLD = "offload_threshold_tokens"
@@ -133,7 +291,7 @@ class ControlMetrics:
                 gauge = self._predictions[name].labels(path.value, cluster)
                 gauge.set_function(partial(read, calibration))
         self._plan_bytes.set_function(lambda: driver.dispatcher.carried.factor)
-        for cluster in driver.clusters:
+        for cluster in dict.fromkeys(driver.states.cluster_of.values()):
             self._backlog.labels(cluster).set_function(partial(_backlog_s, driver, cluster))
         if driver.split is not None:
             for engine in driver.split.names:

@@ -8,8 +8,7 @@ from prfaas.core.dispatch.route_finder import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.prices import costs_json
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.request_records import as_json, decision_json, ms_of
+from prfaas.gateway.telemetry.request_records import RequestRecord, as_json, decision_json, ms_of
 
 
 def explain(record: RequestRecord) -> JsonObject:

@@ -23,12 +23,15 @@ from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.gateway.telemetry.control_metrics import ControlMetrics
-from prfaas.gateway.telemetry.event_metrics import EventMetrics
-from prfaas.gateway.telemetry.families import Families, show_state
+from prfaas.gateway.telemetry.control_metrics import (
+    ControlMetrics,
+    EventMetrics,
+    Families,
+    TenantMetrics,
+    show_state,
+)
 from prfaas.gateway.telemetry.prices import MarketMetrics
-from prfaas.gateway.telemetry.request_record import RequestRecord
-from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.membership.views import MemberMetrics
 from prfaas.series import at_zero
 from prfaas.units import NS_PER_S

@@ -1,16 +1,269 @@
-"""Recent requests: their records, and how they are shown."""
+"""Records of requests: what happened, in numbers and reasons, never prompts or salts; and how they
+are shown.
+"""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
+from prfaas.core.codec.codecs import Quality
+from prfaas.core.dispatch.route_finder import Considered
+from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
+from prfaas.core.request.actions import FellBack
+from prfaas.core.request.events import Outcome
+from prfaas.core.request.facts import RequestEnded
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.recent_names import RecentNames
-from prfaas.gateway.telemetry.request_record import RequestRecord
 from prfaas.units import NS_PER_MS
+
+STEPS_MAX = 64
+"""Steps of its state machine that are kept."""
+Step = tuple[int, str, str, tuple[str, ...]]
+"""Time since the request came in, ns; event; stage that it led to; actions."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Record of one request. Durations in nanoseconds, None while unknown.
+
+    Everything is written by the methods here, which are named after what has happened. A record
+    outlives its request: nothing in it refers to a prompt or an answer.
+    """
+
+    request_id: str
+    api: str
+    tenant: str
+    stream: bool = False
+    service: str = ""
+    """Its class of service; empty without."""
+    ignored: tuple[str, ...] = ()
+    """Fields of its body that have no effect."""
+    quality: Quality = Quality.LOSSLESS
+    """Quality class of its blocks."""
+    started_at_ns: int = field(default_factory=time.monotonic_ns)
+    started_unix_s: float = field(default_factory=time.time)
+    deadline_ns: int | None = None
+    """Instant at which its time is over."""
+    num_prompt_tokens: int = 0
+    num_sequences: int = 1
+    """Prompts times answers to each."""
+    num_output_tokens: int = 0
+    num_abandoned_tokens: int = 0
+    """Tokens of an answer that was cut short, made and seen by nobody: an estimate."""
+    output_tokens_max: int = 0
+    """Most output tokens that it may have."""
+    reserved_tokens: int = 0
+    """Output tokens that its tenant was charged before they were made."""
+    decode_at_ns: int | None = None
+    """Instant at which an engine was asked to decode."""
+    output_at_ns: int | None = None
+    """Instant of the last output of a stream."""
+    cached_tokens: int | None = None
+    pd_hit_tokens: int = 0
+    prfaas_hit_tokens: int = 0
+    decision: Decision | None = None
+    considered: Considered | None = None
+    """Routes that were compared for it."""
+    refusal: RefusalReason | None = None
+    rejected: str | None = None
+    """Reason of a 429."""
+    error: str | None = None
+    """The status it was answered with, if it was an error: "503 Service Unavailable"."""
+    signed_bytes: int = 0
+    """Byte budget of its transfer."""
+    pulled_tokens: int | None = None
+    """Tokens that a pulled prefix saved; None without a pull."""
+    prefill_cluster: str | None = None
+    prefill_engine: str | None = None
+    """Engine of the last prefill leg."""
+    is_prefill_lost: bool = False
+    decode_engine: str | None = None
+    transfer: TransferView | None = None
+    decided_ns: int | None = None
+    prefill_ns: int | None = None
+    ttft_ns: int | None = None
+    e2e_ns: int | None = None
+    outcome: Outcome = Outcome.RUNNING
+    fallback: FellBack | None = None
+    """Last reason for which its route was abandoned or had no effect."""
+
+    story: deque[Step] = field(default_factory=partial(deque, maxlen=STEPS_MAX))
+
+    @property
+    def path(self) -> str:
+        """Label: cluster the prompt was sent to; "none" if it was refused or not decided yet."""
+        return self.decision.path.value if self.decision and not self.rejected else "none"
+
+    @property
+    def ttft_over_predicted(self) -> float | None:
+        """TTFT divided by its prediction, if both are of the path that was taken."""
+        predicted_ns = self.decision.predicted_ns if self.decision else None
+        if not predicted_ns or self.ttft_ns is None or self.fallback is not None:
+            return None
+        return self.ttft_ns / predicted_ns
+
+    def fact(self) -> RequestEnded:
+        """Return the fact that it has ended."""
+        e2e_ns, ttft_ns = self.e2e_ns, self.ttft_ns
+        return RequestEnded(
+            self.tenant,
+            self.service,
+            self.outcome is Outcome.FINISHED,
+            self.started_at_ns + (e2e_ns or 0),
+            self.decode_at_ns,
+            None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
+            self.num_output_tokens,
+            self.slot_ns,
+        )
+
+    @property
+    def slot_ns(self) -> int:
+        """Time of its sequences in engines that decode; of a stream, from its first output on."""
+        if self.decode_at_ns is None or self.e2e_ns is None:
+            return 0
+        first_ns = self.started_at_ns + (self.ttft_ns or 0)
+        ended_ns = self.started_at_ns + self.e2e_ns
+        return self.num_sequences * (ended_ns - max(self.decode_at_ns, first_ns))
+
+    def age_ns(self) -> int:
+        """Time since the request came in."""
+        return time.monotonic_ns() - self.started_at_ns
+
+    # What has happened, in this order
+
+    def limit(self, duration_ns: int) -> None:
+        """Its time is over so long after it came in."""
+        self.deadline_ns = self.started_at_ns + duration_ns
+
+    def parsed(
+        self,
+        stream: bool,
+        num_sequences: int,
+        service: str,
+        quality: Quality,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        """Its body was read."""
+        self.ignored = ignored
+        self.stream, self.num_sequences = stream, num_sequences
+        self.service, self.quality = service, quality
+
+    def tokenised(self, num_prompt_tokens: int) -> None:
+        """Its prompt has this number of tokens, in all sequences."""
+        self.num_prompt_tokens = num_prompt_tokens
+
+    def decided(self, found: Routed | RefusedRequest, considered: Considered, detail: str) -> None:
+        """A route was chosen for it, or it is refused; `detail` adds to the reason."""
+        self.decision, self.considered = found.decision, considered
+        self.decided_ns = self.age_ns()
+        self.explain(detail)
+        if isinstance(found, RefusedRequest):
+            self.refusal = found.reason
+            return
+        self.pd_hit_tokens = found.facts.pd_hit_tokens
+        self.prfaas_hit_tokens = found.facts.prfaas_hit_tokens
+        self.prefill_cluster = found.cluster
+
+    def explain(self, detail: str) -> None:
+        """Add to the reason of the decision what else is known of it."""
+        if detail and self.decision is not None:
+            self.decision = self.decision._replace(detail=detail)
+
+    def allowed(self, signed_bytes: int) -> None:
+        """A transfer of it may move this number of bytes."""
+        self.signed_bytes += signed_bytes
+
+    def charged(self, output_tokens_max: int, reserved_tokens: int) -> None:
+        """Its tenant was charged for output that is to come."""
+        self.output_tokens_max, self.reserved_tokens = output_tokens_max, reserved_tokens
+
+    def prefill_on(self, engine: str) -> None:
+        """A prefill leg begins."""
+        self.prefill_engine, self.is_prefill_lost = engine, False
+
+    @property
+    def prefilled_by(self) -> str | None:
+        """Engine that computed the prompt: that of decode without a prefill leg, or if the leg or
+        its blocks were lost."""
+        return (
+            self.decode_engine
+            if self.is_prefill_lost
+            else self.prefill_engine or self.decode_engine
+        )
+
+    def prefilled(self, duration_ns: int) -> None:
+        """The prefill leg has ended, well or not."""
+        self.prefill_ns = duration_ns
+
+    def ships_by(self, transfer: TransferView) -> None:
+        """Its blocks cross a link."""
+        self.transfer = transfer
+
+    def decode_on(self, engine: str) -> None:
+        """An engine is chosen to decode it, or to go on."""
+        self.decode_engine = engine
+
+    def decode_asked(self) -> None:
+        """A decode leg begins."""
+        if self.decode_at_ns is None:
+            self.decode_at_ns = time.monotonic_ns()
+
+    def streamed(self, num_tokens: int) -> None:
+        """Output has come; `num_tokens` is as good as it is known before the usage comes."""
+        self.ttft_ns = self.ttft_ns or self.age_ns()
+        self.num_output_tokens += num_tokens
+        self.output_at_ns = time.monotonic_ns()
+
+    def counted(self, num_prompt_tokens: int, num_output_tokens: int, cached_tokens: int) -> None:
+        """The engine has reported the usage."""
+        self.num_prompt_tokens, self.cached_tokens = num_prompt_tokens, cached_tokens
+        self.num_output_tokens = num_output_tokens
+
+    def fell_back(self, fallback: FellBack) -> None:
+        """Its route was left, or did not pay off."""
+        self.fallback = fallback
+        num_bytes = self.transfer.num_bytes if self.transfer else 0
+        self.is_prefill_lost = fallback.stage == "prefill" or (
+            fallback.stage == "transfer" and not num_bytes
+        )
+
+    def stepped(self, event: object, stage: str, actions: Sequence[object]) -> None:
+        """Its state machine has taken a step; kinds are kept, and no content."""
+        does = tuple([type(action).__name__ for action in actions])
+        self.story.append((self.age_ns(), type(event).__name__, stage, does))
+
+    def pulled(self, num_tokens: int) -> None:
+        """A pulled prefix saved computing this number of tokens."""
+        self.pulled_tokens = num_tokens
+
+    def ended(self, outcome: Outcome) -> None:
+        """It is over, but for what is left to send."""
+        self.outcome = outcome
+
+    def finished(self) -> None:
+        """The answer is complete."""
+        self.outcome, self.e2e_ns = Outcome.FINISHED, self.age_ns()
+
+    def failed(self, outcome: Outcome, error: str, rejected: str | None) -> None:
+        """It is answered with an error: its status, and why it is 429."""
+        self.outcome, self.error, self.rejected = outcome, error, rejected
+
+    def abandoned(self, num_tokens: int) -> None:
+        """Its answer was cut short; this number of tokens were made in vain."""
+        self.num_abandoned_tokens = num_tokens
+
+    def close(self) -> None:
+        """Close the record."""
+        if self.e2e_ns is None:
+            self.e2e_ns = self.age_ns()
+
 
 RECORDS_MAX = 1000
 PREFIX_CHARS_MIN = 8

@@ -16,7 +16,7 @@ from typing import Any
 
 from prfaas.config.tracing import TracingTable
 from prfaas.core.request.events import Outcome
-from prfaas.gateway.telemetry.request_record import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.telemetry import is_sampled, is_traceparent, make_provider
 from prfaas.units import NS_PER_S, seconds_of
 

@@ -1,9 +1,16 @@
-"""The tenants of a deployment: whose a request is, its salt, what it may use."""
+"""The tenants of a deployment: whose a request is, its salt, what it may use.
+
+API keys are kept as SHA-256 hashes, and found without telling how close a guess was.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable, max_ages
@@ -25,8 +32,52 @@ from prfaas.core.transfer.residency import Regions
 from prfaas.deployment_secret import deployment_secret
 from prfaas.gateway.openai.fields import STRICT, RequestRules, bad
 from prfaas.gateway.openai.service_tier import Services, services_of
-from prfaas.gateway.tenancy.api_keys import ApiKeys
 from prfaas.units import BITS_PER_BYTE
+
+T = TypeVar("T")
+PREFIX = "sk-prfaas-"
+KEY_BYTES = 32
+"""Random bytes of a key. As many as nobody guesses, so a plain hash keeps it secret."""
+KEY_CHARS_MAX = 512
+_SCHEME = "sha256:"
+
+
+def new_key() -> str:
+    """A key that nobody has had."""
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """Hash of a key in a deployment file."""
+    return _SCHEME + hashlib.sha256(key.encode()).hexdigest()
+
+
+class ApiKeys(Generic[T]):
+    """Owners by key.
+
+    The time of a lookup does not depend on the key: hashes are compared under a secret of this
+    process, so the time of comparisons reveals nothing about the stored keys.
+
+    Args:
+        owners: Hashes, as `key_hash` writes them, each with its owner.
+    """
+
+    def __init__(self, owners: Iterable[tuple[str, T]]) -> None:
+        self._secret = secrets.token_bytes(KEY_BYTES)
+        self._owners = {self._blinded(text): owner for text, owner in owners}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def owner(self, key: str) -> T | None:
+        """Return the tenant of a key; None if unknown."""
+        if not key or len(key) > KEY_CHARS_MAX:
+            return None
+        return self._owners.get(self._blinded(key_hash(key)))
+
+    def _blinded(self, text: str) -> bytes:
+        return hmac.digest(self._secret, text.encode(), "sha256")
+
 
 DEFAULT_NAME = "default"
 """The one tenant of a deployment that names none."""

@@ -51,11 +51,8 @@ from prfaas.toml_tables import read_toml, validated
 
 
 def override(tables: dict[str, Any], setting: str) -> None:
-    """Apply one "a.b=value" to tables in place; the value is TOML or plain text.
-
-    Raises:
-        ConfigError: The setting has no value, or its key leads nowhere.
-    """
+    """Apply one "a.b=value" to tables in place; the value is TOML or plain text; ConfigError if the
+    setting has no value, or its key leads nowhere."""
     name, separator, text = setting.partition("=")
     steps = name.strip().split(".")
     if not separator or not all(steps):
@@ -99,13 +96,11 @@ class Question:
     chunk_tokens: int
 
     def prfaas_cluster(self, name: str, plan: Path) -> PrfaasCluster:
-        """The PrfaaS cluster that is meant by a name: a single one answers to any.
+        """The PrfaaS cluster that is meant by a name: a single one answers to any; ConfigError if
+        there is no cluster, or there are several without that name.
 
         Args:
             plan: The plan file, for the error.
-
-        Raises:
-            ConfigError: There is no cluster, or there are several without that name.
         """
         known = self.problem.prfaas
         by_name = {cluster.name: cluster for cluster in known}
@@ -137,13 +132,11 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
 
 
 def question_of(file: PlanFile, directory: Path) -> Question:
-    """Return the question that the tables of a plan file ask.
+    """Return the question that the tables of a plan file ask; ConfigError if the tables ask for the
+    impossible.
 
     Args:
         directory: Start of the relative paths in them.
-
-    Raises:
-        ConfigError: The tables ask for the impossible.
     """
     return _Loader(directory, file).question()
 
@@ -324,11 +317,8 @@ def decode_from(table: DecodeTable, name: str) -> DecodeProfile:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """A `config.json`, with the quantisation that a file beside it describes.
-
-    Raises:
-        ConfigError: A file cannot be read or holds no JSON object.
-    """
+    """A `config.json`, with the quantisation that a file beside it describes; ConfigError if a file
+    cannot be read or holds no JSON object."""
     config = read_json(path)
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object")

@@ -11,8 +11,7 @@ from prfaas.core.transfer.tcp_goodput import TcpEnds, TcpPath
 from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map.axes import Axes
-from prfaas.planner.fit_map.crossover import Crossover, Mover, at, movers
-from prfaas.planner.fit_map.point import Fit, PathPlans, Point
+from prfaas.planner.fit_map.point import Crossover, Fit, Mover, PathPlans, Point, at, movers
 from prfaas.planner.problem import Problem
 from prfaas.planner.report.json_report import without_infinity
 from prfaas.planner.solve.sensitivity import with_workload

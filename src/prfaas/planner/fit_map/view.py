@@ -1,11 +1,10 @@
-"""The map for people: tables for a terminal, and the same as an HTML file.
+"""The map for people: tables for a terminal or a page.
 
 Rows that do not differ are printed once.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -29,7 +28,6 @@ LEGEND = (
 MOVED_MIN = 0.02
 """Changes that move the crossover by less are left out of tables."""
 _STYLE = {Fit.PAYS: "green", Fit.DOES_NOT_PAY: "red", Fit.NOT_PROVEN: "yellow"}
-_HTML_COLUMNS = 160
 
 Row = tuple[tuple[tuple[str, Fit], ...], str]
 """Cells of a row, and its crossover."""
@@ -41,15 +39,6 @@ def print_maps(maps: Sequence[FitMap], console: Console) -> None:
         if index:
             console.print()
         _print_map(found, console)
-
-
-def html_page(maps: Sequence[FitMap]) -> str:
-    """The output of a wide terminal, as a self-contained page."""
-    console = Console(
-        record=True, file=io.StringIO(), width=_HTML_COLUMNS, force_terminal=True, highlight=False
-    )
-    print_maps(maps, console)
-    return console.export_html(inline_styles=True)
 
 
 def _print_map(found: FitMap, console: Console) -> None:

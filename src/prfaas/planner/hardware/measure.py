@@ -55,11 +55,8 @@ class MeasuredEngine(Protocol):
     """
 
     async def complete(self, prompt: Sequence[int], num_tokens: int) -> Completion:
-        """Generate exactly `num_tokens`; costs one prefill and as many decode steps.
-
-        Raises:
-            EngineError: The engine cannot be reached or answers with an error.
-        """
+        """Generate exactly `num_tokens`; costs one prefill and as many decode steps; EngineError if
+        the engine cannot be reached or answers with an error."""
 
     async def complete_all(
         self, prompts: Sequence[Sequence[int]], num_tokens: int
@@ -112,15 +109,13 @@ class Prompts:
 async def measure_prefill(
     engine: MeasuredEngine, prompts: Prompts, lengths: Sequence[int], repeats: int, report: Report
 ) -> list[MeasuredPoint]:
-    """Prefill times at each length.
+    """Prefill times at each length; EngineError if the engine fails, miscounts the prompt, or
+    served it from its cache.
 
     Args:
         engine: Engine to measure; should have no other load.
         repeats: Measurements of each length, at least 1.
         report: Called with a line for each length.
-
-    Raises:
-        EngineError: The engine fails, miscounts the prompt, or served it from its cache.
     """
     samples = []
     for length in lengths:
@@ -188,16 +183,14 @@ async def measure_decode(
     num_tokens: int,
     report: Report,
 ) -> list[list[MeasuredPoint]]:
-    """Decode step times: one row for each batch, one sample for each context.
+    """Decode step times: one row for each batch, one sample for each context; EngineError if the
+    engine fails, or the requests were never all concurrent.
 
     Args:
         engine: Engine to measure; should have no other load.
         batches: Numbers of concurrent requests.
         num_tokens: Output tokens of each request; more make the overlap longer.
         report: Called with a line for each point.
-
-    Raises:
-        EngineError: The engine fails, or the requests were never all concurrent.
     """
     table = []
     for batch in batches:
@@ -213,13 +206,11 @@ async def measure_decode(
 
 
 def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Gaps between tokens while all streams were running, s.
+    """Gaps between tokens while all streams were running, s; EngineError if the last stream started
+    after the first had ended.
 
     Args:
         streams: Arrival times of the tokens of each stream, s.
-
-    Raises:
-        EngineError: The last stream started after the first had ended.
     """
     start = max(times[0] for times in streams)
     end = min(times[-1] for times in streams)
@@ -307,11 +298,8 @@ class HttpEngine:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def complete(self, prompt: Sequence[int], num_tokens: int) -> Completion:
-        """Generate exactly `num_tokens` tokens.
-
-        Raises:
-            EngineError: The engine cannot be reached or answers with an error.
-        """
+        """Generate exactly `num_tokens` tokens; EngineError if the engine cannot be reached or
+        answers with an error."""
         body = {
             "model": self._model,
             "prompt": list(prompt),

@@ -18,7 +18,7 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True)
 class PrefillProfile:
-    """T_prefill(prefix, new) of one instance.
+    """T_prefill(prefix, new) of one instance; ConfigError if the knots do not rise.
 
     Cold prompts are measured knots, joined by monotone cubics (PCHIP). What new tokens cost after a
     cached prefix follows from the same curve, whose slope at a length has the attention of a token
@@ -36,9 +36,6 @@ class PrefillProfile:
         extrapolate: Extend the end segments outside the knots. Without it, a workload outside the
             range is an error.
         prefixes: Cached prefixes at which R was measured, tokens, rising; may be empty.
-
-    Raises:
-        ConfigError: The knots do not rise.
     """
 
     name: str
@@ -141,11 +138,8 @@ class PrefillProfile:
         return self.lengths[0] <= low and high <= self.lengths[-1]
 
     def require(self, low: float, high: float) -> None:
-        """Refuse lengths outside the knots unless extrapolation was asked for.
-
-        Raises:
-            ConfigError: [low, high] leaves the knots and `extrapolate` is off.
-        """
+        """Refuse lengths outside the knots unless extrapolation was asked for; ConfigError if [low,
+        high] leaves the knots and `extrapolate` is off."""
         if not self.extrapolate and not self.covers(low, high):
             raise ConfigError(
                 f"profile {self.name!r} covers {self.lengths[0]:.0f} to {self.lengths[-1]:.0f} "

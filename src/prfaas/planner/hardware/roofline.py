@@ -85,11 +85,8 @@ def attention_tokens(geometry: KvGeometry, model: ModelSize) -> int:
 
 
 def attention_tokens_of(config: Mapping[str, object], name: str) -> int:
-    """`attention_tokens` of a `config.json`; 0 if the weights of a token cannot be counted.
-
-    Raises:
-        ConfigError: The layers of the model are not understood.
-    """
+    """`attention_tokens` of a `config.json`; 0 if the weights of a token cannot be counted;
+    ConfigError if the layers of the model are not understood."""
     weights = active_parameters(config, name)
     if weights is None:
         return 0
@@ -233,11 +230,7 @@ def kv_capacity_bytes(roofline: Roofline, model: ModelSize) -> float:
 
 
 def require_room(name: str, roofline: Roofline, model: ModelSize) -> None:
-    """Refuse an instance whose weights leave no memory for KV cache.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Refuse an instance whose weights leave no memory for KV cache; ConfigError if they do not."""
     if kv_capacity_bytes(roofline, model) <= 0:
         memory = roofline.num_gpus * roofline.accelerator.memory_bytes
         raise ConfigError(

@@ -89,11 +89,7 @@ def find_model(key: str) -> CatalogueModel:
 
 
 def find_accelerator(key: str) -> Accelerator:
-    """An accelerator by its catalogue key.
-
-    Raises:
-        ConfigError: There is no such accelerator.
-    """
+    """An accelerator by its catalogue key; ConfigError if there is no such accelerator."""
     found = accelerators().get(key.lower())
     if found is None:
         known = ", ".join(accelerators())

@@ -161,11 +161,8 @@ def short_conv(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[La
 
 
 def recurrent(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
-    """Linear and recurrent layers; the fields that are there tell which kind.
-
-    Raises:
-        ConfigError: The config has recurrent layers of a kind that is not understood.
-    """
+    """Linear and recurrent layers; the fields that are there tell which kind; ConfigError if the
+    config has recurrent layers of a kind that is not understood."""
     if config.has("linear_num_value_heads"):
         return [_gated_delta_net(config, dtypes, num_layers)]
     if config.has("linear_attn_config") or config.has("linear_num_heads"):

@@ -78,14 +78,12 @@ class Layer(NamedTuple):
 
 
 def layers(config: ConfigReader) -> list[Layer]:
-    """Layers that store a cache of their own.
+    """Layers that store a cache of their own; ConfigError if a layer type is unknown, or fields
+    contradict each other.
 
     Left out are layers without a cache, layers that reuse the cache of an earlier one
     (`num_kv_shared_layers`, cross-layer attention) and layers whose attention was removed
     (`block_configs`, `per_layer_config`).
-
-    Raises:
-        ConfigError: A layer type is unknown, or fields contradict each other.
     """
     kinds = layer_kinds(config)
     overrides = _overrides(config, len(kinds))
@@ -94,11 +92,8 @@ def layers(config: ConfigReader) -> list[Layer]:
 
 
 def layer_kinds(config: ConfigReader) -> list[str]:
-    """Kind of every layer, without those that reuse the cache of an earlier one.
-
-    Raises:
-        ConfigError: A layer type is unknown, or fields contradict each other.
-    """
+    """Kind of every layer, without those that reuse the cache of an earlier one; ConfigError if a
+    layer type is unknown, or fields contradict each other."""
     kinds = _all_layers(config) * _SUBLAYERS.get(config.model_type, 1)
     if SLIDING not in kinds:
         config.supersede("sliding_window", "sliding_window_size", "max_window_layers")

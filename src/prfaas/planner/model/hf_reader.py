@@ -121,22 +121,15 @@ class ConfigReader:
         return default
 
     def positive(self, *names: str) -> int:
-        """Like `integer`, for a count that cannot be 0.
-
-        Raises:
-            ConfigError: None is there, or the value is no integer >= 1.
-        """
+        """Like `integer`, for a count that cannot be 0; ConfigError if none is there, or the value
+        is no integer >= 1."""
         value = self.integer(*names)
         if value == 0:
             raise ConfigError(f"{self.name}: field {names[0]} is 0; expected at least 1")
         return value
 
     def num_layers(self, default: int | None = None) -> int:
-        """Number of layers.
-
-        Raises:
-            ConfigError: It is not there and has no default, or is too large.
-        """
+        """Number of layers; ConfigError if it is not there and has no default, or is too large."""
         found = self.integer(
             "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=default
         )
@@ -147,11 +140,7 @@ class ConfigReader:
         return found
 
     def integers(self, name: str) -> list[int]:
-        """A list of integers.
-
-        Raises:
-            ConfigError: The field is missing or not a list of integers.
-        """
+        """A list of integers; ConfigError if the field is missing or not a list of integers."""
         value = self._get(name)
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise ConfigError(f"{self.name}: field {name} is {value!r}; expected a list")
@@ -160,11 +149,8 @@ class ConfigReader:
         return [int(item) for item in value]
 
     def strings(self, name: str) -> list[str]:
-        """A list of strings (or the characters of a string).
-
-        Raises:
-            ConfigError: The field is missing or neither a list nor a string.
-        """
+        """A list of strings (or the characters of a string); ConfigError if the field is missing or
+        neither a list nor a string."""
         value = self._get(name)
         if not isinstance(value, Sequence):
             raise ConfigError(f"{self.name}: field {name} is {value!r}; expected a list")
@@ -196,11 +182,8 @@ class ConfigReader:
         return self._sections[name]
 
     def sections(self, name: str) -> list[Mapping[str, object]]:
-        """A list of tables, one a layer.
-
-        Raises:
-            ConfigError: The field is missing or not a list of tables.
-        """
+        """A list of tables, one a layer; ConfigError if the field is missing or not a list of
+        tables."""
         value = self._get(name)
         if not isinstance(value, Sequence) or not all(isinstance(v, Mapping) for v in value):
             raise ConfigError(f"{self.name}: field {name} is no list of tables, one a layer")

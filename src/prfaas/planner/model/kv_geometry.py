@@ -65,11 +65,8 @@ def canonical_dtype(name: str) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a dense dtype, as recurrent states use them.
-
-    Raises:
-        ConfigError: The dtype is unknown or carries scales.
-    """
+    """Bytes of one element of a dense dtype, as recurrent states use them; ConfigError if the dtype
+    is unknown or carries scales."""
     try:
         return _ELEMENT_BYTES[canonical_dtype(dtype)]
     except KeyError:
@@ -78,14 +75,12 @@ def element_bytes(dtype: str) -> int:
 
 
 def vector_bytes(num_elements: int, dtype: str) -> int:
-    """Bytes of one head's keys (or values, or latent) of one token, scales included.
+    """Bytes of one head's keys (or values, or latent) of one token, scales included; ConfigError if
+    the dtype is unknown or cannot hold a vector of this length.
 
     Args:
         num_elements: Length of the vector, at least 1.
         dtype: One of `KV_DTYPES` or an alias such as "bf16".
-
-    Raises:
-        ConfigError: The dtype is unknown or cannot hold a vector of this length.
     """
     name = canonical_dtype(dtype)
     if name in _SCALED:
@@ -253,13 +248,11 @@ def wire_bytes_at(
 
 
 def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:
-    """`kv_bytes` when token-wise groups are stored in whole blocks of `block_size` tokens.
+    """`kv_bytes` when token-wise groups are stored in whole blocks of `block_size` tokens;
+    ValueError if `num_tokens` or `block_size` is below 1.
 
     States are stored once per sequence at their own, unpadded size; `state_page_bytes` gives the
     padded one.
-
-    Raises:
-        ValueError: `num_tokens` or `block_size` is below 1.
     """
     _check_tokens(num_tokens)
     if block_size < 1:
@@ -272,13 +265,11 @@ def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> in
 
 
 def shipped_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:
-    """Bytes of the blocks that prefill ships for a prompt of which decode holds nothing.
+    """Bytes of the blocks that prefill ships for a prompt of which decode holds nothing; ValueError
+    if `num_tokens` or `block_size` is below 1.
 
     Decode resumes where the last block ends before the prompt's last token. Shipped are the blocks
     up to there, of windows those that end in the last one, and one state of each linear layer.
-
-    Raises:
-        ValueError: `num_tokens` or `block_size` is below 1.
     """
     _check_tokens(num_tokens)
     if block_size < 1:

@@ -1,21 +1,28 @@
-"""The plan as JSON values, with curves for sliders."""
+"""The plan as JSON values, with curves for sliders.
+
+Deployment settings of a plan: what `prfaas up` takes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prfaas.planner.answer.plan import Comparison, Plan, make_plan
+from prfaas.planner.answer.plan import Comparison, Plan, make_plan, no_offload
 from prfaas.planner.answer.plan_file import PlanFile
 from prfaas.planner.answer.plan_loader import load_question, override
 from prfaas.planner.model.catalogue import models
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import kv_bytes_at
+from prfaas.planner.problem import Problem
+from prfaas.planner.sizing import fleet as fleet_sizes
+from prfaas.planner.sizing.fleet import FleetCandidate
 from prfaas.planner.solve.designs import Design
 from prfaas.planner.solve.latency import Latency
 from prfaas.planner.solve.search import Curve, against_split, against_threshold
@@ -97,7 +104,7 @@ NUM_POINTS_MAX = 160
 
 
 def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """A plan with some settings changed.
+    """A plan with some settings changed; ConfigError if the plan or a setting is wrong.
 
     Args:
         overrides: As `prfaas plan --set` takes them.
@@ -106,9 +113,6 @@ def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         JSON values. `settings`: the plan file's, by dotted name, changes applied. `plan`: what
         `prfaas plan --json` prints. `threshold` and `split`: Λ and its stages, req/s, along t,
         tokens, and along N_p.
-
-    Raises:
-        ConfigError: The plan or a setting is wrong.
     """
     plan = make_plan(load_question(path, overrides))
     problem, found = plan.question.problem, plan.exact.prfaas.operation
@@ -178,3 +182,68 @@ def _curve(curve: Curve) -> dict[str, list[float | None]]:
         name: [float(v) if np.isfinite(v) else None for v in values[kept]]
         for name, values in columns.items()
     }
+
+
+AS_GIVEN = "as in the plan file"
+
+
+def recommended(plan: Plan) -> FleetCandidate:
+    """Return the fleet that the answer recommends.
+
+    With a demand it is the cheapest fleet that carries it. It is the fleet of the file without a
+    demand, and where no fleet carries the demand.
+    """
+    problem, found, sizing = plan.question.problem, plan.exact.prfaas.operation, plan.sizing
+    if sizing is None:
+        return FleetCandidate(AS_GIVEN, problem, found, True, plan.exact.prfaas.price_per_h)
+    demand = f"{sizing.demand_per_s:,.10g} req/s"
+    if sizing.cheapest is None:
+        name = f"{AS_GIVEN}, since no fleet carries {demand}"
+        return FleetCandidate(name, problem, found, False, plan.exact.prfaas.price_per_h)
+    name = f"the cheapest that carries {demand}"
+    return fleet_sizes.answered(name, problem, sizing.cheapest)
+
+
+def is_of_the_file(plan: Plan, fleet: FleetCandidate) -> bool:
+    """Return True if a fleet has as many instances as the plan file."""
+    return _instances(fleet.problem) == _instances(plan.question.problem)
+
+
+def deployment_settings(plan: Plan, fleet: FleetCandidate) -> str:
+    """A TOML fragment with the threshold, and the roles of all instances as comments.
+
+    The threshold is the one of the exact mode. A fleet that offloads nothing has a threshold that
+    no prompt of the workload exceeds.
+    """
+    problem, found = fleet.problem, fleet.found
+    threshold = found.whole_threshold
+    if threshold is None:
+        threshold = 0 if found.offload_fraction > 0 else ceil(problem.workload.lengths.high)
+    lines = [
+        f"# {problem.title}",
+        f"# {plan.verdict.sentence}",
+        "#",
+        f"# Fleet: {fleet.name}{_difference(plan, fleet)}.",
+        "# cluster                         role      instances",
+    ]
+    lines += [f"# {c.name:<31} prefill   {c.num_instances:>9}" for c in problem.prfaas]
+    lines += [
+        f"# {problem.pd.name:<31} prefill   {found.num_prefill:>9}",
+        f"# {problem.pd.name:<31} decode    {found.num_decode:>9}",
+    ]
+    if no_offload(found):
+        lines.append("# Nothing is offloaded: no prompt is longer than the threshold.")
+    lines += ["", "[routing]", f"offload_threshold = {threshold}", ""]
+    return "\n".join(lines)
+
+
+def _difference(plan: Plan, fleet: FleetCandidate) -> str:
+    if is_of_the_file(plan, fleet):
+        return "" if fleet.name.startswith(AS_GIVEN) else ", as many instances as in the plan file"
+    given = " and ".join(f"{count} in {name}" for name, count in _instances(plan.question.problem))
+    return f"; the plan file has {given}"
+
+
+def _instances(problem: Problem) -> list[tuple[str, int]]:
+    prfaas = [(cluster.name, cluster.num_instances) for cluster in problem.prfaas]
+    return [*prfaas, (problem.pd.name, problem.pd.num_instances)]

@@ -36,11 +36,7 @@ LENGTHS = (1_024, 8_192, 32_768, 131_072)
 
 
 def load_prefill(path: Path) -> PrefillProfile:
-    """The prefill part of a profile file.
-
-    Raises:
-        ConfigError: The file has no profile.
-    """
+    """The prefill part of a profile file; ConfigError if the file has no profile."""
     table = validated(ProfileFile, read_toml(path), path).prefill
     if table is None:
         raise ConfigError(f"{path} has no [prefill]; measure one with `prfaas profile`")

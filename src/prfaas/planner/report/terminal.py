@@ -1,12 +1,12 @@
-"""The plan as tables and a plot for a terminal; the HTML report has the same tables."""
+"""The plan as tables and plots; the HTML report is the same, wider."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
 import numpy as np
-import plotext
+import numpy.typing as npt
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -16,9 +16,10 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.planner.answer.coding import CodingSide, LinkEffect
 from prfaas.planner.answer.plan import Comparison, Plan
 from prfaas.planner.answer.verdict import VerdictAnswer
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.sizing.obstacles import fleet_in_words
-from prfaas.planner.solve.search import Curve, against_threshold
-from prfaas.presentation import plain_table
+from prfaas.planner.solve.search import Curve, against_split, against_threshold
+from prfaas.presentation import Line, plain_table, plot
 from prfaas.units import format_size
 
 
@@ -228,68 +229,61 @@ _ANSWER_STYLE = {
     VerdictAnswer.DOES_NOT_PAY: "red",
     VerdictAnswer.DEPENDS: "yellow",
 }
-_PLOT_ROWS = 16
 _PLOT_COLUMNS_MAX = 100
 _PLOT_VIEW = 0.97  # the plot ends where 97 % of requests are local
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """Write the whole plan."""
+def print_plan(plan: Plan, console: Console, *, is_page: bool = False) -> None:
+    """Write the whole plan; a page also has wide tables, the split and the sources of numbers."""
     style = f"bold {_ANSWER_STYLE[plan.verdict.answer]}"
     console.print(Text(plan.question.problem.title, style="bold"))
     console.print(Text(plan.verdict.sentence, style=style))
+    columns = min(console.width, _PLOT_COLUMNS_MAX)
     parts = [
-        *designs_tables(plan),
+        *designs_tables(plan, wide=is_page),
         *coding_tables(plan),
         throughputs_table(plan),
         stages_table(plan),
-        latency_table(plan),
+        latency_table(plan, wide=is_page),
         Group(shadow_table(plan), facts_table(plan)),
         tornado_table(plan),
+        *((_split_plot(plan, columns), sources_table(plan)) if is_page else ()),
+        _threshold_plot(plan, columns),
     ]
     for part in parts:
         console.print()
         console.print(part)
-    console.print()
-    console.print(_threshold_plot(plan, min(console.width, _PLOT_COLUMNS_MAX)), end="")
     for note in plan.notes:
         console.print(f"Note: {note}", style="yellow", highlight=False)
 
 
-def _threshold_plot(plan: Plan, width: int) -> Text:
-    found = plan.exact.prfaas.operation
-    curve = against_threshold(plan.question.problem, found)
-    last = plan.question.problem.workload.lengths.quantile(_PLOT_VIEW)
+def _threshold_plot(plan: Plan, columns: int) -> Text:
+    problem, found = plan.question.problem, plan.exact.prfaas.operation
+    last = problem.workload.lengths.quantile(_PLOT_VIEW)
     last = max(last, 1.2 * (found.offload_threshold or 0))
-    title = f"Λ against the threshold, N_p : N_d = {_split(plan)}"
-    return Text.from_ansi(_draw(curve, last, width, title))
+    split = f"{found.num_prefill} : {found.num_decode}"
+    curve = against_threshold(problem, found)
+    lines = _lines(curve, curve.x <= last, curve.x / 1e3)
+    return plot(
+        f"Λ against the threshold, N_p : N_d = {split}", "t, thousand tokens", lines, columns
+    )
 
 
-def _split(plan: Plan) -> str:
-    found = plan.exact.prfaas.operation
-    return f"{found.num_prefill} : {found.num_decode}"
+def _split_plot(plan: Plan, columns: int) -> Text:
+    problem, found = plan.question.problem, plan.exact.prfaas.operation
+    curve = against_split(problem, found)
+    title = f"Λ against the split, t = {w.tokens(found.whole_threshold)} tokens"
+    return plot(title, "N_p", _lines(curve, curve.x >= 0, curve.x), columns)
 
 
-def _draw(curve: Curve, last: float, width: int, title: str) -> str:
-    """The plot as text; plotext has one figure for the whole process, which is cleared first."""
-    plotext.terminal.limit(False, False)
-    figure = plotext.figure
-    figure.clear()
-    figure.plot_size(width, _PLOT_ROWS)
-    figure.title(title)
-    figure.label("t, thousand tokens", "x")
-    figure.legend(x=width - 8, y=0, ha="right", va="top")
+def _lines(curve: Curve, is_shown: npt.NDArray[np.bool_], x: FloatArray) -> Iterator[Line]:
+    """The rates of a curve, without points far above Λ."""
     top = float(np.nanmax(curve.rate)) * 1.6
-    for label, values in (
+    for name, values in (
         ("PrfaaS", curve.prfaas),
         ("PD-P", curve.pd_prefill),
         ("PD-D", curve.decode),
         ("Λ, req/s", curve.rate),
     ):
-        keep = np.isfinite(values) & (values <= top) & (curve.x <= last)
-        if keep.any():
-            points = figure.signal((curve.x[keep] / 1e3).tolist(), values[keep].tolist())
-            points.lines()
-            points.label(label)
-            figure.draw(points)
-    return str(figure.build().string())
+        keep = np.isfinite(values) & (values <= top) & is_shown
+        yield name, x[keep].tolist(), values[keep].tolist()

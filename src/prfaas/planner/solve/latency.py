@@ -111,16 +111,14 @@ def queued_ttft(
     arrival_per_s: float,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
-    """TTFT with queueing at an arrival rate, transfers overlapped.
+    """TTFT with queueing at an arrival rate, transfers overlapped; ConfigError if the rate is not
+    above 0.
 
     Args:
         problem: The question; its workload gives the variation of arrivals.
 
     Returns:
         All figures inf when a stage is saturated.
-
-    Raises:
-        ConfigError: The rate is not above 0.
     """
     if arrival_per_s <= 0:
         raise ConfigError(f"arrival rate is {arrival_per_s} req/s; it has to be above 0")

@@ -262,11 +262,8 @@ def _capacities(
 
 
 def at_threshold(problem: Problem, mode: StageMode, threshold: float) -> OperatingPoint:
-    """The best split at a given threshold.
-
-    Raises:
-        ConfigError: The threshold is outside the workload's lengths.
-    """
+    """The best split at a given threshold; ConfigError if the threshold is outside the workload's
+    lengths."""
     check_threshold(problem, threshold)
     terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
     grid = grid_for(problem, terms)
@@ -274,11 +271,8 @@ def at_threshold(problem: Problem, mode: StageMode, threshold: float) -> Operati
 
 
 def check_threshold(problem: Problem, threshold: float) -> None:
-    """Refuse a threshold that no prompt, or every prompt, exceeds.
-
-    Raises:
-        ConfigError: The threshold is outside the workload's lengths.
-    """
+    """Refuse a threshold that no prompt, or every prompt, exceeds; ConfigError if the threshold is
+    outside the workload's lengths."""
     lengths = problem.workload.lengths
     if not lengths.low <= threshold <= lengths.high:
         raise ConfigError(
@@ -329,13 +323,6 @@ def against_split(problem: Problem, found: OperatingPoint) -> Curve:
         grid.decode[:, 0],
         grid.rate[:, 0],
     )
-
-
-def best_of_each_split(problem: Problem, mode: StageMode) -> tuple[FloatArray, FloatArray]:
-    """The highest Λ over all thresholds for every N_p, req/s, and its threshold, tokens."""
-    grid = search_grid(problem, mode)
-    best = grid.rate.argmax(axis=1)
-    return grid.rate.max(axis=1), grid.terms.threshold[best]
 
 
 def _producers(grid: SearchGrid) -> tuple[FloatArray, FloatArray]:

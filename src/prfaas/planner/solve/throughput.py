@@ -142,14 +142,11 @@ def prfaas_throughput(terms: StageTerms, clusters: FloatArray) -> FloatArray:
 
 
 def pd_prefill_throughput(terms: StageTerms, num_prefill: FloatArray) -> FloatArray:
-    """Θ_pd-p, req/s: equation (4).
+    """Θ_pd-p, req/s: equation (4); returns shape (S, T).
 
     Args:
         terms: Loads at T thresholds.
         num_prefill: N_p, shape (S, 1).
-
-    Returns:
-        Shape (S, T).
     """
     local = terms.offload_fraction < 1 - 1e-12
     seconds = np.where(local, terms.prefill_short_s, 1.0)
@@ -159,7 +156,8 @@ def pd_prefill_throughput(terms: StageTerms, num_prefill: FloatArray) -> FloatAr
 def decode_throughput(
     problem: Problem, terms: StageTerms, num_decode: FloatArray, pd: PdCluster | None = None
 ) -> FloatArray:
-    """Θ_pd-d, req/s: equation (5), bounded by KV memory when its size is given.
+    """Θ_pd-d, req/s: equation (5), bounded by KV memory when its size is given; returns shape (S,
+    T).
 
     Decode takes the KV memory of a request when it admits it: blocks in transit lie in the pool.
 
@@ -167,9 +165,6 @@ def decode_throughput(
         terms: Loads at T thresholds.
         num_decode: N_d, shape (S, 1).
         pd: Decode elsewhere than in `problem.pd`.
-
-    Returns:
-        Shape (S, T).
     """
     cluster = pd or problem.pd
     batch, step_s = decode_batch(problem, cluster)

@@ -288,7 +288,7 @@ class EngineRequests:
         if link is None:
             return
         has_state = engine.has_state(key.group)
-        is_checkpoint = has_state and link.is_checkpoint(transfer_id, key)
+        is_checkpoint = has_state and link.machine.is_checkpoint(transfer_id, key)
         if not self._store.rules.may_keep(origin if block is None else block.origin):
             # Also of a block that was kept before its source was barred.
             link.abort(transfer_id, TransferEnd.PURGED)

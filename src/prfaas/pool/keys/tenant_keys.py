@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_ID_BYTES, KEY_BYTES = 16, 32
+NO_TENANT = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class TenantKey:
     def bound(self) -> bytes:
         """Bytes that a wrapped key is bound to."""
         return b"%s %s %d" % (self.id, self.tenant.encode(), self.made_s)
+
+    @property
+    def ref(self) -> str:
+        """Its name as blocks in a bucket refer to it: TENANT/ID."""
+        return f"{self.tenant or NO_TENANT}/{self.id.hex()}"
 
     def cipher(self, salt: bytes, purpose: bytes) -> AESGCM:
         """Return the cipher of one file or object.

@@ -228,6 +228,7 @@ class PoolMetrics:
             ["port"],
             registry=self.registry,
         )
+        self.link_refused = self.refused.labels(port="link")
 
     def count_shared(self, operation: str, outcome: str) -> None:
         """Count a request to the shared tier."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from prfaas.tasks import cancel_all
+from prfaas.units import NS_PER_S
 
 
 class Lane:
@@ -122,3 +125,44 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
+
+
+SAMPLE_NS_MIN = NS_PER_S // 25
+"""Shorter spans measure the scheduler more than the thread."""
+
+
+class BusyMeter:
+    """Share of time that a lane needs a core: it runs, or waits for one.
+
+    Linux counts for each thread the nanoseconds it ran and those it waited in a run queue
+    (`Documentation/scheduler/sched-stats.rst`); a kernel without the second counts the first.
+
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._last = 0, 0
+        self._share = 0.0
+
+    def share(self) -> float:
+        """Return the share of time, in [0, 1], since the call before; 0 if it is not known."""
+        now, needed = time.monotonic_ns(), self._needed_ns()
+        before, needed_before = self._last
+        if needed is None:
+            return 0.0
+        if now - before >= SAMPLE_NS_MIN:
+            if before:
+                self._share = max(0.0, min(1.0, (needed - needed_before) / (now - before)))
+            self._last = now, needed
+        return self._share
+
+    def _needed_ns(self) -> int | None:
+        number = self._lane.thread_id
+        if number is None:
+            return None
+        try:
+            counts = Path(f"/proc/self/task/{number}/schedstat").read_text(encoding="ascii")
+            ran, waited = counts.split()[:2]
+            return int(ran) + int(waited)
+        except (OSError, ValueError):
+            return None

@@ -12,8 +12,10 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Set
 from dataclasses import dataclass
+
+from prometheus_client import Counter
 
 from prfaas.config.addresses import join_address
 from prfaas.core.transfer.tcp_goodput import Probe
@@ -67,7 +69,7 @@ class ProbeSink:
     Args:
         sources: Pools that may test.
         io: Where the connections live.
-        on_refused: Called, on the I/O thread, for every caller that is not such a pool.
+        refused: Counts callers that are not such a pool.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class ProbeSink:
         tls: ssl.SSLContext,
         sources: Set[str],
         io: IoThread,
-        on_refused: Callable[[], object],
+        refused: Counter,
         limits: ProbeLimits = LIMITS,
     ) -> None:
         self._limits = limits
         self._tls = tls
         self._sources = sources
         self._io = io
-        self._on_refused = on_refused
+        self._refused = refused
         self._callers: dict[asyncio.Task[None], None] = {}
         """Connections without identification, the oldest first."""
         self._tests: set[asyncio.Task[None]] = set()
@@ -95,7 +97,7 @@ class ProbeSink:
     def _start(self, connection: socket.socket) -> None:
         if len(self._callers) >= self._limits.connections_max:
             next(iter(self._callers)).cancel()  # Strangers cannot keep pools out.
-            self._on_refused()
+            self._refused.inc()
         task = self._io.start(self._serve(connection))
         self._callers[task] = None
         task.add_done_callback(lambda _: self._ended(task, connection))
@@ -131,7 +133,7 @@ class ProbeSink:
                 log.info("link test of %s: %d bytes over one connection", peer, num_bytes)
         except PeerError as error:
             log.warning("a link test is refused: %s", error)
-            self._on_refused()
+            self._refused.inc()
         except (OSError, TimeoutError) as error:
             log.info("a connection of a link test ends: %r", error)
 
@@ -147,16 +149,17 @@ class ProbeServer:
     def __init__(self, address: tuple[str, int], tls: LinkContexts, sources: Set[str]) -> None:
         self._address = address
         self._io = IoThread()
-        sink = ProbeSink(tls.probe, sources, self._io, lambda: None)
-        self._listener = Listener(
-            address,
-            tls,
-            lambda: Channel(lambda *_: None, lambda *_: None, _refuse),
-            _refuse,
-            _refuse,
-            sink.take,
-            lambda: None,
-        )
+        refused = Counter("refused", "Callers that are no pool that may test.", registry=None)
+        self.take_probe = ProbeSink(tls.probe, sources, self._io, refused).take
+        self._listener = Listener(address, tls, self, refused)
+
+    def new_channel(self) -> Channel:
+        """Return a protocol that refuses the connection."""
+        return Channel(lambda *_: None, lambda *_: None, _refuse)
+
+    def take_data(self, connection: socket.socket, *, is_sealed: bool) -> None:
+        """Refuse a data connection, sealed or not."""
+        _refuse((connection, is_sealed))
 
     def open(self) -> None:
         """Start to listen.

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from typing import Protocol
+
+from prometheus_client import Counter
 
 from prfaas.errors import PeerError, words_of
 from prfaas.log_throttle import LogThrottle
@@ -29,35 +31,34 @@ one is in after two round trips, so it takes thousands of bad ones a second to k
 TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
 
 
+class PortUser(Protocol):
+    """Takes the connections of a port by their purpose.
+
+    It closes those it takes some day; nothing is read of them yet. A `PeerError` refuses one.
+    """
+
+    def new_channel(self) -> Channel:
+        """Return the protocol of a connection that carries messages."""
+
+    def take_data(self, connection: socket.socket, *, is_sealed: bool) -> None:
+        """Take a data connection; one that is sealed has no TLS."""
+
+    def take_probe(self, connection: socket.socket) -> None:
+        """Take a connection of a link test."""
+
+
 class Listener:
     """Accepts connections; a failure of one does not affect the others.
 
     Args:
         address: Host and port; port 0 takes a free one.
-        new_channel: Makes the protocol of a connection that carries messages.
-        on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
-            it raises refuses the connection.
-        on_sealed: The same, for a data connection without TLS.
-        on_probe: The same, for a connection of a link test.
-        on_refused: Called for every caller that is not a peer.
+        refused: Counts callers that are not a peer.
     """
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        tls: LinkContexts,
-        new_channel: Callable[[], Channel],
-        on_data: Callable[[socket.socket], None],
-        on_sealed: Callable[[socket.socket], None],
-        on_probe: Callable[[socket.socket], None],
-        on_refused: Callable[[], None],
+        self, address: tuple[str, int], tls: LinkContexts, user: PortUser, refused: Counter
     ) -> None:
-        self._address = address
-        self._tls = tls
-        self._new_channel = new_channel
-        self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
-        self._on_sealed = on_sealed
-        self._on_refused = on_refused
+        self._address, self._tls, self._user, self._refused = address, tls, user, refused
         self._said = LogThrottle()
         self._socket: socket.socket | None = None
         self._resting: asyncio.TimerHandle | None = None
@@ -96,7 +97,7 @@ class Listener:
         if len(self._callers) >= CALLERS_MAX:
             with contextlib.suppress(OSError):
                 self._callers.pop(next(iter(self._callers))).shutdown(socket.SHUT_RDWR)
-            self._on_refused()
+            self._refused.inc()
         task = asyncio.create_task(self._admit(connection))
         self._callers[task] = connection
         task.add_done_callback(self._looked_at)
@@ -127,9 +128,11 @@ class Listener:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 hello = await client_hello(connection)
-            taker = self._taker(hello)
-            if taker is not None:
-                taker(connection)
+            if hello == SEALED_MAGIC or DATA_PROTOCOL.encode() in hello:
+                self._user.take_data(connection, is_sealed=hello == SEALED_MAGIC)
+                is_ours = False
+            elif PROBE_PROTOCOL.encode() in hello:
+                self._user.take_probe(connection)
                 is_ours = False
             else:
                 is_ours = False  # The transport closes it, also when the handshake fails.
@@ -140,20 +143,15 @@ class Listener:
             reason = words_of(error)
             if self._said.is_new(reason):
                 log.warning("connection refused: %s", reason)
-            self._on_refused()
+            self._refused.inc()
         finally:
             if is_ours:
                 connection.close()
 
-    def _taker(self, hello: bytes) -> Callable[[socket.socket], None] | None:
-        if hello == SEALED_MAGIC:
-            return self._on_sealed
-        return next((self._takers[name] for name in self._takers if name in hello), None)
-
     async def _shake_hands(self, connection: socket.socket) -> None:
         prepare_messages(connection)
         await asyncio.get_running_loop().connect_accepted_socket(
-            self._new_channel,
+            self._user.new_channel,
             connection,
             ssl=self._tls.messages,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,

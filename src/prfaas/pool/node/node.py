@@ -14,9 +14,11 @@ from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.cache.keep_rules import KeepRules, Origin
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.site_budget import Lease
-from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
+from prfaas.core.transfer.tickets import AcceptedTicket, RefusedTicket, TicketUse
+from prfaas.core.transfer.transfer_state import ChangedLink, EndedTransfer, Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
@@ -26,6 +28,8 @@ from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.link_end import Destination, LinkEnd
+from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.node.admin_http import AdminServer, NodePhase
 from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.disk_keys import disk_wrapper
@@ -35,10 +39,12 @@ from prfaas.pool.node.node_state import DISK, HOST, NodeState
 from prfaas.pool.node.peers import Peers
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
+from prfaas.pool.receive.data_port import DataPort
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send.block_sender import Sending
+from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.send.site_share import SiteShare
 from prfaas.pool.shared.opening import open_shared
@@ -90,11 +96,12 @@ class PoolNode:
     ) -> None:
         check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
-        self.metrics = PoolMetrics()
+        self.metrics, self.facts = PoolMetrics(), FactStream()
         self._audit = PoolAudit(
             settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
         )
         self.sites = Sites(settings, self._origin_of, lambda: self.store.room.held_bytes)
+        self._follow_facts()
         self.feed = self.sites.feed
         self.store = BlockStore(
             settings.memory_bytes,
@@ -125,9 +132,8 @@ class PoolNode:
             settings.name,
             self._opener,
             self.metrics,
-            audit=self._audit,
-            regions=settings.regions,
-            rule=self.sites.check_ticket,
+            self.facts,
+            settings.regions,
         )
         sources, hosts = (
             AllowList(names, self.sites.prove) for names in (settings.sources, settings.hosts)
@@ -136,27 +142,35 @@ class PoolNode:
         read_limit_s: float | None = None
         if settings.shared is not None:
             read_limit_s = settings.shared.read_limit_s
-            self.shared = open_shared(settings.shared, hosts, self.metrics, self.store)
-        self.inbound = InboundTransfers(
-            self.store,
+            self.shared = open_shared(
+                settings.shared, settings.name, hosts, self.metrics, self.store
+            )
+        self._io = IoThread(settings.link_lanes)
+        self._end = LinkEnd(
+            settings.name,
+            self.feed.epoch,
+            self._io,
             self.metrics,
-            lambda transfer: self._transfer_ended(RECEIVED, transfer),
-            clock_ns,
+            settings.link_encryption,
+            settings.link_grace_ns,
+            settings.send,
+        )
+        self.inbound = InboundTransfers(
+            self._end,
+            self.store,
+            self.facts,
             self._tickets,
             self._engines,
-            settings.link_grace_ns,
             settings.receive,
             hosts,
             settings.wall_s,
         )
         self._sending = Sending(self.store, self._tickets, read_limit_s)
-        self._io = IoThread(settings.link_lanes)
-        self._known_layouts = KnownLayouts(self._load_codecs)
-        self._kernels = kernels
+        self._known_layouts, self._kernels = KnownLayouts(self._load_codecs), kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
         self._site_share, self._comparing = (
-            SiteShare(settings.site_budget, settings.site, self.links, clock_ns),
+            SiteShare(settings.site_budget, settings.site, self.links),
             Comparing(self.store, self._known_layouts),
         )
         self.keeping = Keeping(
@@ -172,19 +186,13 @@ class PoolNode:
         self.link_port = LinkPort(
             settings.listen,
             self._accepting,
-            pool=settings.name,
-            epoch=self.feed.epoch,
-            sources=sources,
-            gateways=self.sites.gateways,
-            inbound=self.inbound,
-            metrics=self.metrics,
-            io=self._io,
-            orders=self,
-            tickets=self._tickets,
-            decoding=self._decoding,
-            encryption=settings.link_encryption,
-            channels=settings.channels,
-            probes=settings.probes,
+            DataPort(self._end, self._accepting.data, sources, self.inbound, self._decoding),
+            ProbeSink(
+                self._accepting.probe, sources, self._io, self.metrics.link_refused, settings.probes
+            ),
+            self.sites.gateways,
+            self,
+            settings.channels,
         )
         self.peers = Peers(
             settings,
@@ -231,6 +239,14 @@ class PoolNode:
         self._is_open = False
         self.admin_port = 0
         """Port of `/health` and `/metrics`, once it is open."""
+
+    def _follow_facts(self) -> None:
+        self.facts.guard(TicketUse, self._audit.allow)
+        self.facts.guard(TicketUse, lambda use: self.sites.check_ticket(*use))
+        self.facts.subscribe(AcceptedTicket, lambda fact: self._audit.granted(fact.ticket))
+        self.facts.subscribe(RefusedTicket, lambda fact: self._audit.refused(*fact))
+        self.facts.subscribe(EndedTransfer, lambda fact: self._transfer_ended(*fact))
+        self.facts.subscribe(ChangedLink, lambda _: self._state_changed())
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -346,7 +362,7 @@ class PoolNode:
     @property
     def num_open(self) -> int:
         """Transfers under way, in and out."""
-        return self.inbound.num_open + sum(link.num_open for link in self.links.values())
+        return self.inbound.known.num_open + sum(link.num_open for link in self.links.values())
 
     def _disk(self, folder: Path) -> DiskTier:
         wrapper, is_new = disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key)
@@ -365,28 +381,18 @@ class PoolNode:
         self, peer: str, address: tuple[str, int], budget: int = 0, connections: int = 0
     ) -> OutboundLink:
         settings = self.settings
+        to = Destination(
+            peer,
+            address,
+            self._budget(peer, budget),
+            connections or settings.link_connections.get(peer, 0),
+            AllowList({peer}, self.sites.prove),
+        )
+        coding = LinkCoding(
+            settings.link_codec, self._known_layouts, peer, self.metrics, wall_s=settings.wall_s
+        )
         return OutboundLink(
-            pool=settings.name,
-            epoch=self.feed.epoch,
-            peer=peer,
-            address=address,
-            tls=self._dialling,
-            metrics=self.metrics,
-            io=self._io,
-            on_change=self._state_changed,
-            on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
-            clock_ns=self._clock_ns,
-            tickets=self._tickets,
-            serves=self._sending,
-            grace_ns=settings.link_grace_ns,
-            budget_bits_per_s=self._budget(peer, budget),
-            connections=connections or settings.link_connections.get(peer, 0),
-            codec=settings.link_codec,
-            layouts=self._known_layouts,
-            encryption=settings.link_encryption,
-            limits=settings.send,
-            expected=AllowList({peer}, self.sites.prove),
-            wall_s=settings.wall_s,
+            self._end, to, self._dialling, coding, self._tickets, self._sending, self.facts
         )
 
     def _budget(self, peer: str, agreed: int) -> int:
@@ -532,7 +538,7 @@ class PoolNode:
                 self.link_port.dismiss(peer)
             for peer, budget in changed.budgets.items():
                 if peer in self.links:
-                    self.links[peer].set_budget(self._budget(peer, budget))
+                    self.links[peer].control.set_budget(self._budget(peer, budget))
             for peer, (address, budget) in changed.came.items():
                 self.peers.add(peer, address, budget)
             self._state_changed()
@@ -558,7 +564,7 @@ class PoolNode:
 
     def _is_moving(self, direction: str, transfer_id: bytes) -> bool:
         if direction == RECEIVED:
-            return self.inbound.is_open(transfer_id)
+            return self.inbound.known.is_open(transfer_id)
         return any(link.has(transfer_id) for link in self.links.values())
 
     def _tell_of_tiers(self) -> None:

@@ -127,10 +127,10 @@ class NodeState:
         metrics.leased_bytes.set_function(lambda: order.leased_bytes)
         metrics.pinned_bytes.set_function(lambda: order.pinned_bytes)
         metrics.pinned_blocks.set_function(lambda: room.num_pinned)
-        metrics.promised_bytes.set_function(lambda: inbound.promised_bytes)
+        metrics.promised_bytes.set_function(lambda: inbound.known.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: link_port.data.unfinished_bytes)
         received, sent = (metrics.open_transfers.labels(direction=d) for d in ("received", "sent"))
-        received.set_function(lambda: inbound.num_open)
+        received.set_function(lambda: inbound.known.num_open)
         sent.set_function(lambda: sum(link.num_open for link in links.values()))
 
     def _tiers(self) -> list[tuple[str, MemoryRoom | DiskTier | SharedTier]]:

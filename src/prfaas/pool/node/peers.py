@@ -112,7 +112,7 @@ class Peers:
     def is_up(self, name: str) -> bool:
         """Return True if the link to a peer is up, or from one that only pushes."""
         link = self.links.get(name)
-        return self._inbound.is_connected(name) if link is None else link.is_up
+        return self._inbound.channels.is_connected(name) if link is None else link.is_up
 
     def is_idle(self, name: str, *, inbound: bool) -> bool:
         """Return True if no transfer to a peer is open.
@@ -123,7 +123,7 @@ class Peers:
         link = self.links.get(name)
         if link is not None and link.num_open:
             return False
-        return not inbound or not self._inbound.machine.open_from(name)
+        return not inbound or not self._inbound.known.open_from(name)
 
     def _start(self, group: asyncio.TaskGroup, name: str) -> None:
         self._tasks[name] = group.create_task(self.links[name].run())

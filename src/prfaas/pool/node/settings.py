@@ -14,11 +14,10 @@ from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
 from prfaas.pool.net import link_probe
+from prfaas.pool.net.link_end import SEND_LIMITS, SendLimits
 from prfaas.pool.net.link_probe import ProbeLimits
-from prfaas.pool.receive import receive_limits
-from prfaas.pool.receive.receive_limits import ReceiveLimits
-from prfaas.pool.send import send_limits
-from prfaas.pool.send.send_limits import SendLimits
+from prfaas.pool.receive import inbound_transfers
+from prfaas.pool.receive.inbound_transfers import ReceiveLimits
 from prfaas.pool.shared.settings import SharedSettings
 from prfaas.pool.store import disk_writer, event_feed
 from prfaas.pool.store.disk_writer import DiskLimits
@@ -110,8 +109,8 @@ class PoolSettings:
     contracts: Path | None = None
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
-    receive: ReceiveLimits = receive_limits.DEFAULTS
-    send: SendLimits = send_limits.DEFAULTS
+    receive: ReceiveLimits = inbound_transfers.DEFAULTS
+    send: SendLimits = SEND_LIMITS
     channels: ChannelLimits = channel.LIMITS
     feed: FeedLimits = event_feed.LIMITS
     probes: ProbeLimits = link_probe.LIMITS

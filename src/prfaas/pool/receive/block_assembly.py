@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, check_invariants
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
 BlockBuffer = bytearray | memoryview
@@ -191,6 +191,22 @@ class Assembly:
         with self._changed:
             for name in [name for name in self._unfinished if name[0] == transfer_id]:
                 self._drop(name)
+
+    def validate(self) -> None:
+        """Check what has to hold at any time.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        with self._changed:
+            sizes = [name[-1] for name in self._unfinished]
+            check_invariants(
+                [
+                    ("unfinished bytes are counted", self._bytes == sum(sizes)),
+                    ("unfinished blocks are few", len(sizes) <= self._blocks_max),
+                    ("a link that is over has no blocks", not (self._is_closed and sizes)),
+                ]
+            )
 
     def _start(self, name: Name) -> _Unfinished | None:
         """A new block; None if there is no memory for it at present."""

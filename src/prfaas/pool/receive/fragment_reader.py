@@ -7,13 +7,19 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from prfaas.errors import PeerError, without_frames
 from prfaas.pool.receive.block_assembly import Assembly, NoRoomError, is_same_fragment
 from prfaas.pool.receive.decoding import Decoding
-from prfaas.wire.fragments import FRAGMENT_BYTES_MAX, FragmentPrefix, ReceivedBlock
+from prfaas.wire.fragments import (
+    FRAGMENT_BYTES_MAX,
+    FragmentPrefix,
+    FragmentStream,
+    ReceivedBlock,
+)
+from prfaas.wire.sealed.records import Opener
+from prfaas.wire.sealed.streams import ClearStream, SealedStream
 
 WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
 """Bytes for which a reader of a TLS connection wakes up; a TLS record may be partly read."""
@@ -77,7 +83,7 @@ class FragmentReader:
         receiver: Owner of the connection.
         connection: Authenticated socket that does not block, TLS or plain.
         assembly: Unfinished blocks of its link.
-        make_stream: Makes the stream for its bytes, from what gives fragments their place.
+        opener: Opens what was sealed; None with TLS.
         turn_bytes: Bytes that it reads before other connections are served.
     """
 
@@ -86,7 +92,7 @@ class FragmentReader:
         receiver: FragmentOwner,
         connection: socket.socket,
         assembly: Assembly,
-        make_stream: Callable[[Callable[[FragmentPrefix], memoryview]], Stream],
+        opener: Opener | None,
         turn_bytes: int,
     ) -> None:
         self._turn_bytes = turn_bytes
@@ -98,7 +104,12 @@ class FragmentReader:
         self._number = connection.fileno()
         self._assembly = assembly
         self._nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
-        self._stream = make_stream(self._begin)
+        self._stream: Stream
+        if opener is None:
+            self._stream = FragmentStream(self._begin)
+        else:
+            kind = SealedStream if opener.is_encrypted else ClearStream
+            self._stream = kind(opener, self._begin)
         self._claimed: FragmentPrefix | None = None
         """The fragment that has its place in a block, and is not whole."""
         self._is_paused = False

@@ -6,10 +6,10 @@ Pulls fetch blocks by name from another pool, which keeps a link to this one:
                                 destination ◄──Offer, blocks, Commit── source
     gateway or engine ◄─Missing or Refused─ destination
 
-With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/ahead.py`), until the
-asker's second message, which takes the same path. It is repeated when a broken link is back, since
-it may be lost with the old connection. From the offer on a pull is a transfer like any other. The
-request travels against the direction of the link: no port has to be opened for it.
+With `Ahead.COMPUTING` the source sends blocks as an engine stores them (`send/block_sender.py`),
+until the asker's second message, which takes the same path. It is repeated when a broken link is
+back, since it may be lost with the old connection. From the offer on a pull is a transfer like any
+other. The request travels against the direction of the link: no port has to be opened for it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.core.cache.eviction import born_in
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
-from prfaas.core.transfer.machine import methods_of
 from prfaas.core.transfer.receiver import Receiver
+from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
-from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
-from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.core.transfer.transfer_state import RECEIVED, EndedTransfer, TransferEnd
+from prfaas.errors import check_invariants
+from prfaas.pool.net.link_end import LinkEnd
 from prfaas.pool.receive.block_assembly import Assembly
-from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import received
 from prfaas.pool.tickets.ticket_checks import DESTINATION, TicketChecks
+from prfaas.records import methods_of
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.messages.base import Message
@@ -66,42 +69,99 @@ class HasLayout(Protocol):
         """Of its blocks."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiveLimits:
+    """Limits of the receiving end of a link.
+
+    Attributes:
+        transfers_max: Transfers known at once. Ended ones make room for new ones; where all are
+            open, new ones are refused.
+        peer_bytes_min: Memory that the unfinished blocks of a peer may take in any case, bytes.
+        unfinished_blocks_max: Unfinished blocks of a peer. A sender starts the next block when it
+            has handed out all fragments of the one before; each fragment that a slow connection
+            still holds, in its window or in the buffers at either end, leaves a block unfinished.
+            With fragments of 32 KiB the default is half a gigabyte of them.
+        turn_bytes: Bytes that a data connection reads before the others are served.
+        connections_max: Data connections over all peers. Each link may have an equal part of them,
+            at least one, and is told how many (`Connections`).
+    """
+
+    transfers_max: int = 10_000
+    peer_bytes_min: int = 64 << 20
+    unfinished_blocks_max: int = 16_384
+    turn_bytes: int = 512 << 10
+    connections_max: int = 1024
+
+
+DEFAULTS = ReceiveLimits()
+
+
+class PeerChannels:
+    """Connections for messages, of pools and gateways."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Channel, asyncio.Task[None]] = {}
+        """What keeps each of them alive."""
+        self.from_sources: set[Channel] = set()
+        """Those of pools that may push."""
+
+    def of(self, peer: str) -> Channel | None:
+        """The connection of a peer; None without one."""
+        return next((c for c in self.tasks if c.peer == peer and c.is_open), None)
+
+    def is_connected(self, source: str) -> bool:
+        """Return True if a link from the pool `source` stands."""
+        return any(channel.peer == source and channel.is_open for channel in self.from_sources)
+
+    def send(self, peer: str, message: Message) -> bool:
+        """Send a message; False without a connection."""
+        channel = self.of(peer)
+        if channel is not None:
+            channel.send(message)
+        return channel is not None
+
+
 class InboundTransfers:
     """Reports what happens to transfers that arrive, and does what the machine says.
 
     Args:
         store: Where blocks go.
-        on_ended: Called once for every ended transfer.
+        facts: Gets an `EndedTransfer` for each.
         engines: Local engines: blocks of other layouts are refused.
-        grace_ns: Time limit of transfers' wait for a broken link, ns.
         limits: Limits on what peers may have this pool receive.
         hosts: Pools of other hosts of the site: what is pulled from them is a copy.
     """
 
     def __init__(
         self,
+        end: LinkEnd,
         store: BlockStore,
-        metrics: PoolMetrics,
-        on_ended: Callable[[Transfer], None],
-        clock_ns: Callable[[], int],
+        facts: FactStream,
         tickets: TicketChecks,
         engines: Mapping[str, HasLayout],
-        grace_ns: int = 0,
         limits: ReceiveLimits = DEFAULTS,
         hosts: Set[str] = frozenset(),
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._metrics, self._tickets = store, metrics, tickets
-        self._on_ended, self._engines, self._hosts = on_ended, engines, hosts
-        self._clock_ns, self._wall_s = clock_ns, wall_s
-        self.limits = limits
-        self.machine = Receiver(limits.transfers_max, self.peer_bytes_max, grace_ns)
-        self.channels: dict[Channel, asyncio.Task[None]] = {}
-        """Connections for messages, of pools and gateways."""
-        self.from_sources: set[Channel] = set()
-        """Those of pools that may push."""
+        self.store, self.limits = store, limits
+        self._metrics, self._facts, self._tickets = end.metrics, facts, tickets
+        self._engines, self._hosts = engines, hosts
+        self._clock_ns, self._wall_s = time.monotonic_ns, wall_s
+        self.machine = Receiver(limits.transfers_max, self.peer_bytes_max, end.grace_ns)
+        self.known = self.machine.known
+        self.channels = PeerChannels()
         self.links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and its unfinished blocks."""
+
+    def validate(self) -> None:
+        """Check what has to hold between two events.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        self.machine.validate()
+        are_known = self.channels.from_sources <= self.channels.tasks.keys()
+        check_invariants([("connections of sources are connections", are_known)])
 
     def report(self, event: on.TransferInput) -> bool:
         """Report what happened, and do what follows; return False if nothing does."""
@@ -112,48 +172,18 @@ class InboundTransfers:
 
     # --- questions ---
 
-    def channel_of(self, peer: str) -> Channel | None:
-        """The connection for messages of a peer; None without one."""
-        return next((c for c in self.channels if c.peer == peer and c.is_open), None)
-
-    def is_connected(self, source: str) -> bool:
-        """Return True if a link from the pool `source` stands."""
-        return any(channel.peer == source and channel.is_open for channel in self.from_sources)
-
-    def is_open(self, transfer_id: bytes) -> bool:
-        """Return True if blocks of this transfer may still come."""
-        return self.machine.is_open(transfer_id)
-
     def is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
         """Return True if a block that is not here may still come with this transfer.
 
         One that nobody has announced yet is in transit only while the link stands.
         """
-        known = self.machine.get(transfer_id)
-        return self.is_connected(source) if known is None else known.is_open
-
-    @property
-    def num_open(self) -> int:
-        """Transfers that have not ended."""
-        return self.machine.num_open
-
-    @property
-    def promised_bytes(self) -> int:
-        """Bytes that open transfers may still bring."""
-        return self.machine.promised_bytes
+        known = self.known.get(transfer_id)
+        return self.channels.is_connected(source) if known is None else known.is_open
 
     @property
     def peer_bytes_max(self) -> int:
         """Memory limit of one peer for blocks that are not in the store yet."""
-        return max(self.limits.peer_bytes_min, self._store.room.capacity_bytes // PEER_SHARE)
-
-    def buffer(self, num_bytes: int) -> bytearray | memoryview | None:
-        """Memory to receive a block into; None if memory is full. Any thread may call it."""
-        return self._store.room.receive_buffer(num_bytes)
-
-    def make_room(self) -> None:
-        """Free memory for a block: a link waits for it."""
-        self._store.room.keep_room(is_waited=True)
+        return max(self.limits.peer_bytes_min, self.store.room.capacity_bytes // PEER_SHARE)
 
     # --- events ---
 
@@ -195,9 +225,15 @@ class InboundTransfers:
 
     def purge(self, source: str) -> int:
         """End the open transfers from a pool; how many there were."""
-        num_open = len(self.machine.open_from(source))
-        self.report(on.Purged(source))
+        num_open = len(self.known.open_from(source))
+        self.report(on.PeerLost(source, kind=TransferEnd.PURGED))
         return num_open
+
+    def met(self, peer: str, regions: Regions) -> None:
+        """A pool that may push has connected: if its certificate names other regions than before,
+        what is open with it ends."""
+        if self._tickets.met(peer, regions):
+            self.report(on.PeerLost(peer))
 
     def expire(self) -> None:
         """End transfers that are open, or wait for their peer, for too long."""
@@ -205,16 +241,11 @@ class InboundTransfers:
 
     # --- actions ---
 
-    def _send(self, peer: str, message: Message) -> None:
-        channel = self.channel_of(peer)
-        if channel is not None:
-            channel.send(message)
-
     def _check_ticket(self, action: do.CheckTicket) -> None:
         request: Offer | Pull = action.request
         peer, transfer_id = action.peer, action.transfer_id
         try:
-            if not self._store.rules.may_keep(received(peer, transfer_id, is_inherited=False)):
+            if not self.store.rules.may_keep(received(peer, transfer_id, is_inherited=False)):
                 why = f"what came from {peer} is being dropped; it is accepted again soon"
                 error = TicketRefusedError(TicketRefusal.PURGING, why)
                 self._tickets.refused(DESTINATION, transfer_id, error)
@@ -225,7 +256,7 @@ class InboundTransfers:
                 transfer_id=transfer_id,
                 source=peer,
                 layouts={engine.layout.layout_id for engine in self._engines.values()},
-                free_bytes=self._store.room.capacity_bytes - self.promised_bytes,
+                free_bytes=self.store.room.capacity_bytes - self.known.promised_bytes,
             )
         except TicketRefusedError as error:
             reason = error.reason
@@ -234,7 +265,7 @@ class InboundTransfers:
         ticket, lacking = grant.ticket, None
         if isinstance(request, Pull):
             keys, layout_id = dict.fromkeys(keys_of(request.keys)), ticket.layout_id
-            lacking = tuple(key for key in keys if (layout_id, key) not in self._store)
+            lacking = tuple(key for key in keys if (layout_id, key) not in self.store)
         self.report(
             on.Granted(
                 peer,
@@ -251,18 +282,24 @@ class InboundTransfers:
     def _record_refusal(self, action: do.RecordRefusal) -> None:
         self._tickets.refused(DESTINATION, action.transfer_id, action.error)
 
-    def _accept(self, action: do.Accept) -> None:
-        self._send(action.peer, Accepted(transfer_id=action.transfer_id))
-
-    def _refuse(self, action: do.Refuse) -> None:
-        self._send(action.peer, Refused(transfer_id=action.transfer_id, reason=action.reason))
-
-    def _tell_abort(self, action: do.TellAbort) -> None:
-        transfer_id, kind, reason = action.transfer_id, action.kind, action.reason
-        self._send(action.peer, Abort(transfer_id=transfer_id, kind=kind, reason=reason))
+    def _tell(self, action: do.Tell) -> None:
+        transfer_id, reason = action.transfer_id, action.reason
+        message: Message
+        match action.news:
+            case do.PeerNews.ACCEPTED:
+                message = Accepted(transfer_id=transfer_id)
+            case do.PeerNews.REFUSED:
+                message = Refused(transfer_id=transfer_id, reason=reason)
+            case do.PeerNews.COMPUTED:
+                message = all_computed(transfer_id, action.peer)
+            case do.PeerNews.COMMITTED:
+                message = Committed(transfer_id=transfer_id)
+            case do.PeerNews.ABORTED:
+                message = Abort(transfer_id=transfer_id, kind=action.kind, reason=reason)
+        self.channels.send(action.peer, message)
 
     def _acknowledge(self, action: do.Acknowledge) -> None:
-        channel = self.channel_of(action.peer)
+        channel = self.channels.of(action.peer)
         if channel is None:
             return
         by_layout: dict[bytes, list[BlockKey]] = {}
@@ -274,35 +311,27 @@ class InboundTransfers:
                 arrived = Arrived(transfer_id=action.transfer_id, layout_id=layout_id, keys=part)
                 channel.send(arrived)
 
-    def _tell_committed(self, action: do.TellCommitted) -> None:
-        self._send(action.peer, Committed(transfer_id=action.transfer_id))
-
     def _ask_source(self, action: do.AskSource) -> None:
         pull: Pull = action.request
-        channel, transfer_id = self.channel_of(pull.source), pull.transfer_id
-        if channel is None:
+        transfer_id = pull.transfer_id
+        asked = Pull(
+            transfer_id=transfer_id,
+            source=pull.source,
+            keys=wire_keys(action.lacking),
+            ticket=pull.ticket,
+            blocks=pull.blocks,
+            ahead=pull.ahead,
+        )
+        if not self.channels.send(pull.source, asked):
             lost = on.GivenUp("", transfer_id, kind=TransferEnd.LINK_LOST, reason="link_down")
             self.report(lost)
-            return
-        channel.send(
-            Pull(
-                transfer_id=transfer_id,
-                source=pull.source,
-                keys=wire_keys(action.lacking),
-                ticket=pull.ticket,
-                blocks=pull.blocks,
-                ahead=pull.ahead,
-            )
-        )
 
-    def _tell_computed(self, action: do.TellComputed) -> None:
-        self._send(action.peer, all_computed(action.transfer_id, action.peer))
-
-    def _answer_missing(self, action: do.AnswerMissing) -> None:
-        action.asker(Missing(transfer_id=action.transfer_id, keys=wire_keys(action.keys)))
-
-    def _answer_refused(self, action: do.AnswerRefused) -> None:
-        action.asker(Refused(transfer_id=action.transfer_id, reason=action.reason))
+    def _answer(self, action: do.Answer) -> None:
+        transfer_id, keys = action.transfer_id, wire_keys(action.missing)
+        if action.refusal:
+            action.asker(Refused(transfer_id=transfer_id, reason=action.refusal))
+        else:
+            action.asker(Missing(transfer_id=transfer_id, keys=keys))
 
     def _keep(self, action: do.Keep) -> None:
         block: ReceivedBlock = action.payload[0]
@@ -311,9 +340,9 @@ class InboundTransfers:
         tenant, is_inherited = tag_in(action.ticket.tenant), block.is_inherited
         origin = received(peer, transfer_id, tenant, born_s, is_inherited=is_inherited)
         failure = None
-        if not self._store.rules.may_keep(origin):
+        if not self.store.rules.may_keep(origin):
             failure = TransferEnd.PURGED
-        elif not self._store.put(
+        elif not self.store.put(
             block.layout_id,
             block.key,
             block.data,
@@ -340,18 +369,18 @@ class InboundTransfers:
 
     def _end_leases(self, action: do.EndLeases) -> None:
         for name in action.names:
-            self._store.release(name)
+            self.store.release(name)
 
     def _count_dropped(self, action: do.CountDropped) -> None:
         self._metrics.blocks_dropped.labels(reason=action.reason).inc()
 
     def _make_room(self, _action: do.MakeRoom) -> None:
-        self._store.room.keep_room()
+        self.store.room.keep_room()
 
     def _ended(self, action: do.Ended) -> None:
         for _, assembly in self.links.values():
             assembly.forget(action.transfer.transfer_id)
-        self._on_ended(action.transfer)
+        self._facts.report(EndedTransfer(RECEIVED, action.transfer))
 
 
 _METHODS = methods_of(InboundTransfers, do.RECEIVED)

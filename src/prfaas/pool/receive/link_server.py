@@ -15,22 +15,15 @@ from prfaas.core.transfer.events import (
     LinkCame,
     Offered,
     PeerLost,
-    RefusedCame,
 )
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption, agreed
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.log_throttle import LogThrottle
-from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.net.busy import BusyMeter
-from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.net.link_probe import LIMITS as PROBE_LIMITS
-from prfaas.pool.net.link_probe import ProbeLimits, ProbeSink
+from prfaas.pool.net.io_thread import BusyMeter
+from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.net.listener import Listener
-from prfaas.pool.receive.data_receiver import DigestError
-from prfaas.pool.receive.data_server import DataPort
-from prfaas.pool.receive.decoding import Decoding
-from prfaas.pool.receive.inbound_transfers import InboundTransfers
-from prfaas.pool.tickets.ticket_checks import TicketChecks
+from prfaas.pool.receive.data_port import DataPort
 from prfaas.wire.channel import LIMITS as CHANNEL_LIMITS
 from prfaas.wire.channel import Channel, ChannelLimits
 from prfaas.wire.frames import Frame
@@ -51,7 +44,6 @@ from prfaas.wire.messages.link import (
 )
 from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import LinkSecret, new_secret
-from prfaas.wire.sealed.records import SealError
 
 log = logging.getLogger(__name__)
 
@@ -74,68 +66,38 @@ class LinkPort:
 
     Args:
         address: Host and port; port 0 takes a free one.
-        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
-        sources: Pools that may push, and test the link.
+        data: Server of data connections; names the pools that may push, and test the link.
+        probes: Takes link tests.
         gateways: Gateways that may subscribe and abort.
-        inbound: Transfers from those pools.
         orders: Executes what gateways order.
-        tickets: Know the regions of peers.
-        io: Where data connections live.
-        decoding: Agrees on codecs with those pools.
-        encryption: The operator's choice for their data connections.
         channels: Limits on unsent bytes of connections for messages.
-        probes: Limits of link tests.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
         tls: LinkContexts,
-        *,
-        pool: str,
-        epoch: str,
-        sources: Set[str],
+        data: DataPort,
+        probes: ProbeSink,
         gateways: Set[str],
-        inbound: InboundTransfers,
         orders: GatewayOrders,
-        tickets: TicketChecks,
-        metrics: PoolMetrics,
-        io: IoThread,
-        decoding: Decoding,
-        encryption: LinkEncryption = LinkEncryption.TLS,
         channels: ChannelLimits = CHANNEL_LIMITS,
-        probes: ProbeLimits = PROBE_LIMITS,
     ) -> None:
-        self._pool, self._epoch, self._encryption = pool, epoch, encryption
-        self._decoding, self._metrics, self._tickets = decoding, metrics, tickets
-        self._inbound, self._orders = inbound, orders
-        self._busy = BusyMeter(lambda: io.thread_id)
-        self._sources, self._gateways = sources, gateways
-        self._channels, self._from_sources = inbound.channels, inbound.from_sources
-        self._from_gateways: set[Channel] = set()
-        self.data = DataPort(
-            tls.data,
-            sources,
-            inbound,
-            io,
-            decoding,
-            is_spread=encryption is LinkEncryption.SEALED,
-            on_broken=self._broken,
-            on_refused=self._refuse,
-        )
-        """Server of their data connections."""
-        self._listener = Listener(
-            address,
-            tls,
-            lambda: Channel(self._deliver, self._closed, self._greet, channels),
-            self.data.take,
-            self.data.take_sealed,
-            ProbeSink(tls.probe, sources, io, self._refuse, probes).take,
-            self._refuse,
-        )
+        self.data, self._end, self._orders = data, data.end, orders
+        self._inbound, self._decoding = data.inbound, data.decoding
+        self._busy = BusyMeter(data.end.io)
+        self._sources, self._gateways = data.sources, gateways
+        self._channels, self._from_gateways = data.inbound.channels, set[Channel]()
+        self._limits = channels
+        self.take_data, self.take_probe = data.take, probes.take
+        self._listener = Listener(address, tls, self, data.end.metrics.link_refused)
         self._said = LogThrottle()
         self._shares: dict[Channel, int] = {}
         """Data connections that each link was told it may have."""
+
+    def new_channel(self) -> Channel:
+        """Return the protocol of a connection that carries messages."""
+        return Channel(self._deliver, self._closed, self._greet, self._limits)
 
     async def open(self) -> None:
         """Start to listen.
@@ -155,14 +117,14 @@ class LinkPort:
         """Stop listening and drop every connection."""
         await self._listener.close()
         self._inbound.report(DataDropped(is_final=True))
-        for channel in list(self._channels):
+        for channel in list(self._channels.tasks):
             channel.close("this pool node stops")
         self.data.close()
 
     def dismiss(self, peer: str) -> None:
         """End the connections of a peer that may not push any more. It still reads what it was
         sent, such as the end of a transfer."""
-        for channel in [each for each in self._channels if each.peer == peer]:
+        for channel in [each for each in self._channels.tasks if each.peer == peer]:
             channel.end("it is no member any more")
         self._drop_link(peer)
 
@@ -177,12 +139,12 @@ class LinkPort:
                 channel.peer = name
             except PeerError as error:
                 refusal = error
-        if refusal and channel not in self._from_sources | self._from_gateways:
+        if refusal and channel not in self._channels.from_sources | self._from_gateways:
             raise refusal
         regions = peer_regions(channel.ssl_object)
-        if channel in self._from_sources and self._tickets.met(channel.peer, regions):
-            self._inbound.report(PeerLost(channel.peer))
-        self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
+        if channel in self._channels.from_sources:
+            self._inbound.met(channel.peer, regions)
+        self._channels.tasks[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
         self._handle(channel, decode(frame.payload))
@@ -192,7 +154,7 @@ class LinkPort:
             case Ping():
                 if message.at_ns:
                     received = self.data.received(channel.peer)
-                    is_shown = channel in self._from_sources and self._orders.shows_load(
+                    is_shown = channel in self._channels.from_sources and self._orders.shows_load(
                         channel.peer
                     )
                     busy = self._busy.share() if is_shown else 0.0
@@ -205,20 +167,22 @@ class LinkPort:
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
-                self._require(channel, self._from_sources)
+                self._require(channel, self._channels.from_sources)
                 self._inbound.report(Offered(channel.peer, message.transfer_id, message))
             case Commit():
-                self._require(channel, self._from_sources)
+                self._require(channel, self._channels.from_sources)
                 transfer_id, missing = message.transfer_id, tuple(keys_of(message.missing))
                 count = message.num_blocks
                 self._inbound.report(
                     CommitCame(channel.peer, transfer_id, num_blocks=count, missing=missing)
                 )
             case Refused():
-                self._require(channel, self._from_sources)
-                why = message.reason
-                self._inbound.report(RefusedCame(channel.peer, message.transfer_id, reason=why))
-            case Abort() if channel in self._from_sources:
+                self._require(channel, self._channels.from_sources)
+                kind, why = TransferEnd.REFUSED, message.reason
+                self._inbound.report(
+                    AbortCame(channel.peer, message.transfer_id, kind=kind, reason=why)
+                )
+            case Abort() if channel in self._channels.from_sources:
                 kind, why = message.kind, message.reason
                 self._inbound.report(
                     AbortCame(channel.peer, message.transfer_id, kind=kind, reason=why)
@@ -234,10 +198,10 @@ class LinkPort:
 
         A hello that is read late, after a stall, is of a connection that the pool has left.
         """
-        self._require(channel, self._from_sources)
+        self._require(channel, self._channels.from_sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
-        *older, newest = [other for other in self._channels if other.peer == channel.peer]
+        *older, newest = [other for other in self._channels.tasks if other.peer == channel.peer]
         if newest is not channel:
             channel.close("the pool has a newer connection")
             return
@@ -249,7 +213,7 @@ class LinkPort:
         self._inbound.report(LinkCame(channel.peer, resumes=tuple(hello.resumes)))
         channel.send(
             Resumed(
-                epoch=self._epoch,
+                epoch=self._end.epoch,
                 takes_ages=True,
                 encryption=WIRE_NAMES[secret.encryption] if secret is not None else "",
                 secret=secret.secret if secret is not None else b"",
@@ -276,32 +240,15 @@ class LinkPort:
 
     def _secret(self, peer: str, hello: PoolHello) -> LinkSecret | None:
         """Return a fresh secret for the session of a hello; None if it uses TLS."""
-        encryption = agreed(self._encryption, hello.encryptions)
-        self._metrics.set_encryption(peer, "received", encryption)
+        encryption = agreed(self._end.encryption, hello.encryptions)
+        self._end.metrics.set_encryption(peer, "received", encryption)
         if encryption is LinkEncryption.TLS:
             return None
-        return LinkSecret(encryption, peer, self._pool, hello.link, new_secret())
-
-    def _broken(self, peer: str, error: PeerError) -> None:
-        """A data connection broke the protocol: its peer cannot be trusted."""
-        self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
-        if isinstance(error, SealError):
-            self._refuse()  # Of somebody on the path: the peer proved itself over TLS.
-            return
-        if isinstance(error, DigestError):
-            self._metrics.blocks_dropped.labels(reason="digest").inc()
-        channel = self._inbound.channel_of(peer) if peer else None
-        if channel is not None:
-            channel.distrust(str(error))  # Counted when it is closed.
-        else:
-            self._refuse()
+        return LinkSecret(encryption, peer, self._end.pool, hello.link, new_secret())
 
     def _warn(self, text: str) -> None:
         if self._said.is_new(text):
             log.warning("%s", text)
-
-    def _refuse(self) -> None:
-        self._metrics.refused.labels(port="link").inc()
 
     def _drop_link(self, peer: str) -> None:
         self._inbound.report(DataDropped(peer))
@@ -309,7 +256,7 @@ class LinkPort:
         self.data.end_link(peer)
 
     def _roles(self) -> tuple[tuple[Set[str], set[Channel]], ...]:
-        return (self._sources, self._from_sources), (self._gateways, self._from_gateways)
+        return (self._sources, self._channels.from_sources), (self._gateways, self._from_gateways)
 
     def _require(self, channel: Channel, channels: set[Channel]) -> None:
         if channel not in channels:
@@ -322,8 +269,8 @@ class LinkPort:
 
     def _closed(self, channel: Channel, reason: str) -> None:
         if channel.broke_protocol:
-            self._refuse()
-        task = self._channels.pop(channel, None)
+            self._end.metrics.link_refused.inc()
+        task = self._channels.tasks.pop(channel, None)
         if task is None:
             self._warn(f"connection refused: {reason}")
             return
@@ -331,10 +278,10 @@ class LinkPort:
         self._shares.pop(channel, None)
         self._warn(f"connection of {channel.peer} closed: {reason}")
         self._orders.gateway_left(channel)
-        is_source = channel in self._from_sources
-        self._from_sources.discard(channel)
+        is_source = channel in self._channels.from_sources
+        self._channels.from_sources.discard(channel)
         self._from_gateways.discard(channel)
-        if not is_source or self._inbound.is_connected(channel.peer):
+        if not is_source or self._channels.is_connected(channel.peer):
             return
         self._drop_link(channel.peer)
         self._tell_shares()

@@ -7,26 +7,27 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
 
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, without_frames
 from prfaas.logs import log_event
-from prfaas.pool.net.io_thread import IoThread, Lane
+from prfaas.pool.net.io_thread import Lane
+from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
 from prfaas.pool.net.tls_sockets import connect, shake_hands
-from prfaas.pool.send.link_coding import LinkCoding
-from prfaas.pool.send.send_connection import DataConnection
-from prfaas.pool.send.send_limits import DEFAULTS, SendLimits
+from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.tasks import Backoff
 from prfaas.units import NS_PER_S
-from prfaas.wire.allow_list import AllowList
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.link import Join
 from prfaas.wire.sealed.keys import LinkSecret
 from prfaas.wire.sealed.records import Sealer
+from prfaas.wire.sealed.streams import SealedParts
 from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)
@@ -47,20 +48,153 @@ UNPROVED_MAX = 8
 """Connections without TLS that end before the peer has opened any; TLS is used from then on."""
 
 
-class _Slot:
-    """Place of one connection, on a lane.
+class DataConnection:
+    """Sends the queue until the connection breaks. Runs on its lane.
 
     Args:
-        lane: Where the connection lives.
-        work: Keeps it open until it is cancelled.
+        number: Its number; none twice.
+        connection: Connected socket that does not block; TLS without `sealer`, else plain.
+        coding: How fragments are coded.
+        join: First bytes with TLS.
+        sealer: Seals all that is sent; None with TLS.
+        stuck_ns: It is closed if nothing is delivered for this time.
     """
 
-    def __init__(self, lane: Lane, work: Callable[[Lane], Coroutine[None, None, None]]) -> None:
+    def __init__(
+        self,
+        number: int,
+        connection: socket.socket,
+        queue: SendQueue,
+        coding: LinkCoding,
+        join: bytes,
+        sealer: Sealer | None = None,
+        *,
+        lane: Lane,
+        stuck_ns: int,
+    ) -> None:
+        self.number = number
+        self._lane = lane
+        self._stuck_ns = stuck_ns
+        self._coding = coding
+        self._scratch = Scratch()
+        self.socket = connection
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = connection.fileno()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._sealed = SealedParts(sealer) if sealer is not None else None
+        self._parts = [memoryview(join if sealer is None else sealer.opening)]
+        """Parts that are being sent, in order."""
+        self._is_idle = False
+        """True while it waits for something to send, and nobody has roused it."""
+        self._sent_bytes = 0 if sealer is None else len(sealer.opening)
+        self._received_bytes = 0
+        self._moved_at_ns = 0
+        self.fitted = (0, 0)
+        """Its pacing and its backlog, bytes a second and bytes."""
+        self._loop.add_writer(self._descriptor, self._write)
+        # The peer says nothing on a data connection: what can be read is its end.
+        self._loop.add_reader(self._descriptor, self._read)
+
+    def rouse(self) -> None:
+        """There may be something to send. Any thread may call it."""
+        if self._is_idle:
+            self._is_idle = False
+            self._lane.call(self._wake)
+
+    def received_later(self, num_bytes: int, now_ns: int) -> None:
+        """Have `received` called on its lane."""
+        self._lane.call(self.received, num_bytes, now_ns)
+
+    def _wake(self) -> None:
+        if not self.ended.done():
+            self._loop.add_writer(self._descriptor, self._write)
+            self._write()
+
+    def received(self, num_bytes: int, now_ns: int) -> None:
+        """The peer has this number of bytes of it; end it if it waits in vain for the others.
+
+        A path can be dead and acknowledge: bytes at a proxy or in the peer's kernel are not here.
+        """
+        if self.ended.done():
+            return  # Its descriptor may be another connection's.
+        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
+        if has_moved or not self._moved_at_ns:
+            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
+        elif now_ns - self._moved_at_ns >= self._stuck_ns:
+            self._fail(OSError("nothing of it arrives any more"))
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
+        self._parts = []
+        if not self.ended.done():
+            self.ended.cancel()
+
+    def _write(self) -> None:
+        if not self._parts and not self._next():
+            return
+        try:
+            if self._sealed is not None:
+                self._advance(self.socket.sendmsg(self._parts))
+                return  # A rest means that the socket is full.
+            while self._parts:
+                self._advance(self.socket.send(self._parts[0]))
+        except (ssl.SSLWantWriteError, BlockingIOError):
+            return  # The same bytes are offered again when the socket is writable.
+        except OSError as error:
+            self._fail(error)
+
+    def _advance(self, num_bytes: int) -> None:
+        """Drop the bytes that the socket has accepted."""
+        while self._parts and num_bytes >= len(self._parts[0]):
+            num_bytes -= len(self._parts.pop(0))
+        if num_bytes:
+            self._parts[0] = self._parts[0][num_bytes:]
+
+    def _next(self) -> bool:
+        self._is_idle = True  # Before it looks: what is added after that finds it idle.
+        fragment = self._queue.take(self.number)
+        if fragment is None:
+            self._loop.remove_writer(self._descriptor)
+            return False
+        self._is_idle = False
+        self._parts = self._coding.parts(fragment, self._scratch)
+        if self._sealed is not None:
+            self._parts = self._sealed.parts(*self._parts)
+        self._sent_bytes += sum(map(len, self._parts))
+        return True
+
+    def _read(self) -> None:
+        try:
+            is_end = not self.socket.recv(1)
+            if is_end:
+                self._fail(OSError("the peer closed it"))
+            elif self._sealed is not None:
+                self._fail(OSError("it was answered, which no peer does"))
+        except (ssl.SSLWantReadError, BlockingIOError):
+            return
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
+        self._parts = []
+        if not self.ended.done():
+            self.ended.set_exception(without_frames(error))
+
+
+class _Slot:
+    """Place of one connection, on the lane where it lives."""
+
+    def __init__(self, lane: Lane, senders: DataSenders) -> None:
         self._lane = lane
         self._task: asyncio.Task[None] | None = None
         self._ended = Future[None]()
         self.is_stopping = False
-        lane.call(self._start, work)
+        lane.call(self._start, senders)
 
     @property
     def has_ended(self) -> bool:
@@ -74,8 +208,8 @@ class _Slot:
             self._end()
         return self._ended
 
-    def _start(self, work: Callable[[Lane], Coroutine[None, None, None]]) -> None:
-        self._task = self._lane.start(work(self._lane))
+    def _start(self, senders: DataSenders) -> None:
+        self._task = self._lane.start(senders.keep_open(self._lane))
         self._task.add_done_callback(self._end)
 
     def _stop(self) -> None:
@@ -87,68 +221,64 @@ class _Slot:
             self._ended.set_result(None)
 
 
+class SendersOwner(Protocol):
+    """Follows the data connections of a link."""
+
+    def update(self) -> None:
+        """A connection has opened or closed. Called on the node's loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSession:
+    """Agreement of both ends on one connection for messages, until it ends.
+
+    Attributes:
+        link: Word by which data connections with TLS identify themselves.
+        secret: Of the session, if its data connections have no TLS.
+        num_max: The most of them that the peer takes, to begin with; 0 is no limit.
+    """
+
+    link: str
+    secret: LinkSecret | None
+    num_max: int
+
+
 class DataSenders:
     """Keeps a number of data connections to a peer open, for one session of a link.
 
     Args:
         tls: Context with the ALPN of data connections.
-        peer: Name in the peer's certificate.
-        link: Word of the session.
-        secret: Of the session, if its connections have no TLS.
-        coding: How they code it.
         numbers: A number for every connection, none twice.
-        num_connections: How many, to begin with.
-        num_max: The most that the peer takes, to begin with; 0 is no limit.
-        pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
-        on_change: Called on the loop when a connection opens or closes.
-        expected: The peer, as its certificates have to name it.
+        owner: Told to when a connection opens or closes.
     """
 
     def __init__(
         self,
-        *,
-        address: tuple[str, int],
+        end: LinkEnd,
+        to: Destination,
+        session: LinkSession,
         tls: ssl.SSLContext,
-        peer: str,
-        pool: str,
-        link: str,
-        secret: LinkSecret | None,
         queue: SendQueue,
         coding: LinkCoding,
-        numbers: Callable[[], int],
-        num_connections: int,
-        num_max: int,
-        pacing_bits_per_s: int,
-        io: IoThread,
-        on_change: Callable[[], None],
-        limits: SendLimits,
-        expected: AllowList | None = None,
+        numbers: Iterator[int],
+        owner: SendersOwner,
     ) -> None:
-        self._limits, self._expected = limits, expected or AllowList({peer})
-        self._address = address
-        self._tls = tls
-        self._peer = peer
-        self._pool = pool
-        self._link = link
-        self.secret = secret
+        self._end, self._to, self._tls, self._owner = end, to, tls, owner
+        self._io, self._limits = end.io, end.send
+        self._link, self._num_max = session.link, session.num_max
+        self.secret = session.secret
         """Secret of the session; None if its connections have TLS."""
         self._is_proved = False
         """True once the peer has opened a connection without TLS."""
         self._num_unproved = 0
-        self._queue = queue
-        self._coding = coding
-        self._numbers = numbers
-        self._num_wanted, self._num_max = num_connections, num_max
-        self._pacing_bits_per_s = pacing_bits_per_s
-        self._io = io
-        self._on_change = on_change
+        self._queue, self._coding, self._numbers = queue, coding, numbers
+        self._num_wanted = self._pacing_bits_per_s = 0
         self._loop = asyncio.get_running_loop()
         self._slots: list[_Slot] = []
         self._connections: list[DataConnection] = []
         self._is_closed = False
         self._fragment_bytes = FRAGMENT_BYTES
         queue.on_more = self._more
-        io.call(self._fill)
 
     @property
     def num_open(self) -> int:
@@ -180,7 +310,7 @@ class DataSenders:
     def tune(
         self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int, rtt_ns: int
     ) -> None:
-        """Adapt the connections to the path.
+        """Adapt the connections to the path. The first call opens them.
 
         Args:
             num_connections: How many there should be; none is closed that is open.
@@ -238,7 +368,7 @@ class DataSenders:
         num_wanted = min(self._num_wanted, self._num_max or self._num_wanted)
         for _ in range(num_wanted - num_slots):
             lane = self._io if self.secret is None else self._io.take_lane()
-            self._slots.append(_Slot(lane, self._keep_open))
+            self._slots.append(_Slot(lane, self))
         if num_slots > num_wanted:
             running = [slot for slot in self._slots if not slot.is_stopping]
             for slot in running[num_wanted:]:
@@ -247,7 +377,7 @@ class DataSenders:
     def _move(self) -> None:
         """Continue on the first lane, where connections with TLS are."""
         if not self._is_closed:
-            self._slots.append(_Slot(self._io, self._keep_open))
+            self._slots.append(_Slot(self._io, self))
 
     def _close(self, done: asyncio.Event) -> None:
         self._is_closed = True
@@ -263,7 +393,8 @@ class DataSenders:
 
     # --- on the lane of a connection ---
 
-    async def _keep_open(self, lane: Lane) -> None:
+    async def keep_open(self, lane: Lane) -> None:
+        """Keep one connection on a lane open until cancelled."""
         backoff = Backoff(self._limits.redial_s, self._limits.redial_max_s)
         loop = asyncio.get_running_loop()
         while self.secret is not None or lane is self._io:
@@ -271,7 +402,7 @@ class DataSenders:
             try:
                 await self._carry(lane)
             except (OSError, PeerError) as error:
-                log.info("a data connection to %s is gone: %s", self._peer, repr(error))
+                log.info("a data connection to %s is gone: %s", self._to.peer, repr(error))
             if loop.time() - began > STABLE_S:
                 backoff.reset()
             await backoff.pause()
@@ -281,9 +412,9 @@ class DataSenders:
         """Dial, and send until the connection ends."""
         secret = self.secret
         with await self._dial(secret) as dialled:
-            number = self._numbers()
+            number = next(self._numbers)
             seal = Sealer(secret, number) if secret is not None else None
-            join = encode(Join(pool=self._pool, link=self._link, number=number))
+            join = encode(Join(pool=self._end.pool, link=self._link, number=number))
             connection = DataConnection(
                 number,
                 dialled,
@@ -296,7 +427,7 @@ class DataSenders:
             )
             self._connections.append(connection)
             self._fit()
-            self._tell(self._on_change)
+            self._tell(self._owner.update)
             try:
                 await connection.ended
             finally:
@@ -304,7 +435,7 @@ class DataSenders:
                 self._connections.remove(connection)
                 self._fit()
                 self._queue.lost(number)
-                self._tell(self._on_change)
+                self._tell(self._owner.update)
                 self._judge(secret)
 
     def _judge(self, secret: LinkSecret | None) -> None:
@@ -315,11 +446,11 @@ class DataSenders:
         self._num_unproved += secret is not None and not self._is_proved
         if self._num_unproved >= UNPROVED_MAX and self.secret is not None and not self._is_proved:
             self.secret = None
-            log_event(log, logging.WARNING, "link_uses_tls", peer=self._peer)
+            log_event(log, logging.WARNING, "link_uses_tls", peer=self._to.peer)
 
     async def _dial(self, secret: LinkSecret | None) -> socket.socket:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            plain = await connect(self._address)
+            plain = await connect(self._to.address)
             if secret is not None:
                 return plain
             try:
@@ -329,7 +460,7 @@ class DataSenders:
                 raise
             try:
                 await shake_hands(secured)
-                peer_name(secured, self._expected)
+                peer_name(secured, self._to.expected)
             except BaseException:
                 secured.close()
                 raise
@@ -356,7 +487,7 @@ def _expanded(num_bytes: int, expansion: float) -> int:
 
 
 def fragment_bytes(
-    bytes_per_s: int, rtt_ns: int, bytes_min: int = DEFAULTS.fragment_bytes_min
+    bytes_per_s: int, rtt_ns: int, bytes_min: int = SEND_LIMITS.fragment_bytes_min
 ) -> int:
     """Return the size of the fragments of one connection: a power of two, so that sizes are few.
 

@@ -1,7 +1,7 @@
-"""The connections of a link at its sending end: dialled, kept warm, measured and paced.
+"""The connections of a link at its sending end: dialled, kept warm, and listened to.
 
 A link is one connection for messages, on the node's event loop, and several data connections on its
-lanes. It is up while both kinds stand. What is said and sent over them: `outbound_link.py`.
+lanes. It is up while both kinds stand. What is sent over them: `outbound_link.py`.
 """
 
 from __future__ import annotations
@@ -11,31 +11,43 @@ import itertools
 import logging
 import secrets
 import ssl
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
-from prfaas.core.transfer.pacing import Pacer, PathLoss, num_connections
+from prfaas.core.facts import FactStream
+from prfaas.core.transfer import events as on
+from prfaas.core.transfer.link_encryption import WIRE_NAMES, offered
+from prfaas.core.transfer.sender import Sender
+from prfaas.core.transfer.transfer_state import ChangedLink, TransferEnd
 from prfaas.errors import PeerError, words_of
 from prfaas.logs import log_event
-from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.net.busy import BusyMeter
-from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.send.data_sender import DataSenders
+from prfaas.pool.net.link_end import Destination, LinkEnd
+from prfaas.pool.send.data_sender import DataSenders, LinkSession
 from prfaas.pool.send.link_coding import LinkCoding
-from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter, SampleCount
-from prfaas.pool.send.send_limits import SendLimits
+from prfaas.pool.send.link_control import LinkControl
 from prfaas.pool.send.send_queue import SendQueue
+from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.tasks import cancel_all
-from prfaas.units import NS_PER_S
-from prfaas.wire.allow_list import AllowList
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages.base import Message, Ping, Pong
-from prfaas.wire.messages.gateway import LinkTelemetry
-from prfaas.wire.messages.link import PoolHello, Resumed
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
+from prfaas.wire.messages.codec import ToSender, decode, tags_of
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import (
+    Abort,
+    Accepted,
+    Arrived,
+    Committed,
+    Connections,
+    Decodes,
+    PoolHello,
+    Pull,
+    Refused,
+    Resumed,
+)
+from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import SECRET_BYTES, LinkSecret
 from prfaas.wire.sockets import happy_eyeballs_s, prepare_messages, tcp_info
 
@@ -49,95 +61,55 @@ STABLE_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 
 
-class LinkUser(Protocol):
-    """Traffic of a link."""
+class DialledLink(Protocol):
+    """The transfers of a link, and what it does with its connections."""
 
-    @property
-    def num_open(self) -> int:
-        """Transfers that have not ended."""
+    machine: Sender
+    queue: SendQueue
+    coding: LinkCoding
+    control: LinkControl
 
-    @property
-    def open_arrived_bytes(self) -> int:
-        """Blocks of open transfers that the peer has."""
+    def report(self, event: on.TransferInput) -> None:
+        """Report what happened to transfers, and do what follows."""
 
-    def met(self, channel: Channel) -> None:
-        """The peer has proven its name."""
+    def asked(self, pull: Pull) -> None:
+        """Send the blocks that the peer requests."""
 
-    def hello(self, link: str) -> PoolHello:
-        """First message of a new connection; `link` identifies it."""
-
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
-        """Handle a message of the peer."""
-
-    def on_state(self) -> None:
-        """The link came up or went down."""
-
-    def on_report(self) -> None:
-        """Handle a new measurement of a busy link."""
+    def end(self) -> None:
+        """End all transfers: the peer may not have more."""
 
 
 class Dialer:
-    """Keeps one link up.
+    """Keeps one link up, and handles the messages of its peer.
 
     Args:
-        user: What goes over it.
-        peer: Name of the other pool; its certificate has to have this name.
-        address: Its host and port.
-        io: Where the data connections live.
-        coding: How fragments are coded.
-        budget_bits_per_s: What all data connections together may send; 0 is no limit.
-        connections: Data connections; 0 is as many as budget and round trip ask for.
-        limits: Of the data connections.
-        expected: The peer, as its certificates have to name it.
+        link: Its transfers.
+        tickets: Know the regions of peers.
+        facts: Gets a `ChangedLink` when the link comes up or goes down.
     """
 
     def __init__(
         self,
-        user: LinkUser,
-        *,
-        pool: str,
-        peer: str,
-        address: tuple[str, int],
+        link: DialledLink,
+        end: LinkEnd,
+        to: Destination,
         tls: LinkContexts,
-        metrics: PoolMetrics,
-        io: IoThread,
-        queue: SendQueue,
-        coding: LinkCoding,
-        clock_ns: Callable[[], int],
-        budget_bits_per_s: int,
-        connections: int,
-        limits: SendLimits,
-        expected: AllowList,
+        tickets: TicketChecks,
+        facts: FactStream,
     ) -> None:
-        self._limits, self._expected = limits, expected
-        self.peer = peer
-        self._user = user
-        self._pool = pool
-        self._address = address
-        self._tls = tls
-        self._metrics = metrics
-        self._io = io
-        self._queue = queue
-        self._coding = coding
-        self._busy = BusyMeter(lambda: io.thread_id)
-        self._receiver_busy = 0.0
-        self._clock_ns = clock_ns
-        self._own_bits_per_s = self._budget_bits_per_s = budget_bits_per_s
-        self._connections = connections
+        self._link, self._end, self._to, self._tls = link, end, to, tls
+        self._tickets, self._facts = tickets, facts
+        self._encryptions = offered(end.encryption)
         self._channel: Channel | None = None
         self._senders: DataSenders | None = None
+        self._word = ""
+        """Identifies the present connection for messages."""
+        self._session: LinkSession | None = None
         self._welcome = asyncio.Event()
-        self._link = ""
-        self._num_max = 0
-        """Data connections that the peer takes; 0 is no limit."""
-        self._secret: LinkSecret | None = None
         self._refusal = ""
         self._lost = ""
         self._numbers = itertools.count()
         self._was_up = False
-        self._meter = LinkMeter(budget_bits_per_s)
-        self._pacer = Pacer(budget_bits_per_s)
-        self._loss = PathLoss()
 
     @property
     def is_up(self) -> bool:
@@ -155,83 +127,10 @@ class Dialer:
         sense."""
         return self._welcome.is_set()
 
-    @property
-    def telemetry(self) -> LinkTelemetry:
-        """Latest measurements."""
-        arrived = self._user.open_arrived_bytes
-        return self._meter.telemetry(
-            self._clock_ns(),
-            open_arrived_bytes=arrived,
-            queued_by_tenant=self._queue.queued_by_tenant,
-            coding_ratio=self._coding.ratio,
-            encryption=self._encryption.value,
-        )
-
-    @property
-    def _encryption(self) -> LinkEncryption:
-        """Protection of the data connections."""
-        if self._senders is not None and self._senders.secret is None:
-            return LinkEncryption.TLS
-        return self._secret.encryption if self._secret is not None else LinkEncryption.TLS
-
-    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
-        """Send no more than that from now on; the budget of the link itself stays a limit."""
-        bits_per_s = min(bits_per_s, self._own_bits_per_s or bits_per_s)
-        idle_bits_per_s = min(idle_bits_per_s, self._own_bits_per_s or idle_bits_per_s)
-        self._meter.limit(bits_per_s, idle_bits_per_s)
-        if bits_per_s != self._budget_bits_per_s:
-            self._budget_bits_per_s = bits_per_s
-            self._pacer.limit(bits_per_s)
-            if self._senders is not None:
-                self._senders.tune(0, self._pacer.bits_per_s, 0, self._meter.path_rtt_ns)
-
-    def set_budget(self, bits_per_s: int) -> None:
-        """Change the budget of the link itself, 0 is no limit; its connections stay open."""
-        if bits_per_s != self._own_bits_per_s:
-            self._own_bits_per_s = bits_per_s
-            self.limit(bits_per_s, bits_per_s)
-
-    def seconds_to_send(self, num_bytes: int) -> float | None:
-        """Expected time of a transfer of that many bytes; None if unknown."""
-        return self._meter.seconds_to_send(num_bytes, self._coding.ratio)
-
     def send(self, message: Message) -> None:
         """Send it if there is a connection; important messages are repeated on the next one."""
         if self._channel is not None:
             self._channel.send(message)
-
-    def welcomed(self, resumed: Resumed) -> None:
-        """The peer has said what it has, and how blocks are protected.
-
-        Raises:
-            PeerError: There can be no keys of its secret.
-        """
-        self._num_max = resumed.connections
-        for encryption, name in WIRE_NAMES.items():
-            if name == resumed.encryption:
-                if len(resumed.secret) != SECRET_BYTES:
-                    raise PeerError(f"{self.peer} sends a secret of {len(resumed.secret)} bytes")
-                ends = self._pool, self.peer, self._link
-                self._secret = LinkSecret(encryption, *ends, resumed.secret)
-        self._welcome.set()
-
-    def allowed(self, num_max: int) -> None:
-        """The peer takes that many data connections of this link from now on."""
-        self._num_max = num_max
-        if self._senders is not None:
-            self._senders.allow(num_max)
-
-    def refused(self, reason: str) -> None:
-        """Handle the peer's reason for the end of the connection."""
-        self._refusal = reason
-
-    def heard(self, pong: Pong) -> None:
-        """The peer answered a ping."""
-        now = self._clock_ns()
-        self._meter.rtt_ns = max(0, now - pong.at_ns)
-        self._receiver_busy = pong.busy
-        if self._senders is not None:
-            self._senders.received(pong.received, now)
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -253,7 +152,7 @@ class Dialer:
             elif not was_welcome:
                 reason = reason or self._lost
             if reason and reason != said:
-                log.warning("link to %s: no connection, tried again: %s", self.peer, reason)
+                log.warning("link to %s: no connection, tried again: %s", self._to.peer, reason)
             said = "" if was_welcome else reason
             most = REFUSED_RETRY_MAX_S if self._refusal and not was_welcome else RETRY_MAX_S
             delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, most)
@@ -262,27 +161,37 @@ class Dialer:
     async def _connect(self, closed: asyncio.Event) -> None:
         def lost(_: Channel, reason: str) -> None:
             if self.is_welcome:
-                log_event(log, logging.WARNING, "link_down", peer=self.peer, why=reason)
+                log_event(log, logging.WARNING, "link_down", peer=self._to.peer, why=reason)
             self._lost = reason
             closed.set()
-            self._update()
+            self.update()
 
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, self._channel = await loop.create_connection(
-                lambda: Channel(self._user.on_frame, lost, self._greet),
-                *self._address,
+                lambda: Channel(self._on_frame, lost, self._greet),
+                *self._to.address,
                 ssl=self._tls.messages,
-                happy_eyeballs_delay=await happy_eyeballs_s(*self._address),
+                happy_eyeballs_delay=await happy_eyeballs_s(*self._to.address),
             )
 
     def _greet(self, channel: Channel) -> None:
         if channel.socket is not None:
             prepare_messages(channel.socket)
-        channel.peer = peer_name(channel.ssl_object, self._expected)
-        self._user.met(channel)
-        self._link = secrets.token_hex(16)
-        channel.send(self._user.hello(self._link))
+        peer = channel.peer = peer_name(channel.ssl_object, self._to.expected)
+        if self._tickets.met(peer, peer_regions(channel.ssl_object)):
+            self._link.end()
+        self._word = secrets.token_hex(16)
+        hello = PoolHello(
+            pool=self._end.pool,
+            epoch=self._end.epoch,
+            resumes=list(self._link.machine.open),
+            link=self._word,
+            codecs=self._link.coding.offered,
+            encryptions=self._encryptions,
+            takes=tags_of(ToSender),
+        )
+        channel.send(hello)
 
     async def _serve(self, closed: asyncio.Event) -> None:
         channel = self._channel
@@ -293,9 +202,8 @@ class Dialer:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 if not await self._until_welcome(closed):
                     return
-            self._meter.restart()
-            self._senders = self._open_data(channel)
-            tasks.append(asyncio.create_task(self._measure(channel, self._senders)))
+            senders = self._senders = self._open_data(channel)
+            tasks.append(asyncio.create_task(self._link.control.measure(channel, senders)))
             await closed.wait()
         finally:
             channel.close("this pool node stops")
@@ -316,88 +224,87 @@ class Dialer:
         return self._welcome.is_set() and not closed.is_set()
 
     def _open_data(self, channel: Channel) -> DataSenders:
-        connection = channel.socket
-        if connection is None:
+        connection, session = channel.socket, self._session
+        if connection is None or session is None:
             raise OSError("the connection for messages is gone")
-        rtt_ns = tcp_info(connection).rtt_ns
-        return DataSenders(
-            # The address that answered: of several, others may be dead, or of another pool node.
-            address=connection.getpeername()[:2],
-            tls=self._tls.data,
-            peer=self.peer,
-            pool=self._pool,
-            link=self._link,
-            secret=self._secret,
-            queue=self._queue,
-            coding=self._coding,
-            numbers=lambda: next(self._numbers),
-            num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
-            num_max=self._num_max,
-            pacing_bits_per_s=self._pacer.bits_per_s,
-            io=self._io,
-            on_change=self._update,
-            limits=self._limits,
-            expected=self._expected,
+        # The address that answered: of several, others may be dead, or of another pool node.
+        to = replace(self._to, address=connection.getpeername()[:2])
+        link = self._link
+        senders = DataSenders(
+            self._end, to, session, self._tls.data, link.queue, link.coding, self._numbers, self
         )
-
-    async def _measure(self, channel: Channel, senders: DataSenders) -> None:
-        """Sample the connections, and report while the link is busy."""
-        was_busy, looks = False, SampleCount()
-        while True:
-            queue, now = self._queue, self._clock_ns()
-            is_idle = not (self._user.num_open or queue.queued_bytes or queue.in_flight_bytes)
-            if not looks.is_due(is_idle=is_idle):
-                await asyncio.sleep(SAMPLE_NS / NS_PER_S)
-                continue
-            infos = senders.tcp_infos()
-            self._meter.sample(now, infos, queue.queued_bytes, queue.in_flight_bytes)
-            self._loss.sample(infos)
-            self._tune(senders, now)
-            self._coding.sample(
-                self._meter.fresh_bits_per_s / 8,
-                self._busy.share(),
-                self._receiver_busy,
-                self._meter.network_share,
-            )
-            self._metrics.set_link(self.peer, self.telemetry)
-            self._metrics.set_encryption(self.peer, "sent", self._encryption)
-            if looks.is_report:
-                channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
-                if (self._user.num_open or was_busy) and self.is_up:
-                    self._user.on_report()
-                was_busy = self._user.num_open > 0
-            await asyncio.sleep(SAMPLE_NS / NS_PER_S)
-
-    def _tune(self, senders: DataSenders, now_ns: int) -> None:
-        """Adapt pacing, fragments and the number of connections to the measurements."""
-        meter = self._meter
-        pace = self._pacer.sample(
-            now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns, senders.num_open
-        )
-        if meter.fresh_bits_per_s:
-            rate = self.telemetry.goodput_bits_per_s
-            wanted = self._connections or num_connections(
-                max(rate, self._budget_bits_per_s),
-                meter.path_rtt_ns,
-                is_lossy=self._loss.is_lossy,
-            )
-            if pace.restart:
-                senders.restart_control()
-            paced = round(pace.bits_per_s * self._pacer.slack)
-            senders.tune(wanted, paced, rate, meter.path_rtt_ns)
+        link.control.begin(senders, tcp_info(connection).rtt_ns)
+        return senders
 
     def _disconnect(self) -> None:
-        self._channel = self._senders = self._secret = None
-        self._coding.agree(())
+        self._channel = self._senders = self._session = None
+        self._link.control.end()
+        self._link.coding.agree(())
         self._welcome.clear()
-        self._update()
+        self.update()
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Report if the link came up or went down."""
         if self.is_up == self._was_up:
             return
         self._was_up = self.is_up
+        peer = self._to.peer
         if self._was_up:
-            log_event(log, logging.INFO, "link_up", peer=self.peer)
-        self._metrics.link_up.labels(peer=self.peer).set(self._was_up)
-        self._user.on_state()
+            log_event(log, logging.INFO, "link_up", peer=peer)
+        self._end.metrics.link_up.labels(peer=peer).set(self._was_up)
+        self._facts.report(ChangedLink(peer))
+        self._link.report(on.LinkUp(peer) if self._was_up else on.LinkBroke(peer))
+
+    # --- messages of the peer ---
+
+    def _on_frame(self, channel: Channel, frame: Frame) -> None:
+        message, link, peer = decode(frame.payload), self._link, self._to.peer
+        match message:
+            case Ping() | Unsupported():
+                return
+            case Goodbye():
+                self._refusal = message.reason
+                channel.close(message.reason)
+            case Pong():
+                link.control.answered(message)
+            case Resumed():
+                self._resume(message)
+            case Connections():
+                link.control.allow(message.num_max)
+            case Decodes():
+                link.coding.agree(message.codecs)
+            case Arrived():
+                names = tuple((message.layout_id, key) for key in keys_of(message.keys))
+                link.report(on.ArrivedCame(peer, message.transfer_id, names=names))
+            case Pull():
+                link.asked(message)
+            case Accepted():
+                link.report(on.AcceptedCame(peer, message.transfer_id))
+            case Committed():
+                link.report(on.CommittedCame(peer, message.transfer_id))
+            case Refused() | Abort():
+                kind = message.kind if isinstance(message, Abort) else TransferEnd.REFUSED
+                why = message.reason
+                link.report(on.AbortCame(peer, message.transfer_id, kind=kind, reason=why))
+            case _:
+                raise PeerError(f"{type(message).__name__} has no meaning on a link")
+
+    def _resume(self, resumed: Resumed) -> None:
+        """Continue with the blocks that the peer does not have, protected as it says.
+
+        Raises:
+            PeerError: There can be no keys of its secret.
+        """
+        peer, secret = self._to.peer, None
+        if resumed.encryption and resumed.encryption not in self._encryptions:
+            raise PeerError(f"{peer} selects protection {resumed.encryption!r}, not offered")
+        for encryption, name in WIRE_NAMES.items():
+            if name == resumed.encryption:
+                if len(resumed.secret) != SECRET_BYTES:
+                    raise PeerError(f"{peer} sends a secret of {len(resumed.secret)} bytes")
+                ends = self._end.pool, peer, self._word
+                secret = LinkSecret(encryption, *ends, resumed.secret)
+        self._session = LinkSession(self._word, secret, resumed.connections)
+        self._link.coding.takes_ages = resumed.takes_ages
+        self._welcome.set()
+        self._link.report(on.LinkCame(peer, epoch=resumed.epoch))

@@ -82,6 +82,7 @@ class LinkCoding:
         """Groups that were reported as staying as they are."""
         self._peer, self._moved = peer, metrics.moved
         self._sent_bytes = metrics.link_wire_bytes.labels(peer=peer, direction="sent")
+        self._link_bytes = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._seconds = metrics.codec_seconds.labels(direction="sent")
         self._block_bytes = self._wire_bytes = 0
         self._coded_from = self._coded_to = 0
@@ -206,12 +207,15 @@ class LinkCoding:
         return block_digest(*block.name, result), stream
 
     def _count(self, fragment: Fragment, wire_bytes: int) -> None:
+        block_bytes = fragment.block_bytes
         with self._lock:
-            self._block_bytes += fragment.block_bytes
+            self._block_bytes += block_bytes
             self._wire_bytes += wire_bytes
+        self._link_bytes.inc(block_bytes)
         self._sent_bytes.inc(wire_bytes)
         if self._moved.is_on:
-            self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=wire_bytes)
+            ends = "sent", self._peer, fragment.block.transfer_id
+            self._moved.add(*ends, link_bytes=block_bytes, wire_bytes=wire_bytes)
 
     def _coded(self, fragment: Fragment, scratch: Scratch) -> memoryview | None:
         window = self._kernels.window

@@ -1,4 +1,4 @@
-"""Measurements of a busy link, and the expected time of a transfer."""
+"""Measurements of a busy link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from msgspec import structs
 
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.core.transfer.pacing import BOUND
-from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
 from prfaas.wire.messages.gateway import RATIO_MAX, LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
@@ -166,22 +165,3 @@ class LinkMeter:
         longest = sorted((queued_by_tenant or {}).items(), key=lambda item: -item[1])
         values["queued_by_tenant"] = dict(longest[:TENANTS_SHOWN_MAX])
         return LinkTelemetry(**values)
-
-    def seconds_to_send(self, num_bytes: int, coding_ratio: float = 1.0) -> float | None:
-        """Time until the last of a number of bytes, queued now, would have arrived.
-
-        Half a round trip, and what is queued or under way, at the last rate that was measured.
-
-        Args:
-            num_bytes: Of blocks.
-            coding_ratio: Bytes of blocks for a byte that the link carries.
-
-        Returns:
-            None if neither a rate was measured nor a budget is set.
-        """
-        last = self._telemetry
-        rate = self._shown_goodput or self._shown_budget
-        if not rate:
-            return None
-        ahead = last.queued_bytes + last.in_flight_bytes
-        return last.rtt_ns / 2 / NS_PER_S + (ahead + num_bytes) * 8 / coding_ratio / rate

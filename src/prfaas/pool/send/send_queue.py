@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
+from prfaas.errors import check_invariants
 
 FRAGMENT_BYTES = 128 << 10
 """Until something is known of the path."""
 
 
 class SendQueue:
-    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it.
+    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it."""
 
-    Args:
-        on_taken: Called on a lane with each fragment that goes out.
-    """
-
-    def __init__(self, on_taken: Callable[[Fragment], None], clock_ns: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self._share = LinkShare(FRAGMENT_BYTES)
         self._lock = threading.Lock()
-        self._on_taken = on_taken
-        self._clock_ns = clock_ns
         self.on_more: Callable[[], object] = lambda: None
         """Called when there is something to send."""
 
@@ -61,12 +57,9 @@ class SendQueue:
 
     def take(self, connection: int) -> Fragment | None:
         """Return the next fragment of this connection; None if the queue is empty."""
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         with self._lock:
-            fragment = self._share.take(connection, now_ns)
-        if fragment is not None:
-            self._on_taken(fragment)
-        return fragment
+            return self._share.take(connection, now_ns)
 
     @property
     def queued_by_tenant(self) -> dict[str, int]:
@@ -89,3 +82,12 @@ class SendQueue:
         """Sent, and not known to have arrived."""
         with self._lock:
             return self._share.in_flight_bytes
+
+    def validate(self) -> None:
+        """Check what has to hold at any time.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        with self._lock:
+            check_invariants(self._share.invariants())

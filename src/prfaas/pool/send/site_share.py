@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import time
+from collections.abc import Mapping
 
 from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
-from prfaas.wire.messages.gateway import LinkTelemetry
-
-
-class LimitedLink(Protocol):
-    """A link whose rate can be limited."""
-
-    @property
-    def telemetry(self) -> LinkTelemetry:
-        """Latest measurements."""
-
-    def limit(self, bits_per_s: int, idle_bits_per_s: int) -> None:
-        """Send no more than that from now on.
-
-        Args:
-            bits_per_s: Limit of the rate.
-            idle_bits_per_s: Limit that an idle link would have with something to send.
-        """
+from prfaas.pool.send.outbound_link import OutboundLink
 
 
 class SiteShare:
@@ -39,19 +23,17 @@ class SiteShare:
         self,
         budget_bits_per_s: int,
         site: frozenset[str],
-        links: Mapping[str, LimitedLink],
-        clock_ns: Callable[[], int],
+        links: Mapping[str, OutboundLink],
     ) -> None:
         self._is_limited = budget_bits_per_s > 0
         self._leases = HeldLeases(budget_bits_per_s, len(site))
         self._site, self._links = site, links
-        self._clock_ns = clock_ns
         self.apply()
 
     def take(self, gateway: str, lease: Lease) -> None:
         """Follow a lease that a gateway gave."""
         if self._is_limited:
-            self._leases.take(gateway, lease, self._clock_ns())
+            self._leases.take(gateway, lease, time.monotonic_ns())
             self.apply()
 
     def apply(self) -> None:
@@ -63,10 +45,10 @@ class SiteShare:
         for peer, link in remote.items():
             seen = link.telemetry
             wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
-        held = self._leases.bits_per_s(self._clock_ns())
+        held = self._leases.bits_per_s(time.monotonic_ns())
         most = max(held, self._leases.equal_bits_per_s)
         idle = next((peer for peer, rate in wanted.items() if not rate), "")
         # The same for each idle link: what it would have if it asked for all.
         asking = allocate(most, wanted | {idle: float(most)})[idle] if idle else 0
         for peer, rate in allocate(held, wanted).items():
-            remote[peer].limit(max(1, rate), max(1, asking))
+            remote[peer].control.limit(max(1, rate), max(1, asking))

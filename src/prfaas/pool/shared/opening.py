@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
-from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import S3Bucket
@@ -17,29 +16,26 @@ from prfaas.pool.store.tier_ports import SharedTier
 
 
 def open_shared(
-    settings: SharedSettings, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
+    settings: SharedSettings, pool: str, hosts: Set[str], metrics: PoolMetrics, store: BlockStore
 ) -> SharedTier:
     """Open a shared tier and put it below a store.
 
     Args:
+        pool: Name of this pool node.
         hosts: Other pool nodes of the site.
         metrics: Of the pool node.
-        store: Reports the blocks of the tier from now on; both follow its rules.
+        store: Reports the blocks of the tier from now on.
 
     Raises:
         ConfigError: A package is missing, or a setting or the file of keys is wrong.
     """
     keys = load_keys(settings.keys)
-
-    def found(names: Iterable[BlockName]) -> None:
-        store.found_below(tier, names)
-
     tier: SharedTier
     if isinstance(settings, S3Settings):
         bucket = S3Bucket(settings)
-        tier = S3Tier(settings, bucket, keys, store.rules, hosts, metrics, found, store.gone_below)
+        tier = S3Tier(settings, bucket, keys, pool, hosts, metrics, store)
     else:
         check_package()
-        tier = MooncakeTier(settings, keys, store.rules, hosts, metrics, found, store.gone_below)
+        tier = MooncakeTier(settings, keys, pool, hosts, metrics, store)
     store.tiers.add(tier)
     return tier

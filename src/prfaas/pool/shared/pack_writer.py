@@ -12,16 +12,17 @@ import logging
 import time
 from collections.abc import Callable
 
-from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import TransferError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.keys.tenant_keys import TenantKey
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket
-from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, PackedBlock, PackName, read_front
+from prfaas.pool.shared.following import BucketFollower
+from prfaas.pool.shared.packs import BLOCKS_MAX, PackBuilder, read_front
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.tier_keys import TierKeys
-from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter, WriteQueue
+from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
@@ -31,17 +32,13 @@ PACKS_HELD = 4
 LAYOUTS_MAX = 16
 """Layouts with a pack that is being filled."""
 
-Written = Callable[[PackName, dict[BlockName, PackedBlock], int], None]
-
 
 class PackWriter(SealingWriter):
     """Fills and uploads packs.
 
     Args:
-        writer: Name of this pool node.
         settings: Size of a pack, and times.
-        metrics: Count what is written, and what is dropped.
-        on_written: Called with every pack in the bucket, its blocks, and its size.
+        contents: Is told of every pack in the bucket.
     """
 
     def __init__(
@@ -49,23 +46,17 @@ class PackWriter(SealingWriter):
         bucket: Bucket,
         keys: KeyRing,
         tenants: TierKeys,
-        writer: str,
         settings: S3Settings,
+        contents: BucketFollower,
         metrics: PoolMetrics,
-        on_written: Written,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
-        super().__init__(WriteQueue(self.held_bytes_max, metrics, clock_ns), "prfaas-shared-writer")
-        self._bucket, self._keys, self._writer = bucket, keys, writer
-        self._on_written, self._tenants = on_written, tenants
+        super().__init__(PACKS_HELD * self._pack_bytes, metrics, "prfaas-shared-writer", clock_ns)
+        self._bucket, self._keys, self._tenants = bucket, keys, tenants
+        self._contents, self._writer = contents, contents.packs.pool
         self._open: dict[bytes, PackBuilder] = {}
         """Packs that are being filled, by layout."""
-
-    @property
-    def held_bytes_max(self) -> int:
-        """Limit of `held_bytes`."""
-        return PACKS_HELD * self._pack_bytes
 
     async def _seal(self, offer: BlockToWrite) -> None:
         layout_id, key = offer.name
@@ -73,14 +64,14 @@ class PackWriter(SealingWriter):
         try:
             of = await self._tenants.sealing(tenant)
         except asyncio.CancelledError:
-            self._queue.take_back(offer)
+            self._offers.appendleft(offer)
             raise
         except TransferError as error:
-            self._queue.forget([offer.name], len(offer.block.data))
+            self._forget([offer.name], len(offer.block.data))
             offer.done()
             # Or each of them would wait for the same key.
-            num_blocks = 1 + self._queue.drop(lambda origin: origin.tenant == tenant)
-            self._queue.failed(num_blocks)
+            num_blocks = 1 + self._drop_queued(lambda origin: origin.tenant == tenant)
+            self._failed(num_blocks)
             log.error(
                 "shared tier: %d blocks were not written: their tenant's key: %s", num_blocks, error
             )
@@ -100,7 +91,7 @@ class PackWriter(SealingWriter):
         except asyncio.CancelledError:
             if lent:
                 lent.clear()
-                self._queue.take_back(offer)  # For the last flush.
+                self._offers.appendleft(offer)  # For the last flush.
             raise
         offer.done()
         if pack.num_bytes >= self._pack_bytes or len(pack.names) >= BLOCKS_MAX:
@@ -122,17 +113,18 @@ class PackWriter(SealingWriter):
             name, data = await asyncio.get_running_loop().run_in_executor(
                 self._thread, pack.finish, self._writer, time.time_ns() // 10**6
             )
-            self._queue.began()
+            self._breaker.began(self._clock_ns())
             await self._bucket.write(name.path, data, self._timing.write_s)
         except TransferError as error:
-            self._queue.failed(len(pack.names))
+            self._failed(len(pack.names))
             log.error("shared tier: %d blocks were not written: %s", len(pack.names), error)
         else:
-            self._queue.wrote(len(data))
+            self._wrote(len(data))
             front = data[: name.front_bytes]
-            self._on_written(name, read_front(name, front, self._keys, self._writer), len(data))
+            blocks = read_front(name, front, self._keys, self._writer)
+            self._contents.written(name, blocks, len(data))
         finally:
-            self._queue.forget(pack.names, pack.num_bytes)
+            self._forget(pack.names, pack.num_bytes)
 
 
 def _add_lent(lent: list[tuple[PackBuilder, BlockKey, StoredBlock, TenantKey]]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Set
 from concurrent.futures import ThreadPoolExecutor
 
-from prfaas.core.cache.keep_rules import KeepRules, Origin, Scope
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -25,19 +25,15 @@ from prfaas.pool.keys.tenant_keys import TenantKey
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
-from prfaas.pool.shared.following import FRONTS, BucketFollower, Names
-from prfaas.pool.shared.health import TierHealth
-from prfaas.pool.shared.pack_fronts import ATTEMPTS, PackFronts
-from prfaas.pool.shared.pack_index import PackIndex, all_sources
-from prfaas.pool.shared.pack_list import PackList
+from prfaas.pool.shared.following import ATTEMPTS, FRONTS, BucketFollower, PackFronts, PackList
 from prfaas.pool.shared.pack_writer import PackWriter
-from prfaas.pool.shared.packs import PackedBlock, PackName, open_block
+from prfaas.pool.shared.packs import PackedBlock, PackIndex, PackName, all_sources, open_block
 from prfaas.pool.shared.purge_marks import PurgeMarks
 from prfaas.pool.shared.settings import S3Settings
-from prfaas.pool.shared.shown_blocks import ShownBlocks
+from prfaas.pool.shared.shown_blocks import ShownBlocks, TierHealth
 from prfaas.pool.shared.tier_keys import TierKeys
 from prfaas.pool.store.origins import sliced
-from prfaas.pool.store.tier_ports import ReadBudget
+from prfaas.pool.store.tier_ports import ReadBudget, TierOwner
 from prfaas.units import NS_PER_MS, NS_PER_S
 
 log = logging.getLogger(__name__)
@@ -52,10 +48,9 @@ class S3Tier(ShownBlocks[PackedBlock]):
     """Blocks below memory in a bucket. Lives on one event loop.
 
     Args:
-        rules: Name of this pool node, and the maximum ages of blocks.
+        pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        on_found: Called with blocks that can be read from now on.
-        on_gone: Called with blocks that cannot be read any more.
+        owner: The store above, with its rules.
     """
 
     _blocks: PackIndex
@@ -66,37 +61,27 @@ class S3Tier(ShownBlocks[PackedBlock]):
         settings: S3Settings,
         bucket: Bucket,
         keys: KeyRing,
-        rules: KeepRules,
+        pool: str,
         hosts: Set[str],
         metrics: PoolMetrics,
-        on_found: Callable[[Names], None],
-        on_gone: Callable[[Names], None],
+        owner: TierOwner,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._settings, self._bucket, self._rules = settings, bucket, rules
-        self._pool = pool = rules.pool
+        self._settings, self._bucket, self._pool = settings, bucket, pool
         self._hosts, self._metrics, self._clock_ns = hosts, metrics, clock_ns
-        self._on_found, self._on_gone = on_found, on_gone
+        self._rules = owner.rules
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
         self._marks = PurgeMarks(bucket, keys, settings.timing.request_s)
         self._tenants = TierKeys(
-            bucket,
-            SiteKeyWrapper(keys),
-            settings.timing.request_s,
-            not_before_s=self._marks.not_before_s,
-            on_unknown=metrics.shared_unreadable.labels(reason="unknown_key").inc,
-        )
-        self._writer = PackWriter(
-            bucket, keys, self._tenants, pool, settings, metrics, self._written, clock_ns
+            bucket, SiteKeyWrapper(keys), self._marks, metrics, settings.timing.request_s
         )
         self._packs = PackList(bucket, pool, settings.limit_bytes)
         self._fronts = PackFronts(
             bucket, keys, self._tenants, pool, settings.timing, metrics, clock_ns
         )
-        self._health = TierHealth(metrics, clock_ns, self._went_down, self._came_up)
+        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
         self._follower = BucketFollower(
-            bucket,
             self._packs,
             self._fronts,
             self._blocks,
@@ -104,9 +89,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
             self._health,
             settings.timing,
             metrics,
-            on_found,
-            on_gone,
             clock_ns,
+        )
+        self._writer = PackWriter(
+            bucket, keys, self._tenants, settings, self._follower, metrics, clock_ns
         )
         self._read_s = settings.deadline_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
@@ -173,7 +159,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._health.altered(f"blocks are altered, such as one in {place.pack.name.path}")
         until_ns = self._clock_ns() + int(self._settings.timing.reread_s * NS_PER_S)
         if self._blocks.set_aside(name, place, until_ns):
-            self._on_gone([name])
+            self._health.gone([name])
         return None
 
     async def _fetched(self, place: PackedBlock, budget: ReadBudget) -> memoryview | None:
@@ -218,18 +204,6 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._metrics.shared_bytes.labels(direction="read").inc(len(part))
         return True
 
-    def _written(
-        self, pack: PackName, blocks: dict[BlockName, PackedBlock], num_bytes: int
-    ) -> None:
-        self._packs.add(pack, num_bytes)
-        new = self._blocks.add(pack, blocks)
-        if self._health.is_up:
-            self._on_found(new)
-
-    def _went_down(self) -> None:
-        super()._went_down()
-        self._follower.hurry()
-
     async def run(self) -> None:
         """Follow the bucket and write offered blocks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -251,8 +225,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         if not old:
             return 0
         self._blocks.drop(old)
-        if self._health.is_up:
-            self._on_gone(old)
+        self._health.gone(old)
         packs = {place.pack.name for place in old.values()}
         own = [pack for pack in packs if pack.writer == self._pool]
         victims = self._blocks.emptied(own)
@@ -302,7 +275,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             return
         found, _ = await self.count(scope)
         self._blocks.drop(found)
-        self._on_gone(found)
+        self._health.gone(found)
         await self._writer.drop(self._rules.matcher(scope))
         if scope.tenant is not None:
             await self._drop_tenant(scope)
@@ -344,7 +317,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
         await self._tenants.destroy(scope.tenant or "")
         found, _ = await self.count(scope)  # Written while the keys were deleted.
         self._blocks.drop(found)
-        self._on_gone(found)
+        self._health.gone(found)
         tenant, limit_s = scope.tenant or "", self._settings.timing.request_s
         self._follower.forget(await self._packs.refresh(limit_s))
         await self._destroy(scope, set(self._blocks.only_of(tenant)))

@@ -1,18 +1,112 @@
-"""Contents of a shared tier, which are shown while the tier is up."""
+"""Contents of a shared tier, which are shown while the tier is up: a breaker decides that."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Generic, Protocol, TypeVar
 
 from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockName
-from prfaas.pool.shared.health import TierHealth
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
+from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.write_queue import SealingWriter
 from prfaas.pool.store.origins import sliced
-from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, TierOwner
+
+log = logging.getLogger(__name__)
+
+BREAKER = BreakerSettings(failures_max=3)
+ALTERED_MAX = 32
+"""Blocks that are altered in a row until the tier counts as failing: fewer are damaged objects, and
+blocks of other objects can still be read."""
+
+
+class TierHealth:
+    """State of a shared tier: its blocks are shown, or not.
+
+    The tier goes down when its breaker opens, and comes up when a request succeeds after that.
+
+    Args:
+        blocks: Names of the blocks that the tier has.
+        owner: The store above, which is told of blocks while the tier is up.
+
+    Attributes:
+        hurry: Set when the tier should be asked soon: it went down.
+    """
+
+    def __init__(
+        self,
+        tier: LowerTier,
+        blocks: Iterable[BlockName],
+        owner: TierOwner,
+        metrics: PoolMetrics,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._tier, self._blocks, self._owner = tier, blocks, owner
+        self._metrics, self._clock_ns = metrics, clock_ns
+        self._breaker = Breaker(BREAKER)
+        self.is_up = True
+        self.hurry = asyncio.Event()
+        self._num_altered = 0
+        metrics.shared_up.set(1)
+
+    @property
+    def may_ask(self) -> bool:
+        """Return True if a background request may be sent now."""
+        return self.is_up or self._breaker.allows(self._clock_ns())
+
+    def began(self) -> None:
+        """A background request was sent."""
+        self._breaker.began(self._clock_ns())
+
+    def read(self) -> None:
+        """A read for an engine succeeded. It may have begun before the tier went down."""
+        if self.is_up:
+            self._breaker.succeeded(self._clock_ns())
+
+    def opened(self) -> None:
+        """A block is what was stored."""
+        self._num_altered = 0
+
+    def altered(self, why: str) -> None:
+        """A block is not what was stored, or not whole, in two answers."""
+        self._num_altered += 1
+        if self._num_altered >= ALTERED_MAX:
+            self._num_altered = 0
+            while self.is_up:
+                self.failed(why)
+
+    def failed(self, why: str) -> None:
+        """A request failed."""
+        self._breaker.failed(self._clock_ns())
+        if self.is_up and not self._breaker.allows(self._clock_ns()):
+            self.is_up = False
+            self._metrics.shared_up.set(0)
+            log.error("shared tier: it fails, its blocks are misses for now: %s", why)
+            self._owner.gone_below(list(self._blocks))
+            self.hurry.set()
+
+    def succeeded(self) -> None:
+        """A background request succeeded."""
+        self._breaker.succeeded(self._clock_ns())
+        if not self.is_up and self._breaker.allows(self._clock_ns()):
+            self.is_up = True
+            self._metrics.shared_up.set(1)
+            log.warning("shared tier: it answers again")
+            self.found(list(self._blocks))
+
+    def found(self, names: Collection[BlockName]) -> None:
+        """Blocks can be read from now on, if the tier is up."""
+        if self.is_up and names:
+            self._owner.found_below(self._tier, names)
+
+    def gone(self, names: Collection[BlockName]) -> None:
+        """Blocks cannot be read any more."""
+        if self.is_up and names:
+            self._owner.gone_below(names)
 
 
 class ShownBlock(Protocol):
@@ -52,8 +146,6 @@ class ShownBlocks(ABC, Generic[E]):
     _writer: SealingWriter
     _health: TierHealth
     _hosts: Set[str]
-    _on_found: Callable[[Iterable[BlockName]], None]
-    _on_gone: Callable[[Iterable[BlockName]], None]
 
     def __len__(self) -> int:
         return len(self._blocks) if self._health.is_up else 0
@@ -113,9 +205,3 @@ class ShownBlocks(ABC, Generic[E]):
     @abstractmethod
     def _is_of(self, entry: E, scope: Scope) -> bool:
         """Return True if the origin of a block is of a scope, or its source wrote it."""
-
-    def _went_down(self) -> None:
-        self._on_gone(list(self._blocks))
-
-    def _came_up(self) -> None:
-        self._on_found(list(self._blocks))

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 
 from prfaas.errors import TransferError
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
-from prfaas.pool.keys.tenant_keys import KEY_BYTES, TenantKey, new_key
+from prfaas.pool.keys.tenant_keys import KEY_BYTES, NO_TENANT, TenantKey, new_key
 from prfaas.pool.keys.wrapping import KeyWrapper
+from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.bucket import Bucket, GoneError
+from prfaas.pool.shared.purge_marks import PurgeMarks
 
-FOLDER, NO_TENANT = "keys", "none"
+FOLDER = "keys"
 OBJECT_BYTES_MAX = 4096
 KNOWN_MAX = 4096
 """Keys that a node keeps in memory."""
@@ -31,34 +33,25 @@ _PATH = re.compile(rf"{FOLDER}/(none|[0-9a-f]{{32}})/([0-9a-f]{{32}})")
 _MADE_BYTES = 8
 
 
-def ref_of(key: TenantKey) -> str:
-    """Name of a key, as blocks refer to it: TENANT/ID."""
-    return f"{key.tenant or NO_TENANT}/{key.id.hex()}"
-
-
 class TierKeys:
     """Keys of tenants in a bucket. Lives on one event loop.
 
     Args:
         limit_s: Limit of each request, seconds.
-        clock_s: Time since 1970, seconds.
-        not_before_s: Returns the first second in which a key of a tenant can have been made: an
-            older one, of before a purge, is refused.
-        on_unknown: Called for a key that a key of the site wrapped which is not there.
+        marks: Purges: a key of before one of its tenant is refused.
     """
 
     def __init__(
         self,
         bucket: Bucket,
         wrapper: KeyWrapper,
+        marks: PurgeMarks,
+        metrics: PoolMetrics,
         limit_s: float,
-        clock_s: Callable[[], float] = time.time,
-        on_unknown: Callable[[], None] = lambda: None,
-        not_before_s: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._bucket, self._wrapper, self._limit_s = bucket, wrapper, limit_s
-        self._clock_s, self._on_unknown = clock_s, on_unknown
-        self._not_before_s = not_before_s
+        self._marks = marks
+        self._unknown = metrics.shared_unreadable.labels(reason="unknown_key")
         self._sealing: dict[str, TenantKey] = {}
         self._known: dict[str, TenantKey] = {}
         self._old: set[str] = set()
@@ -118,15 +111,15 @@ class TierKeys:
             bare = TenantKey(bytes.fromhex(key_id), tenant, made_s, b"")
             secret = self._wrapper.unwrap(data[_MADE_BYTES:], bare.bound)
         except UnknownKeyError:
-            self._on_unknown()
+            self._unknown.inc()
             return None
         except (GoneError, AlteredError):
             return None
-        if len(secret) != KEY_BYTES or made_s < self._not_before_s(tenant):
+        if len(secret) != KEY_BYTES or made_s < self._marks.not_before_s(tenant):
             return None
         key = TenantKey(bare.id, tenant, made_s, secret)
         if not self._wrapper.is_current(data[_MADE_BYTES:]):
-            self._old.add(ref_of(key))
+            self._old.add(key.ref)
         return key
 
     @contextlib.contextmanager
@@ -171,7 +164,7 @@ class TierKeys:
             ref = next(iter(self._known))
             del self._known[ref]
             self._old.discard(ref)
-        self._known[ref_of(key)] = key
+        self._known[key.ref] = key
 
     async def _refs(self, tenant: str) -> list[str]:
         under = f"{FOLDER}/{tenant or NO_TENANT}"
@@ -181,10 +174,10 @@ class TierKeys:
         return sorted(found)
 
     async def _make(self, tenant: str) -> TenantKey:
-        key = new_key(tenant, max(int(self._clock_s()), self._not_before_s(tenant)))
+        key = new_key(tenant, max(int(time.time()), self._marks.not_before_s(tenant)))
         wrapped = self._wrapper.wrap(key.secret, key.bound)
         data = key.made_s.to_bytes(_MADE_BYTES, "big") + wrapped
         if len(data) > OBJECT_BYTES_MAX:
             raise TransferError(f"a wrapped key of {len(data)} bytes")
-        await self._bucket.write(f"{FOLDER}/{ref_of(key)}", data, self._limit_s)
+        await self._bucket.write(f"{FOLDER}/{key.ref}", data, self._limit_s)
         return key

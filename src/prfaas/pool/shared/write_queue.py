@@ -35,134 +35,39 @@ class BlockToWrite(NamedTuple):
     done: Callable[[], None]
 
 
-class WriteQueue:
-    """The queue, and the breaker of writing.
+class SealingWriter(ABC):
+    """Seals queued blocks on a thread, one at a time, and writes them in the background.
 
     Args:
         limit_bytes: Limit of `held_bytes`.
         metrics: Count what is dropped and what was written.
+        thread: Its name.
+
+    Attributes:
+        held_bytes: Bytes of blocks that are queued or on their way.
     """
 
     def __init__(
         self,
         limit_bytes: int,
         metrics: PoolMetrics,
+        thread: str,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._limit_bytes, self._metrics, self._clock_ns = limit_bytes, metrics, clock_ns
+        self.held_bytes = 0
         self._breaker = Breaker()
         self._offers: deque[BlockToWrite] = deque()
         self._waiting: set[BlockName] = set()
         """Blocks that are queued or on their way."""
         self._work = asyncio.Event()
-        self.held_bytes = 0
-        """Bytes of blocks that are queued or on their way."""
-
-    def __contains__(self, name: BlockName) -> bool:
-        return name in self._waiting
-
-    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Queue a block.
-
-        Returns:
-            False if it is dropped at once: too much waits, or the tier takes nothing.
-        """
-        size = len(block.data)
-        if not self._breaker.allows(self._clock_ns()):
-            return self._dropped("shared_down")
-        if self.held_bytes and self.held_bytes + size > self._limit_bytes:
-            return self._dropped("shared_full")
-        self._offers.append(BlockToWrite(name, block, done))
-        self._waiting.add(name)
-        self.held_bytes += size
-        self._work.set()
-        return True
-
-    async def wait(self) -> None:
-        """Wait until blocks were offered since the last call."""
-        await self._work.wait()
-        self._work.clear()
-
-    def take(self) -> BlockToWrite | None:
-        """The block that waits longest; None if none waits."""
-        return self._offers.popleft() if self._offers else None
-
-    def take_back(self, offer: BlockToWrite) -> None:
-        """Queue a block that was taken and not sealed, before the others."""
-        self._offers.appendleft(offer)
-
-    def forget(self, names: Sequence[BlockName], num_bytes: int) -> None:
-        """Blocks were written or dropped."""
-        self._waiting.difference_update(names)
-        self.held_bytes -= num_bytes
-
-    def drop(self, matches: Matches) -> int:
-        """Drop what is queued with a matching origin; return the number of blocks."""
-        found = [offer for offer in self._offers if matches(offer.block.origin)]
-        for offer in found:
-            self._offers.remove(offer)
-            self.forget([offer.name], len(offer.block.data))
-            offer.done()
-        return len(found)
-
-    def close(self) -> None:
-        """Drop what is queued."""
-        self.drop(lambda _: True)
-
-    def validate(self) -> None:
-        """Check the bytes of what waits or is on its way.
-
-        Raises:
-            AssertionError: They are less than those of what waits, or nobody's.
-        """
-        queued = sum(len(offer.block.data) for offer in self._offers)
-        require(queued <= self.held_bytes, "bytes that wait")
-        require(bool(self._waiting) == bool(self.held_bytes), "blocks that wait")
-
-    # --- writing ---
-
-    def began(self) -> None:
-        """Something is being written."""
-        self._breaker.began(self._clock_ns())
-
-    def wrote(self, num_bytes: int) -> None:
-        """It was written: so many sealed bytes."""
-        self._breaker.succeeded(self._clock_ns())
-        self._metrics.count_shared("write", "ok")
-        self._metrics.shared_bytes.labels(direction="written").inc(num_bytes)
-
-    def failed(self, num_blocks: int) -> None:
-        """It was not: blocks are dropped."""
-        self._breaker.failed(self._clock_ns())
-        self._metrics.count_shared("write", "failed")
-        self._metrics.blocks_dropped.labels(reason="shared_write").inc(num_blocks)
-
-    def _dropped(self, reason: str) -> bool:
-        self._metrics.blocks_dropped.labels(reason=reason).inc()
-        return False
-
-
-class SealingWriter(ABC):
-    """Seals queued blocks on a thread, one at a time, and writes them in the background.
-
-    Args:
-        queue: Blocks to write.
-    """
-
-    def __init__(self, queue: WriteQueue, thread: str) -> None:
-        self._queue = queue
         self._turn = asyncio.Lock()
         """Held while blocks are sealed."""
         self._writes: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, thread)
 
     def __contains__(self, name: BlockName) -> bool:
-        return name in self._queue
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that wait to be written."""
-        return self._queue.held_bytes
+        return name in self._waiting
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block; `done` is called once it is sealed, or dropped.
@@ -170,16 +75,26 @@ class SealingWriter(ABC):
         Returns:
             False if it is dropped at once: too much waits, or the tier takes nothing.
         """
-        return self._queue.offer(name, block, done)
+        size = len(block.data)
+        if not self._breaker.allows(self._clock_ns()):
+            return self._refused("shared_down")
+        if self.held_bytes and self.held_bytes + size > self._limit_bytes:
+            return self._refused("shared_full")
+        self._offers.append(BlockToWrite(name, block, done))
+        self._waiting.add(name)
+        self.held_bytes += size
+        self._work.set()
+        return True
 
-    def validate(self) -> None:
-        """Check what waits."""
-        self._queue.validate()
+    def _refused(self, reason: str) -> bool:
+        self._metrics.blocks_dropped.labels(reason=reason).inc()
+        return False
 
     async def run(self) -> None:
         """Write offered blocks until cancelled."""
         while True:
-            await self._queue.wait()
+            await self._work.wait()
+            self._work.clear()
             await self._seal_queued()
 
     async def flush(self) -> None:
@@ -191,15 +106,53 @@ class SealingWriter(ABC):
 
     async def drop(self, matches: Matches) -> None:
         """Drop what waits with a matching origin; return once nothing else is under way."""
-        self._queue.drop(matches)
+        self._drop_queued(matches)
         await self.flush()
 
     def close(self) -> None:
         """End the thread and all writes, and drop what waits."""
         for task in self._writes:
             task.cancel()
-        self._queue.close()
+        self._drop_queued(lambda _: True)
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def validate(self) -> None:
+        """Check the bytes of what waits or is on its way.
+
+        Raises:
+            AssertionError: They are less than those of what waits, or nobody's.
+        """
+        queued = sum(len(offer.block.data) for offer in self._offers)
+        require(queued <= self.held_bytes, "bytes that wait")
+        require(bool(self._waiting) == bool(self.held_bytes), "blocks that wait")
+
+    # --- for writers ---
+
+    async def _seal_queued(self) -> None:
+        async with self._turn:
+            while self._offers:
+                await self._seal(self._offers.popleft())
+
+    @abstractmethod
+    async def _seal(self, offer: BlockToWrite) -> None:
+        """Seal a block and call its `done`; if cancelled before, put it back at the front."""
+
+    def _finish_all(self) -> None:  # noqa: B027 - packs wait for more, single blocks do not
+        """Begin to write what is sealed and waits for more."""
+
+    def _forget(self, names: Sequence[BlockName], num_bytes: int) -> None:
+        """Blocks were written or dropped."""
+        self._waiting.difference_update(names)
+        self.held_bytes -= num_bytes
+
+    def _drop_queued(self, matches: Matches) -> int:
+        """Drop what is queued with a matching origin; return the number of blocks."""
+        found = [offer for offer in self._offers if matches(offer.block.origin)]
+        for offer in found:
+            self._offers.remove(offer)
+            self._forget([offer.name], len(offer.block.data))
+            offer.done()
+        return len(found)
 
     def _begin(self, write: Coroutine[None, None, None]) -> None:
         """Write in the background."""
@@ -207,14 +160,14 @@ class SealingWriter(ABC):
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _seal_queued(self) -> None:
-        async with self._turn:
-            while (offer := self._queue.take()) is not None:
-                await self._seal(offer)
+    def _wrote(self, num_bytes: int) -> None:
+        """So many sealed bytes were written."""
+        self._breaker.succeeded(self._clock_ns())
+        self._metrics.count_shared("write", "ok")
+        self._metrics.shared_bytes.labels(direction="written").inc(num_bytes)
 
-    @abstractmethod
-    async def _seal(self, offer: BlockToWrite) -> None:
-        """Seal a block and call its `done`; if cancelled before, take it back into the queue."""
-
-    def _finish_all(self) -> None:  # noqa: B027 - packs wait for more, single blocks do not
-        """Begin to write what is sealed and waits for more."""
+    def _failed(self, num_blocks: int) -> None:
+        """A write failed: its blocks are dropped."""
+        self._breaker.failed(self._clock_ns())
+        self._metrics.count_shared("write", "failed")
+        self._metrics.blocks_dropped.labels(reason="shared_write").inc(num_blocks)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 
-from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.shipping import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
+    AcceptedTicket,
+    RefusedTicket,
     Ticket,
     TicketRefusal,
     TicketRefusedError,
+    TicketUse,
     UsedTickets,
     check_ticket,
 )
@@ -48,10 +51,8 @@ class TicketChecks:
     """Checks tickets, and counts those it refuses.
 
     Args:
-        audit: Records tickets; None without an audit log.
+        facts: Asked with `TicketUse`; gets `AcceptedTicket` and `RefusedTicket`.
         regions: Our footprint; without any, tickets need no region.
-        rule: Called with each ticket, the pool at its other end and its blocks, where several sites
-            share this pool; raises `TicketRefusedError`.
     """
 
     def __init__(
@@ -59,18 +60,16 @@ class TicketChecks:
         pool: str,
         opener: TicketOpener,
         metrics: PoolMetrics,
-        unix_ns: Callable[[], int] = time.time_ns,
-        audit: PoolAudit | None = None,
+        facts: FactStream,
         regions: Regions = frozenset(),
-        rule: Callable[[Ticket, str, Manifest], None] = lambda *_: None,
     ) -> None:
-        self._audit, self.regions, self._rule = audit, regions, rule
+        self._facts, self.regions = facts, regions
         self._peers: dict[str, Regions] = {}
         """Regions in the certificate of each pool, as of its last connection."""
         self._pool = pool
         self._opener = opener
         self._metrics = metrics
-        self._unix_ns = unix_ns
+        self._unix_ns = time.time_ns
         self._used = UsedTickets()
         self.is_draining = False
         """Refuse all tickets: the pool is about to stop."""
@@ -134,8 +133,7 @@ class TicketChecks:
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
         """Count and record a refusal, also one that came out while blocks were moving."""
-        if self._audit is not None:
-            self._audit.refused(end, transfer_id, error)
+        self._facts.report(RefusedTicket(end, transfer_id, error))
         self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
         fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
         log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
@@ -155,11 +153,6 @@ class TicketChecks:
             if self.is_draining:
                 raise TicketRefusedError(
                     TicketRefusal.DRAINING, "this pool accepts no new transfers"
-                )
-            if self._audit is not None and not self._audit.accepts:
-                raise TicketRefusedError(
-                    TicketRefusal.NOT_AUDITED,
-                    'the audit log cannot be written, and audit.on_full is "closed"',
                 )
             ticket = self._opener.open(sealed, now_ns)
             check_ticket(
@@ -186,13 +179,12 @@ class TicketChecks:
                     TicketRefusal.NO_ROOM,
                     f"it allows {ticket.bytes_max} bytes, and {free_bytes} are free",
                 )
-            self._rule(ticket, peer, blocks)
+            self._facts.may(TicketUse(ticket, peer, blocks))
             self._used.use(ticket, now_ns)
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
-        if self._audit is not None:
-            self._audit.granted(ticket)
+        self._facts.report(AcceptedTicket(ticket))
         return Grant(
             ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
         )

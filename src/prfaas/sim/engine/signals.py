@@ -126,7 +126,7 @@ class Telemetry:
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
         front.report_loads(seen.at_ns, seen.num_waiting)
         for ends, report in seen.links:
-            front.dispatcher.report_link(*ends, report)
+            front.dispatcher.links.report(*ends, report)
 
     def _move(self, _argument: None) -> None:
         sim, now_ns = self._sim, self._sim.clock.now_ns

@@ -259,7 +259,7 @@ class Simulation(RunParts):
         self.front.heard.note(news, transport.changed_at_ns, self.clock.now_ns)
         if alive:
             seen = transport.link.report(self.clock.now_ns)
-            self.front.dispatcher.report_link(*ends, seen)
+            self.front.dispatcher.links.report(*ends, seen)
         for index in sorted(self.front.set_link(ends, up=alive)):
             self.open[index].link_lost(transport)
 

@@ -15,9 +15,9 @@ from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.hardware.profiles import PrefillProfile, make_costs, step_time
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.solve.designs import split_plans
 from prfaas.planner.solve.latency import best_operation
 from prfaas.planner.solve.search import OperatingPoint
-from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import StageMode
 from prfaas.sim.scenario.scenario_file import (
     CacheTable,

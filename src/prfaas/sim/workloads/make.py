@@ -19,9 +19,8 @@ from prfaas.sim.workloads.requests import RateShape, SineSwing, Synthetic, Trace
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.toml_tables import refuse_unused
 from prfaas.traces.checks import NUM_PROMPT_TOKENS_MAX, NUM_REQUESTS_MAX
-from prfaas.traces.formats.columns import AZURE, LENGTHS
+from prfaas.traces.formats.columns import AZURE, LENGTHS, read_rate_curve
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
-from prfaas.traces.formats.rate_curve import read_rate_curve
 from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.session_file import read_sessions
 from prfaas.units import ns

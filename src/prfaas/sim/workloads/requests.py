@@ -14,7 +14,7 @@ from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.workload import LengthDistribution
 from prfaas.sim.system.request import Request
 from prfaas.traces.checks import NUM_REQUESTS_MAX
-from prfaas.traces.formats.rate_curve import Steps
+from prfaas.traces.formats.columns import Steps
 from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
 

@@ -18,7 +18,7 @@ from prfaas.errors import ConfigError
 from prfaas.sim.system.request import FollowUp, Request
 from prfaas.sim.workloads.requests import draw_arrivals
 from prfaas.traces.checks import NUM_REQUESTS_MAX
-from prfaas.traces.sessions.regroup import Regroup, SharedNames
+from prfaas.traces.sessions.block_chain import Regroup, SharedNames
 from prfaas.traces.sessions.session_file import Session, Turn
 from prfaas.units import NS_PER_S
 

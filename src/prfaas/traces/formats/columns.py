@@ -1,4 +1,7 @@
-"""Traces with a column for each field, and their instants."""
+"""Traces with a column for each field, and their instants.
+
+A measured rate over time, in ServeGen's form: windows of equal length and the rate in each.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prfaas.errors import ConfigError
 from prfaas.traces import checks
 from prfaas.traces.checks import DroppedError, check_output, check_prompt, in_range, shown_name
-from prfaas.traces.lines import refuse
+from prfaas.traces.lines import read_lines, refuse, text_of
 from prfaas.traces.requests import RecordedRequest
 from prfaas.units import NS_PER_S
 
@@ -24,14 +30,12 @@ _NUMBER = re.compile(r"[+-]?\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?", re.AS
 
 
 def calendar_ns(column: str, text: str) -> int:
-    """Nanoseconds since 1970 of a date and time, exact to nine digits of the second.
+    """Nanoseconds since 1970 of a date and time, exact to nine digits of the second; DroppedError
+    if the value is invalid.
 
     Args:
         text: As in "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; without a
             time zone it is UTC.
-
-    Raises:
-        DroppedError: The value is invalid.
     """
     match = _CALENDAR.fullmatch(text)
     try:
@@ -54,13 +58,10 @@ def _seconds(whole: str, zone: str) -> int:
 
 
 def seconds_ns(column: str, text: str) -> int:
-    """Nanoseconds of a number of seconds from any origin.
+    """Nanoseconds of a number of seconds from any origin; DroppedError if the value is invalid.
 
     Args:
         text: A decimal number, 0 or more.
-
-    Raises:
-        DroppedError: The value is invalid.
     """
     if not _NUMBER.fullmatch(text):
         raise DroppedError(
@@ -142,11 +143,7 @@ CSV_FORMATS = (AZURE, BURSTGPT, SERVEGEN, LENGTHS)
 
 
 def cells_of(line: bytes) -> list[str]:
-    """The values of a line.
-
-    Raises:
-        DroppedError: They cannot be split.
-    """
+    """The values of a line; DroppedError if they cannot be split."""
     text = line.decode("utf-8", "replace")
     if '"' not in text:
         return text.split(",")
@@ -167,13 +164,10 @@ def columns_of(header: bytes) -> list[str]:
 
 
 class CsvRows:
-    """Rows of a file in a CSV format.
+    """Rows of a file in a CSV format; ConfigError if a column is missing or there twice.
 
     Args:
         number: Line of the header.
-
-    Raises:
-        ConfigError: A column is missing or there twice.
     """
 
     def __init__(self, form: CsvFormat, path: Path, number: int, header: bytes) -> None:
@@ -192,11 +186,7 @@ class CsvRows:
         self._names = columns
 
     def __call__(self, line: bytes) -> RecordedRequest:
-        """The request of a line.
-
-        Raises:
-            DroppedError: The line has no request.
-        """
+        """The request of a line; DroppedError if the line has no request."""
         cells = cells_of(line)
         if len(cells) != self._num_columns:
             raise DroppedError(
@@ -231,3 +221,94 @@ class CsvRows:
 
 def _find(names: tuple[str, ...], columns: list[str]) -> int | None:
     return next((columns.index(name) for name in names if name in columns), None)
+
+
+COLUMNS = ["model", "t0_s", "rate_rps", "rate_weighted_client_cv"]
+NUM_WINDOWS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A rate that is constant within windows of equal length; the curve repeats.
+
+    Attributes:
+        rates: Rate in each window, in any unit; not all 0.
+        period_s: Length of the whole curve.
+    """
+
+    rates: tuple[float, ...]
+    period_s: float
+
+    def knots(self, until_s: float) -> NDArray[np.float64]:
+        """The windows' edges."""
+        edges = np.arange(0, until_s, self.period_s / len(self.rates), dtype=np.float64)
+        return np.append(edges, until_s)
+
+    def integral(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Whole periods, and the part of the last one."""
+        shares = np.cumsum((0.0, *self.rates)) / sum(self.rates) * self.period_s
+        edges = np.linspace(0, self.period_s, len(self.rates) + 1)
+        periods, within = np.divmod(at_s, self.period_s)
+        return np.asarray(periods * self.period_s + np.interp(within, edges, shares))
+
+
+def read_rate_curve(path: Path, model: str, period_s: float | None = None) -> Steps:
+    """The curve of one model.
+
+    Args:
+        path: CSV with the columns model, t0_s (start of the window, s), rate_rps,
+            rate_weighted_client_cv; windows of one model have equal lengths.
+        period_s: Length of the whole curve; None keeps its own.
+
+    Raises:
+        ConfigError: The file is wrong, or has fewer than two windows of the model.
+    """
+    starts: list[float] = []
+    rates: list[float] = []
+    models: set[str] = set()
+    for number, line in read_lines(path):
+        try:
+            cells = _cells(number, text_of(line))
+            models.update(cells[:1])
+            if number > 1 and cells[0] == model:
+                starts.append(_number(1, cells))
+                rates.append(_number(2, cells))
+                _check_window(starts)
+        except DroppedError as error:
+            refuse(path, number, str(error))
+    models.discard(COLUMNS[0])
+    if len(rates) < 2 or not any(rates):
+        known = ", ".join(sorted(models)[:20])
+        raise ConfigError(f"{path}: no curve of {model!r}; there are {known or 'none'}")
+    own_s = (starts[1] - starts[0]) * len(rates)
+    return Steps(tuple(rates), own_s if period_s is None else period_s)
+
+
+def _cells(number: int, line: bytes) -> list[str]:
+    cells = cells_of(line)
+    if number == 1 and cells != COLUMNS:
+        raise DroppedError(f"columns {cells[:8]}; expected {COLUMNS}")
+    if len(cells) != len(COLUMNS):
+        raise DroppedError(f"{len(cells)} values; expected {', '.join(COLUMNS)}")
+    return cells
+
+
+def _number(column: int, cells: list[str]) -> float:
+    try:
+        value = float(cells[column])
+    except ValueError:
+        raise DroppedError(
+            f"{COLUMNS[column]} is {cells[column][:40]!r}; expected a number"
+        ) from None
+    in_range(COLUMNS[column], value, 0, 1e9)
+    return value
+
+
+def _check_window(starts: list[float]) -> None:
+    if len(starts) > NUM_WINDOWS_MAX:
+        raise DroppedError(f"more than {NUM_WINDOWS_MAX:,} windows")
+    if len(starts) < 2:
+        return
+    expected = starts[0] + (starts[1] - starts[0]) * (len(starts) - 1)
+    if starts[1] <= starts[0] or starts[-1] != expected:
+        raise DroppedError(f"t0_s is {starts[-1]:g}; expected {expected:g}, as windows are equal")

@@ -75,11 +75,7 @@ class MooncakeRows:
         self._known: dict[int, int] = {}
 
     def __call__(self, line: bytes) -> RecordedRequest:
-        """The request of a line.
-
-        Raises:
-            DroppedError: The line has no request.
-        """
+        """The request of a line; DroppedError if the line has no request."""
         row = decode(self._decoder, line)
         if self._complete and (row.timestamp is None or row.output_length is None):
             missing = "timestamp" if row.timestamp is None else "output_length"

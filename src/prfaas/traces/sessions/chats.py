@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.traces.checks import LIMITS, NUM_OUTPUT_TOKENS_MAX, DroppedError, Drops, TraceLimits
+from prfaas.traces.checks import (
+    LIMITS,
+    NUM_OUTPUT_TOKENS_MAX,
+    NUM_SESSIONS_MAX,
+    NUM_TURNS_MAX,
+    DroppedError,
+    Drops,
+    TraceLimits,
+)
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.reader import refuse_if_damaged
-from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers, TextUnits
+from prfaas.traces.sessions.block_chain import BlockChain, BlockNumbers, Runs, TextUnits
 from prfaas.traces.sessions.messages import SessionMessage, transcript_of
-from prfaas.traces.sessions.regroup import Runs
-from prfaas.traces.sessions.session_file import NUM_SESSIONS_MAX, NUM_TURNS_MAX
 
 REPEATED = "answers that an earlier line of the session has"
 UNANSWERED = "prompts without an answer"
@@ -139,11 +145,7 @@ class _Reader:
             refuse(self.path, number, f"more than {limit:,} requests; split it")
 
     def result(self) -> Chats:
-        """The sessions that have a turn.
-
-        Raises:
-            ConfigError: None has one.
-        """
+        """The sessions that have a turn; ConfigError if none has one."""
         for session in self.sessions:
             session.end()
         found = tuple(tuple(session.turns) for session in self.sessions if session.turns)

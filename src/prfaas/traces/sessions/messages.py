@@ -66,11 +66,7 @@ class Transcript:
 
 
 def transcript_of(line: bytes) -> Transcript:
-    """The messages of a line.
-
-    Raises:
-        DroppedError: The line has no messages.
-    """
+    """The messages of a line; DroppedError if the line has no messages."""
     fields = decode(_decoder, line)
     found = next((fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None)
     if found is not None:
@@ -145,11 +141,7 @@ class _Parts:
             self.hidden.append(text)
 
     def add(self, content: object, depth: int = 0) -> None:
-        """Add content.
-
-        Raises:
-            DroppedError: It is neither text nor parts, or nested too deep.
-        """
+        """Add content; DroppedError if it is neither text nor parts, or nested too deep."""
         if isinstance(content, str):
             self.text.append(content)
         elif isinstance(content, list) and depth < _DEPTH_MAX:

@@ -88,11 +88,7 @@ def read_body(data: bytes, model: str) -> tuple[Body, Mapping[str, Any]]:
 
 
 def prompts_of(prompt: object, vocab_size: int) -> list[str | list[int]]:
-    """The prompts of a completion: texts, or token ids.
-
-    Raises:
-        RequestError: It is neither.
-    """
+    """The prompts of a completion: texts, or token ids; RequestError if it is neither."""
     if isinstance(prompt, str) and prompt:
         return [prompt]
     if isinstance(prompt, list) and prompt:

@@ -6,7 +6,7 @@ from typing import Any
 
 from prfaas.engines.timing.api.bodies import Body
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.blocks import DrawnAnswer
 
 LOGPROB = -0.5
 """Log probability of a token; each further listed token is one lower."""

@@ -12,7 +12,7 @@ from prfaas.engines.timing.api.bodies import DEFAULT_MAX_TOKENS, Body, prompts_o
 from prfaas.engines.timing.api.choices import AnswerChoice
 from prfaas.engines.timing.api.replies import Usage
 from prfaas.engines.timing.api.vocabulary import Vocabulary
-from prfaas.engines.timing.content import DrawnAnswer
+from prfaas.engines.timing.blocks import DrawnAnswer
 from prfaas.engines.timing.instance import PromptWork, TimedInstance
 from prfaas.errors import RequestError
 from prfaas.tasks import cancel_all
@@ -146,11 +146,7 @@ def order_of(body: Body) -> Order | None:
 async def prompts_in(
     body: Body, raw: Mapping[str, Any], vocabulary: Vocabulary, *, chat: bool
 ) -> list[list[int]]:
-    """Token ids of a body's prompts.
-
-    Raises:
-        RequestError: They are missing.
-    """
+    """Token ids of a body's prompts; RequestError if they are missing."""
     if not chat:
         special = body.add_special_tokens is not False
         return [
@@ -170,11 +166,8 @@ async def prompts_in(
 def lengths_of(
     body: Body, prompts: list[list[int]], max_model_len: int, *, chat: bool
 ) -> list[int]:
-    """Longest answer of every prompt, tokens: one that nobody limits has `OWN_TOKENS` at most.
-
-    Raises:
-        RequestError: A prompt or the requested output is too long.
-    """
+    """Longest answer of every prompt, tokens: one that nobody limits has `OWN_TOKENS` at most;
+    RequestError if a prompt or the requested output is too long."""
     asked = body.max_completion_tokens if chat else None
     asked = body.max_tokens if asked is None else asked
     if asked is None and not chat:

@@ -93,11 +93,7 @@ class TimingMetrics:
         )
 
     def add(self, instance: TimedInstance) -> str:
-        """Add an instance.
-
-        Returns:
-            Its data-parallel rank, the label `engine` of its metrics.
-        """
+        """Add an instance; returns its data-parallel rank, the label `engine` of its metrics."""
         self._instances.append(instance)
         rank = str(len(self._instances) - 1)
         self._ttft.labels(rank, self._model)

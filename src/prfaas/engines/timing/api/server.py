@@ -87,13 +87,10 @@ class Server:
         return self.instance.num_waiting + self.instance.scheduler.num_running
 
     async def start(self, host: str, port: int) -> str:
-        """Listen.
+        """Listen; ConfigError if the address is taken.
 
         Returns:
             Base URL.
-
-        Raises:
-            ConfigError: The address is taken.
         """
         await self._runner.setup()
         try:

@@ -16,13 +16,10 @@ LOOKED_AT_MAX = 20_000
 
 
 class Vocabulary:
-    """Text to tokens and back.
+    """Text to tokens and back; ConfigError if there is no tokenizer.
 
     Args:
         path: Checkpoint directory; of a checkpoint, only tokenizer and `config.json` are read.
-
-    Raises:
-        ConfigError: There is no tokenizer.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,11 +43,7 @@ class Vocabulary:
         return text
 
     async def render(self, body: Mapping[str, Any]) -> str:
-        """Messages by the model's chat template.
-
-        Raises:
-            RequestError: The template refuses them.
-        """
+        """Messages by the model's chat template; RequestError if the template refuses them."""
         return await asyncio.to_thread(self._render, body)
 
     def _render(self, body: Mapping[str, Any]) -> str:

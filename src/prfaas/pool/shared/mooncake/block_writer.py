@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from prfaas.core.cache.keep_rules import Origin
@@ -14,16 +13,14 @@ from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.site_keys import SiteKey
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.client import MooncakeClient
-from prfaas.pool.shared.mooncake.codes import NO_SPACE, check
-from prfaas.pool.shared.mooncake.memory import ClientMemory
-from prfaas.pool.shared.mooncake.orders import StoreOperation
+from prfaas.pool.shared.mooncake.known_blocks import Known, KnownBlocks
+from prfaas.pool.shared.mooncake.orders import NO_SPACE, StoreOperation, check
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
-from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter, WriteQueue
+from prfaas.pool.shared.shown_blocks import TierHealth
+from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
-
-Written = Callable[[BlockName, int, Origin], None]
 
 
 class BlockWriter(SealingWriter):
@@ -32,27 +29,24 @@ class BlockWriter(SealingWriter):
     Args:
         key: Seals new blocks.
         writer: Name of this pool node.
-        metrics: Count what is written, and what is dropped.
-        on_written: Called with every block in the store, its size and origin.
+        blocks: Those in the store; gets every one that is written.
     """
 
     def __init__(
         self,
         client: MooncakeClient,
-        memory: ClientMemory,
-        prefix: str,
         key: SiteKey,
         writer: str,
+        blocks: KnownBlocks,
+        health: TierHealth,
         metrics: PoolMetrics,
-        on_written: Written,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int],
     ) -> None:
-        super().__init__(
-            WriteQueue(memory.writes.capacity_bytes, metrics, clock_ns), "prfaas-mooncake-writer"
-        )
-        self._client, self._memory, self._prefix = client, memory, prefix
-        self._key, self._writer, self._metrics = key, writer, metrics
-        self._on_written = on_written
+        self._memory = client.memory
+        limit_bytes = self._memory.writes.capacity_bytes
+        super().__init__(limit_bytes, metrics, "prfaas-mooncake-writer", clock_ns)
+        self._client, self._key, self._writer = client, key, writer
+        self._blocks, self._health = blocks, health
         self._said = LogThrottle(clock_ns)
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
@@ -73,7 +67,7 @@ class BlockWriter(SealingWriter):
         try:
             offset = await self._memory.writes.taken(size)
         except asyncio.CancelledError:
-            self._queue.take_back(offer)  # For the last flush.
+            self._offers.appendleft(offer)  # For the last flush.
             raise
         # As for the disk: an executor holds its arguments too long, so they are lent.
         lent = [(offer, self._memory.view(offset, size))]
@@ -85,7 +79,7 @@ class BlockWriter(SealingWriter):
             if lent:
                 lent.clear()
                 self._memory.writes.give_back(offset, size)
-                self._queue.take_back(offer)
+                self._offers.appendleft(offer)
             raise
         offer.done()
         self._begin(self._put(offer.name, num_bytes, offer.block.origin, offset, length))
@@ -99,21 +93,23 @@ class BlockWriter(SealingWriter):
     ) -> None:
         size = sealed_bytes_max(num_bytes)
         try:
-            self._queue.began()
+            self._breaker.began(self._clock_ns())
             (code,) = await self._client.ask(
-                StoreOperation.PUT, [key_of(self._prefix, name)], offset, length
+                StoreOperation.PUT, [key_of(self._client.prefix, name)], offset, length
             )
             check(code)
         except TransferError as error:
-            self._queue.failed(1)
+            self._failed(1)
             if self._said.is_new("write"):
                 log.error("shared tier: blocks are not written: %s", error)
         else:
-            self._queue.wrote(length)
+            self._wrote(length)
             if code == NO_SPACE:
                 self._metrics.blocks_dropped.labels(reason="shared_full").inc()
             else:
-                self._on_written(name, num_bytes, origin)
+                is_new = name not in self._blocks
+                self._health.gone(self._blocks.set(name, Known(num_bytes, origin, is_own=True)))
+                self._health.found([name] if is_new else [])
         finally:
             self._memory.writes.give_back(offset, size)
-            self._queue.forget([name], num_bytes)
+            self._forget([name], num_bytes)

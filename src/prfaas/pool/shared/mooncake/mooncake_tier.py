@@ -15,25 +15,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
-from prfaas.core.cache.keep_rules import KeepRules, Origin, Scope
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
 from prfaas.pool.keys.sealing import AlteredError, UnknownKeyError
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.shared.health import TierHealth
 from prfaas.pool.shared.mooncake.block_writer import BlockWriter
 from prfaas.pool.shared.mooncake.client import MooncakeClient
-from prfaas.pool.shared.mooncake.codes import GONE, check
 from prfaas.pool.shared.mooncake.known_blocks import Known, KnownBlocks
-from prfaas.pool.shared.mooncake.memory import ClientMemory
-from prfaas.pool.shared.mooncake.orders import NAMES_MAX, StoreOperation
+from prfaas.pool.shared.mooncake.orders import GONE, NAMES_MAX, StoreOperation, check
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
-from prfaas.pool.shared.shown_blocks import ShownBlocks
+from prfaas.pool.shared.shown_blocks import ShownBlocks, TierHealth
 from prfaas.pool.store.origins import sliced
-from prfaas.pool.store.tier_ports import ReadBudget
+from prfaas.pool.store.tier_ports import ReadBudget, TierOwner
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +44,14 @@ READS = 16
 SAMPLES = 4
 """Blocks that are read before the tier shows its blocks again."""
 
-Names = Iterable[BlockName]
-
 
 class MooncakeTier(ShownBlocks[Known]):
     """Blocks below memory that other pool nodes of the site share. Lives on one event loop.
 
     Args:
-        rules: Name of this pool node, and the maximum ages of blocks.
+        pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        on_found: Called with blocks that can be read from now on.
-        on_gone: Called with blocks that cannot be read any more.
+        owner: The store above, with its rules.
     """
 
     _blocks: KnownBlocks
@@ -68,32 +62,24 @@ class MooncakeTier(ShownBlocks[Known]):
         self,
         settings: MooncakeSettings,
         keys: KeyRing,
-        rules: KeepRules,
+        pool: str,
         hosts: Set[str],
         metrics: PoolMetrics,
-        on_found: Callable[[Names], None],
-        on_gone: Callable[[Names], None],
+        owner: TierOwner,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._settings, self._keys, self._hosts, self._rules = settings, keys, hosts, rules
-        self._metrics, self._on_found, self._on_gone = metrics, on_found, on_gone
+        self._settings, self._keys, self._pool, self._hosts = settings, keys, pool, hosts
+        self._metrics, self._rules = metrics, owner.rules
         self._limits = settings.limits
-        self._memory = ClientMemory(settings.buffer_bytes)
-        self.client = MooncakeClient(settings, self._memory, metrics)
+        self.client = MooncakeClient(settings, metrics)
+        self._memory = self.client.memory
         self._blocks = KnownBlocks()
         self._sizes: dict[tuple[bytes, int], int] = {}
         """Bytes of a block, by layout and group."""
+        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
         self._writer = BlockWriter(
-            self.client,
-            self._memory,
-            settings.prefix,
-            keys.sealing,
-            rules.pool,
-            metrics,
-            self._written,
-            clock_ns,
+            self.client, keys.sealing, pool, self._blocks, self._health, metrics, clock_ns
         )
-        self._health = TierHealth(metrics, clock_ns, self._went_down, self._came_up)
         self._read_s = settings.read_limit_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-mooncake-reader")
@@ -159,8 +145,7 @@ class MooncakeTier(ShownBlocks[Known]):
             else:
                 self._gone(self._blocks.set(name, Known(self._sizes[_kind(name)])))
         self._metrics.count_shared("probe", "ok")
-        if self._health.is_up:
-            self._on_found(new)
+        self._health.found(new)
         return found
 
     # --- blocks ---
@@ -239,7 +224,7 @@ class MooncakeTier(ShownBlocks[Known]):
     def _open_lent(
         self, name: BlockName, sealed: memoryview, lent: list[memoryview]
     ) -> tuple[bytes, Origin]:
-        return open_block(name, sealed, self._keys, self._rules.pool, lent.pop())
+        return open_block(name, sealed, self._keys, self._pool, lent.pop())
 
     def _unreadable(self, name: BlockName, reason: str, why: str) -> None:
         if self._said.is_new(reason):
@@ -248,17 +233,9 @@ class MooncakeTier(ShownBlocks[Known]):
         self._metrics.count_shared("read", "altered")
         self._gone([name])
 
-    def _written(self, name: BlockName, num_bytes: int, origin: Origin) -> None:
-        is_new = name not in self._blocks
-        self._gone(self._blocks.set(name, Known(num_bytes, origin, is_own=True)))
-        if self._health.is_up and is_new:
-            self._on_found([name])
-
     def _gone(self, names: Iterable[BlockName]) -> None:
         """Blocks are not in the store any more."""
-        gone = self._blocks.remove(names)
-        if self._health.is_up and gone:
-            self._on_gone(gone)
+        self._health.gone(self._blocks.remove(names))
 
     async def run(self) -> None:
         """Follow the store and write offered blocks, until cancelled."""
@@ -347,7 +324,7 @@ class MooncakeTier(ShownBlocks[Known]):
         log.info("shared tier: all blocks below %s/ deleted", self._settings.prefix)
 
     def _is_of(self, entry: Known, scope: Scope) -> bool:
-        is_own = entry.is_own and scope.tenant is None and scope.source == self._rules.pool
+        is_own = entry.is_own and scope.tenant is None and scope.source == self._pool
         return is_own or scope.matches(entry.origin)
 
 

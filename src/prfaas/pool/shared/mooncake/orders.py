@@ -1,6 +1,8 @@
 """Messages between a pool node and the process of its Mooncake client.
 
 A message is its length, 4 bytes, and MessagePack.
+
+Answers have codes of the Mooncake Store library.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
+from prfaas.errors import TransferError
 
 LENGTH_BYTES = 4
 NO_LIBRARY = -10_000
@@ -77,3 +81,26 @@ def framed(message: Order | StoreAnswer) -> bytes:
     """A message with its length."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+NO_SPACE, NOT_FOUND, EXISTS = -200, -704, -705
+NOT_READY, LEASE_EXPIRED = -703, -707
+GONE = frozenset({NOT_FOUND, NOT_READY, LEASE_EXPIRED})
+"""The store answers, and does not have the object (any more, or completely)."""
+_WORDS = {
+    -1: "internal error",
+    NO_SPACE: "no provider has room",
+    -800: "a provider does not answer",
+    -900: "the master does not answer",
+}
+
+
+def check(code: int) -> int:
+    """Return a code that is no failure of the store.
+
+    Raises:
+        TransferError: It is one.
+    """
+    if code >= 0 or code in GONE or code in (NO_SPACE, EXISTS):
+        return code
+    raise TransferError(f"{_WORDS.get(code, 'the library failed')} (code {code})")

@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from prfaas.errors import ConfigError
-from prfaas.lab.path import PathCounters
+from tests.lab.path import PathCounters
 
+ROOT = Path(__file__).parents[2]
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
 READY_TIMEOUT_S = 20.0
@@ -206,9 +207,10 @@ class Wan:
         self._emulator = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "prfaas.lab.emulator",
+            "tests.lab.emulator",
             *devices,
             str(self._seed),
+            cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -1,10 +1,14 @@
-"""Reachability of the shared tiers of a deployment, and the files of their keys."""
+"""Checks of files: tokenizer, certificate for clients, keys of tiers, and reachable tiers."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography import x509
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError, TransferError
@@ -13,6 +17,71 @@ from prfaas.pool.shared.bucket import S3Bucket
 from prfaas.pool.shared.mooncake.client import check_library
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.settings import S3Settings, shared_settings
+
+_NAMES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
+
+
+def check_tokenizer(deployment: Deployment) -> None:
+    """See that a checkpoint on this machine has a tokenizer.
+
+    Raises:
+        ConfigError: It has none: no request could be tokenised.
+    """
+    path = Path(deployment.model.path)
+    if deployment.model.generate or not (path / "config.json").exists():
+        return
+    if any((path / name).exists() for name in _NAMES) or any(path.glob("*.tiktoken")):
+        return
+    raise ConfigError(
+        f"no tokenizer at {path}: the gateway tokenises every prompt and needs {_NAMES[0]}, or one "
+        f"of {', '.join(_NAMES[1:])}; copy it there from the source of the model"
+    )
+
+
+SOON_DAYS = 14
+
+
+def check_client_tls(deployment: Deployment) -> None:
+    """Refuse a `[gateway.tls]` that no client would accept; ConfigError if the files do not fit
+    each other, or the certificate has ended."""
+    table = deployment.gateway.tls
+    if table is None:
+        return
+    from prfaas.gateway.http.connections import server_context
+
+    server_context(table)
+    ends = _ends_at(deployment)
+    if ends <= datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"gateway.tls.certificate {table.certificate} ended at {ends:%Y-%m-%d %H:%M} UTC; "
+            "clients refuse it: put a new one there, with its key"
+        )
+
+
+def client_tls_doubts(deployment: Deployment) -> Iterator[str]:
+    """Yield a line if the certificate ends within `SOON_DAYS` days."""
+    if deployment.gateway.tls is None:
+        return
+    left = _ends_at(deployment) - datetime.datetime.now(datetime.UTC)
+    if left < datetime.timedelta(days=SOON_DAYS):
+        yield f"gateway.tls.certificate {deployment.gateway.tls.certificate} ends in {left.days} d"
+
+
+def _ends_at(deployment: Deployment) -> datetime.datetime:
+    table = deployment.gateway.tls
+    if table is None:
+        raise ValueError("the deployment has no [gateway.tls]")
+    first = x509.load_pem_x509_certificates(table.certificate.read_bytes())[0]
+    return first.not_valid_after_utc
+
 
 LIMIT_S = 5.0
 

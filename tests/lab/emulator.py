@@ -1,6 +1,6 @@
 """The process between the two namespaces: reads packets from one TUN device, writes to the other.
 
-Started by `prfaas.lab.wan`. It prints one JSON line when the devices exist, then reads JSON lines
+Started by `tests.lab.wan`. It prints one JSON line when the devices exist, then reads JSON lines
 on standard input, each a change of settings or nothing, and answers each with the counters. Ends
 with its standard input.
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from heapq import heappop, heappush
 from typing import Any
 
-from prfaas.lab.path import LabPath, PathSettings, TrackedConnections
+from tests.lab.path import LabPath, PathSettings, TrackedConnections
 
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
@@ -121,8 +121,7 @@ def main() -> None:
     here, there, seed = sys.argv[1:]
     first, second = open_tun(here), open_tun(there)
     there_path, back_path = (
-        LabPath(PathSettings(), random.Random(f"{seed} {name}"))  # noqa: S311 - a dice, no secret
-        for name in ("there", "back")
+        LabPath(PathSettings(), random.Random(f"{seed} {name}")) for name in ("there", "back")
     )
     known = TrackedConnections()
     directions = [

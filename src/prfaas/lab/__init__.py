@@ -1,1 +1,0 @@
-"""The WAN lab: links with delay, rate, loss and faults on one machine, for tests and benchmarks."""

@@ -1,0 +1,71 @@
+"""This pool's end of all its links: its name, its threads, and the operator's choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prfaas.core.transfer.link_encryption import LinkEncryption
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.wire.allow_list import AllowList
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """Limits of the data connections of a link.
+
+    Attributes:
+        stuck_ns: A connection without delivery for this time is closed.
+        redial_s: Wait before a lost connection is dialled again, seconds. It doubles while
+            connections end soon.
+        redial_max_s: Longest such wait, seconds.
+        fragment_bytes_min: Smallest fragment that the size of fragments adapts to, bytes.
+    """
+
+    stuck_ns: int = 5 * 10**9
+    redial_s: float = 0.5
+    redial_max_s: float = 8.0
+    fragment_bytes_min: int = 32 << 10
+
+
+SEND_LIMITS = SendLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnd:
+    """This pool's end of its links, in both directions.
+
+    Attributes:
+        pool: Name of this pool.
+        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
+        io: Where data connections live.
+        encryption: The operator's choice for data connections.
+        grace_ns: How long transfers wait for a link that broke.
+    """
+
+    pool: str
+    epoch: str
+    io: IoThread
+    metrics: PoolMetrics
+    encryption: LinkEncryption = LinkEncryption.TLS
+    grace_ns: int = 0
+    send: SendLimits = SEND_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A pool to dial.
+
+    Attributes:
+        peer: Its name; its certificate has to have this name.
+        address: Its host and port.
+        budget_bits_per_s: What all data connections together may send; 0 is no limit.
+        num_connections: Data connections; 0 is as many as budget and round trip ask for.
+        expected: Admits the peer alone.
+    """
+
+    peer: str
+    address: tuple[str, int]
+    budget_bits_per_s: int = 0
+    num_connections: int = 0
+    expected: AllowList = field(default_factory=lambda: AllowList(()))
