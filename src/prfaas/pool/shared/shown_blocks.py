@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Generic, Protocol, TypeVar
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.write_queue import SealingWriter
-from prfaas.pool.store.origins import Origin, Scope, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, TierOwner
 
 log = logging.getLogger(__name__)
@@ -176,12 +177,12 @@ class ShownBlocks(ABC, Generic[E]):
         return self._writer.offer(name, block, done)
 
     async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
-        """Blocks of a source, which also wrote some, or of a tenant; and their bytes."""
+        """Blocks of a scope, also those that its source wrote; and their bytes."""
         found, num_bytes = set[BlockName](), 0
         for part in sliced(list(self._blocks)):
             for name in part:
                 entry = self._blocks.get(name)
-                if entry is not None and self._is_of(entry, scope):
+                if entry is not None and scope.has(name) and self._is_of(entry, scope):
                     found.add(name)
                     num_bytes += entry.num_bytes
             await asyncio.sleep(0)
@@ -203,4 +204,4 @@ class ShownBlocks(ABC, Generic[E]):
 
     @abstractmethod
     def _is_of(self, entry: E, scope: Scope) -> bool:
-        """Return True if a block is of a source or a tenant, or the source wrote it."""
+        """Return True if the origin of a block is of a scope, or its source wrote it."""

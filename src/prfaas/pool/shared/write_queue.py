@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from prfaas.core.cache.keep_rules import Matches
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker
 from prfaas.errors import require
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -17,7 +18,6 @@ from prfaas.pool.shared.mooncake.orders import NO_SPACE, StoreOperation, check
 from prfaas.pool.shared.mooncake.sealed_block import key_of, seal_block, sealed_bytes_max
 from prfaas.pool.shared.shown_blocks import TierHealth
 from prfaas.pool.shared.write_queue import BlockToWrite, SealingWriter
-from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 
 log = logging.getLogger(__name__)
