@@ -16,13 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.keys.keyring import Keyring
 from prfaas.pool.keys.record_seals import RecordSeals, SegmentStamps
 from prfaas.pool.keys.site_keys import KeyRing, SiteKey
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.store.disk_segments import SegmentFiles
-from prfaas.pool.store.origins import Origin
 
 BLOCK_BYTES, BLOCKS, SEGMENTS, ROUNDS = 2 << 20, 32, 4, 7
 ORIGIN = Origin(frozenset(), "engine", b"", "a" * 32)

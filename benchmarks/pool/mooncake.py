@@ -28,13 +28,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import KeepRules, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, CacheGroup, GroupKind, Layout
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.mooncake_tier import MooncakeTier
 from prfaas.pool.shared.mooncake.sealed_block import seal_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
-from prfaas.pool.store.origins import Scope
 from prfaas.pool.store.tier_ports import LowerTier, StoredBlock
 from prfaas.wire.fragments import block_digest
 from tests.mooncake import store as stores
@@ -140,7 +140,7 @@ class Owner:
     """Notes that blocks were found."""
 
     def __init__(self, found: asyncio.Event) -> None:
-        self._found = found
+        self._found, self.rules = found, KeepRules()
 
     def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
         self._found.set()

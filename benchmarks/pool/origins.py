@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of
 from prfaas.engines.lineage import Lineage
@@ -21,7 +22,7 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.event_feed import EventFeed
-from prfaas.pool.store.origins import LOCAL, Origin, received
+from prfaas.pool.store.origins import LOCAL, received
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 
@@ -118,7 +119,7 @@ async def disk() -> None:
         while len(tier) < NUM_BLOCKS:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
         began = time.monotonic()
-        await tier.drop(lambda origin: origin.is_of("prfaas-pool"))
+        await tier.drop(Scope("prfaas-pool"))
         took = time.monotonic() - began
         print(
             f"{NUM_BLOCKS - len(tier):,} of {NUM_BLOCKS:,} blocks dropped from disk: {took:.2f} s"

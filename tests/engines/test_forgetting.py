@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.core.cache.keep_rules import EVERY
 from prfaas.engines.launch import FORGET_ROUTE
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.vllm_forget import PATH, ForgetRoute
-from prfaas.wire.messages.fields import EVERY, SOURCES_MAX
+from prfaas.wire.messages.fields import SOURCES_MAX
 
 NAMES = st.integers(0, 30)
 SOURCES = st.frozensets(st.sampled_from("abc"), max_size=2)

@@ -21,8 +21,9 @@ from prfaas.wire.fragments import (
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.codec import decode, encode
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
+from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.messages.link import Abort, Commit, Join, Offer, PoolHello
+from tests.orders import purge, purge_end
 
 STEP_BYTES = 1 << 12
 
@@ -40,8 +41,8 @@ def messages(chance: random.Random) -> list[Message]:
             ticket=chance.randbytes(chance.randrange(200)),
             blocks={chance.randrange(4): chance.randbytes(chance.randrange(100))},
         ),
-        Purge(job=chance.randrange(9), source="prfaas-pool", is_dry=chance.random() < 1 / 2),
-        PurgeEnd(job=9, source="prfaas-pool"),
+        purge(job=chance.randrange(9), source="prfaas-pool", is_dry=chance.random() < 1 / 2),
+        purge_end(job=9, source="prfaas-pool"),
         Commit(transfer_id=transfer, num_blocks=chance.randrange(1 << 20)),
         Abort(transfer_id=transfer, reason="r" * chance.randrange(100)),
         Subscribe(gateway="gateway"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, Purged, PurgePrefix
+from prfaas.wire.messages.gateway import Order, OrderDone
+from tests.orders import word
 
 from .conftest import World
 from .scripted_pool import ScriptedPool
@@ -17,11 +17,11 @@ def script(world: World, num_blocks: int = 3, problem: str = "") -> list[tuple[s
     """Have pool nodes answer; what they and the engines are told, in order."""
     told: list[tuple[str, str]] = []
 
-    def asked(pool: ScriptedPool, message: Message) -> None:
-        told.append((pool.name, type(message).__name__))
-        if isinstance(message, Purge | PurgePrefix) and not getattr(message, "is_over", False):
+    def asked(pool: ScriptedPool, message: Order) -> None:
+        told.append((pool.name, word(message)))
+        if message.for_ns:
             pool.send(
-                Purged(
+                OrderDone(
                     job=message.job,
                     num_blocks=num_blocks,
                     host_bytes=300,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.difference import is_altered
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
@@ -20,13 +20,9 @@ from prfaas.wire.messages.comparing import Altered, Compare, Compared
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
-    Pinned,
-    PinPrefix,
+    Order,
+    OrderDone,
     PoolState,
-    Purge,
-    PurgeEnd,
-    PurgeEnded,
-    PurgePrefix,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -56,12 +52,12 @@ class ScriptedPool:
     aborts: list[Abort] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
-    on_purge: Callable[[ScriptedPool, Message], None] | None = None
+    on_purge: Callable[[ScriptedPool, Order], None] | None = None
     """Told of purges."""
     worst: dict[str, float] | None = None
     """Said when blocks are compared; without it all are missing."""
     compares: list[Compare] = field(default_factory=list)
-    pins: list[PinPrefix] = field(default_factory=list)
+    pins: list[Order] = field(default_factory=list)
     is_barred: bool = True
     """Said at the end of a purge."""
     num_subscriptions: int = 0
@@ -135,19 +131,17 @@ class ScriptedPool:
                         ],
                     )
                 )
-            case PinPrefix() if not self.takes:
-                raise PeerError("not a prfaas message: invalid value 'pin_prefix' - at `$.t`")
-            case PinPrefix() as message if "pin_prefix" not in self.takes:
-                self.send(Unsupported(kind="pin_prefix", job=message.job))
-            case PinPrefix() as message:
+            case Order() as message if "order" not in self.takes:
+                self.send(Unsupported(kind="order", job=message.job))
+            case Order(effect=Effect.PIN) as message:
                 self.pins.append(message)
-                self.send(Pinned(job=message.job, num_blocks=3, num_bytes=3072))
-            case Purge() | PurgePrefix(is_over=False) as message if self.on_purge is not None:
-                self.on_purge(self, message)
-            case PurgeEnd() | PurgePrefix() as message:
+                self.send(OrderDone(job=message.job, num_blocks=3, host_bytes=3072))
+            case Order(for_ns=0) as message:
                 if self.on_purge is not None:
                     self.on_purge(self, message)
-                self.send(PurgeEnded(job=message.job, was_barred=self.is_barred))
+                self.send(OrderDone(job=message.job, was_in_force=self.is_barred))
+            case Order() as message if self.on_purge is not None:
+                self.on_purge(self, message)
 
     def _snapshot(self, channel: Channel) -> None:
         for layout_id, key in self.blocks:

@@ -12,18 +12,16 @@ import pytest
 from prfaas.core.control.changes import Loop
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
-from prfaas.gateway.loops.purging import TRIES_FREE, PurgeLoop
 from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.gateway.times import Times
-from prfaas.purge.intents import Intents
-from prfaas.purge.reports import TAKEN_AGAIN
+from prfaas.purge.intents import Intents, Unfinished
+from prfaas.purge.loop import TAKEN_AGAIN, TRIES_FREE, PurgeLoop
 from prfaas.purge.targets import Target
-from prfaas.purge.unfinished import Unfinished
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, PurgePrefix
+from prfaas.wire.messages.gateway import Order
 from tests.gateway.purge_scripts import ENGINES, script
+from tests.orders import word
 
-from .conftest import World, running, until
+from .conftest import World, annexes_of, running, until
 from .ctl_runner import run
 from .prompts import LONG
 from .scripted_pool import ScriptedPool
@@ -44,9 +42,9 @@ async def test_pools_drop_before_engines_forget_and_take_again_after(world: Worl
     )
     pools = ("prfaas-pool", "pd-pool")
     await until(lambda: len(told) == 7)
-    assert set(told[:2]) == {(pool, "Purge") for pool in pools}
+    assert set(told[:2]) == {(pool, "purge") for pool in pools}
     assert set(told[2:5]) == {(engine, "forget") for engine in ENGINES}
-    assert set(told[5:]) == {(pool, "PurgeEnd") for pool in pools}
+    assert set(told[5:]) == {(pool, "end") for pool in pools}
     [entry] = world.gateway.journal.latest(1)
     assert (entry.action, entry.what, entry.why) == (
         "purge",
@@ -61,7 +59,7 @@ async def test_a_dry_run_only_counts(world: World) -> None:
     told = script(world)
     _, report = await purge(world, dry_run=True)
     assert (report["dry_run"], report["engines"], report["decision"]) == (True, [], None)
-    assert {what for _, what in told} == {"Purge"}
+    assert {what for _, what in told} == {"purge"}
     assert world.gateway.journal.latest(1) == []
 
 
@@ -123,7 +121,7 @@ async def test_a_pool_that_was_started_anew_before_engines_forgot_is_not_done(wo
     assert problems == {"prfaas-pool": "", "pd-pool": TAKEN_AGAIN}
     [entry] = world.gateway.journal.latest(1)
     assert "NOT DONE at pd-pool" in entry.why
-    assert told.count(("pd-pool", "PurgeEnd")) == 1
+    assert told.count(("pd-pool", "end")) == 1
     world.pd_pool.is_barred = True
     assert (await purge(world))[1]["is_complete"]
 
@@ -135,11 +133,11 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
     assert answer is not None
     assert answer is not None
 
-    def late(pool: ScriptedPool, message: Message) -> None:
+    def late(pool: ScriptedPool, message: Order) -> None:
         asked.set()
         waiting.append(asyncio.create_task(later(pool, message)))
 
-    async def later(pool: ScriptedPool, message: Message) -> None:
+    async def later(pool: ScriptedPool, message: Order) -> None:
         await go_on.wait()
         answer(pool, message)
 
@@ -153,13 +151,13 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     go_on.set()
-    await until(lambda: ("pd-pool", "PurgeEnd") in told)
+    await until(lambda: ("pd-pool", "end") in told)
     assert ("decode", "forget") in told
 
 
 async def test_of_two_purges_in_one_turn_of_the_loop_the_second_is_refused(world: World) -> None:
     script(world)
-    purging = world.gateway.purging
+    purging = annexes_of(world).purging
     asked = [purging.purge("prfaas-pool", is_dry=False) for _ in range(2)]
     first, second = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, dict)
@@ -204,11 +202,11 @@ def targets(world: World) -> list[str]:
 
 async def test_a_purge_of_a_tenant_names_its_tag_and_not_its_name(world: World) -> None:
     script(world)
-    asked: list[Message] = []
+    asked: list[Order] = []
     answer = world.pd_pool.on_purge
     assert answer is not None
 
-    def note(pool: ScriptedPool, message: Message) -> None:
+    def note(pool: ScriptedPool, message: Order) -> None:
         asked.append(message)
         answer(pool, message)
 
@@ -218,8 +216,8 @@ async def test_a_purge_of_a_tenant_names_its_tag_and_not_its_name(world: World) 
     assert (status, report["is_complete"], report["tenant"]) == (200, True, DEFAULT_NAME)
     await until(lambda: len(asked) == 2)
     tag = tenant_tag(world.salt)
-    for message, kind in zip(asked, (Purge, PurgeEnd), strict=True):
-        assert isinstance(message, kind)
+    assert [word(message) for message in asked] == ["purge", "end"]
+    for message in asked:
         assert (message.source, message.tenant) == ("", tag)
     [entry] = world.gateway.journal.latest(1)
     assert (entry.action, entry.what) == ("purge", f"tenant {DEFAULT_NAME}")
@@ -265,7 +263,7 @@ async def test_a_pool_that_leaves_while_engines_are_reset_is_named(world: World)
     client = pools._clients["pd-pool"]
     world.decode.on_forget = leaves
     try:
-        report = await world.gateway.purging.purge("prfaas-pool", is_dry=False)
+        report = await annexes_of(world).purging.purge("prfaas-pool", is_dry=False)
     finally:
         pools._clients["pd-pool"] = client
     problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
@@ -277,7 +275,7 @@ async def test_a_repeat_that_fails_is_logged_and_others_follow(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     script(world)
-    purging, failed = world.gateway.purging, asyncio.Event()
+    purging, failed = annexes_of(world).purging, asyncio.Event()
 
     async def fails(*_: object, **__: object) -> None:
         failed.set()
@@ -301,14 +299,14 @@ async def test_engines_are_reset_again_only_where_a_part_failed_that_can_be_reac
     _, report = await world.post({"tenant": DEFAULT_NAME}, "/control/purge")
     assert not report["is_complete"]
     told = script(world)
-    purging, target = world.gateway.purging, Intents(world.state, "gateway").pending()[0]
+    purging, target = annexes_of(world).purging, Intents(world.state, "gateway").pending()[0]
     assert purging._due(target) == frozenset(), "nothing that failed can be reached"
     await world.prfaas_pool.start()
     await until(lambda: not targets(world))
     clusters = purging._live.deployment.clusters.values()
     [beside] = [set(table.engines) for table in clusters if "prfaas-pool" in table.pools]
     assert {name for name, what in told if what == "forget"} == beside != set(ENGINES)
-    assert ("pd-pool", "Purge") not in told
+    assert ("pd-pool", "purge") not in told
 
 
 async def test_an_engine_that_can_never_be_reset_is_named_and_keeps_no_intent(world: World) -> None:
@@ -357,7 +355,7 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     world: World, step: str
 ) -> None:
     told = script(world)
-    purging = world.gateway.purging
+    purging = annexes_of(world).purging
     name = {"before any pool": "_at_pools", "before any engine": "_forget"}.get(step, "_end_at")
 
     async def dies(*_: object, **__: object) -> None:
@@ -372,7 +370,7 @@ async def test_a_gateway_that_died_in_a_purge_ends_it_after_its_next_start(
     again = asyncio.create_task(purging.repeat())
     await until(lambda: not targets(world))
     again.cancel()
-    assert [told.count((pool, "Purge")) for pool in ("prfaas-pool", "pd-pool")] == [1, 1]
+    assert [told.count((pool, "purge")) for pool in ("prfaas-pool", "pd-pool")] == [1, 1]
     assert {(engine, "forget") for engine in ENGINES} <= set(told)
 
 
@@ -411,12 +409,11 @@ async def asked(world: World, request_id: str = "mine-1234") -> None:
 
 async def test_a_purge_of_a_prompt_names_its_blocks_to_all_pools(world: World) -> None:
     told = script(world)
-    named: list[PurgePrefix] = []
+    named: list[Order] = []
     for pool in (world.prfaas_pool, world.pd_pool):
         answer = pool.on_purge
 
-        def note(pool: ScriptedPool, message: Message, answer: Any = answer) -> None:
-            assert isinstance(message, PurgePrefix)
+        def note(pool: ScriptedPool, message: Order, answer: Any = answer) -> None:
             named.append(message)
             answer(pool, message)
 
@@ -427,10 +424,11 @@ async def test_a_purge_of_a_prompt_names_its_blocks_to_all_pools(world: World) -
     assert {engine["problem"] for engine in report["engines"]} == {""}
     await until(lambda: len(told) == 7)
     assert {message.hashes for message in named} == {named[0].hashes}
-    assert len(named[0].hashes) % 32 == 0
-    assert len(named[0].hashes) > 0
+    hashes = named[0].hashes
+    assert hashes
+    assert len(hashes) % 32 == 0
     assert {message.tenant for message in named} == {world.gateway.tenants.tag_of(DEFAULT_NAME)}
-    assert [message.is_over for message in named] == [False, False, True, True]
+    assert [word(message) for message in named] == ["purge", "purge", "end", "end"]
     assert world.gateway.journal.latest(1)[0].what == "prompt of request mine-1234"
 
 

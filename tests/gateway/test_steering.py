@@ -15,7 +15,7 @@ from prfaas.prefixes.pins import PIN_NS, PINS_MAX, REPEAT_NS
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused
 
-from .conftest import LAYOUT, World, running, until
+from .conftest import LAYOUT, World, annexes_of, running, until
 from .ctl_runner import run
 from .prompts import LONG
 
@@ -148,7 +148,7 @@ async def test_a_pin_is_repeated_until_its_end_at_every_pool(
         await until(lambda: all(len(pool.pins) == 3 for pool in pools))
         assert {pool.pins[-1].for_ns <= NS_LEFT for pool in pools} == {True}
         control_ticker.beat(now_ns + 601 * 10**9, is_turn=False)
-        assert len(world.gateway._control.steering.pins) == 0
+        assert len(annexes_of(world).steering.pins) == 0
 
 
 NS_LEFT = 10 * 10**9
@@ -167,7 +167,7 @@ async def test_ctl_counts_before_it_pins_and_ends_a_pin(
         over = await run("prefix", "unpin", REQUEST, url=world.url)
         assert (over.exit_code, "not pinned any more" in over.output) == (0, True)
         assert world.pd_pool.pins[-1].for_ns == 0
-        assert len(world.gateway._control.steering.pins) == 0
+        assert len(annexes_of(world).steering.pins) == 0
 
 
 async def test_a_pool_that_is_gone_is_named_and_the_others_pin(
@@ -182,7 +182,7 @@ async def test_a_pool_that_is_gone_is_named_and_the_others_pin(
         assert "pd-pool  pinned 3 blocks" in done.output
 
 
-OLDER = "its version does not know the order pin_prefix; upgrade the pool node"
+OLDER = "its version does not know the order order; upgrade the pool node"
 
 
 def problems(report: dict[str, Any]) -> dict[str, str]:
@@ -194,13 +194,13 @@ async def test_a_pool_node_of_an_older_version_gets_no_pins_and_keeps_its_stream
 ) -> None:
     """It would end the connection at a message that it does not know, and at each repetition."""
     async with asked(checkpoint, identities, tmp_path) as world:
-        world.pd_pool.takes = []
+        world.pd_pool.takes.remove("order")
         world.pd_pool.disconnect()
         await until(lambda: world.pd_pool.num_subscriptions == 2)
         await until(lambda: world.gateway.pools.is_live("pd-pool"))
         status, report = await order(world, for_s=3600)
         assert (status, problems(report)) == (200, {"pd-pool": OLDER, "prfaas-pool": ""})
-        pins = world.gateway._control.steering.pins
+        pins = annexes_of(world).steering.pins
         pins.beat(time.monotonic_ns() + REPEAT_NS + 1)
         await until(lambda: len(world.prfaas_pool.pins) == 2)
         assert world.pd_pool.num_subscriptions == 2
@@ -211,7 +211,7 @@ async def test_a_pool_node_that_does_not_know_an_order_after_all_says_so(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     async with asked(checkpoint, identities, tmp_path) as world:
-        world.pd_pool.takes.remove("pin_prefix")
+        world.pd_pool.takes.remove("order")
         status, report = await order(world, pool="pd-pool", for_s=3600)
         assert (status, problems(report)) == (200, {"pd-pool": OLDER})
         assert world.pd_pool.num_subscriptions == 1

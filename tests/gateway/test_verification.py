@@ -63,14 +63,14 @@ async def test_altered_blocks_bar_their_source_until_an_operator_resumes_it(
     verifying.pd_pool.worst = {"bfloat16": 0.9}
     await shipped(verifying)
     await until(lambda: outcome(verifying, "altered") == 1)
-    await until(lambda: told.count(("pd-pool", "Purge")) == 2)
+    await until(lambda: told.count(("pd-pool", "purge")) == 2)
 
     assert verifying.gateway.driver.is_drained("prefill")
     assert not verifying.gateway.driver.is_drained("decode")
     await verifying.post({"prompt": LONG, "max_tokens": 2})
     assert (await verifying.record())["path"] == "local"
     lines = records(logs_of(tmp_path / "audit")["gateway"])
-    await until(lambda: not verifying.gateway.purging._tasks)
+    await until(lambda: not annexes_of(verifying).purging._tasks)
     resumed = await run("resume", "prefill", url=verifying.url)
     assert resumed.exit_code == 0, resumed.output
     await verifying.post({"prompt": LONG, "max_tokens": 2})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from prfaas.core.cache.keep_rules import KeepRules
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.tier_ports import LowerTier
 
@@ -29,6 +30,7 @@ class Owner:
 
     def __init__(self, gone: list[BlockName] | None = None) -> None:
         self.gone = [] if gone is None else gone
+        self.rules = KeepRules()
 
     def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
         pass

@@ -5,14 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.store.origins import (
-    Origin,
-)
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
+from prfaas.wire.messages.gateway import OrderDone
+from tests.orders import purge, purge_end
 
 from .conftest import World
 from .sites import LAYOUT, PROMPT, Engine, Peer, Site, until
@@ -41,13 +40,13 @@ async def ship(prefill: Engine, pd: Site) -> bytes:
     return transfer
 
 
-async def ask(gateway: Peer, job: int = 1, **fields: Any) -> Purged:
+async def ask(gateway: Peer, job: int = 1, **fields: Any) -> OrderDone:
     """Have a pool node purge; its answer."""
-    asked: dict[str, Any] = {"job": job, "source": SOURCE} | fields
-    gateway.channel.send(Purge(**asked))
+    asked: dict[str, Any] = {"source": SOURCE} | fields
+    gateway.channel.send(purge(job, **asked))
 
-    def answers() -> list[Purged]:
-        return [m for m in gateway.messages if isinstance(m, Purged) and m.job == job]
+    def answers() -> list[OrderDone]:
+        return [m for m in gateway.messages if isinstance(m, OrderDone) and m.job == job]
 
     await until(answers)
     [answer] = answers()
@@ -56,15 +55,15 @@ async def ask(gateway: Peer, job: int = 1, **fields: Any) -> Purged:
 
 async def end(gateway: Peer) -> bool:
     """End a purge; return True if nothing of its source was taken until then."""
-    gateway.channel.send(PurgeEnd(job=77, source=SOURCE))
+    gateway.channel.send(purge_end(job=77, source=SOURCE))
 
-    def answers() -> list[PurgeEnded]:
-        return [m for m in gateway.messages if isinstance(m, PurgeEnded)]
+    def answers() -> list[OrderDone]:
+        return [m for m in gateway.messages if isinstance(m, OrderDone) and m.job == 77]
 
     await until(answers)
     [answer] = answers()
     gateway.messages.clear()
-    return answer.was_barred
+    return answer.was_in_force
 
 
 def origins(site: Site) -> dict[BlockKey, Origin]:

@@ -10,6 +10,7 @@ import pytest
 from prfaas.core.cache.eviction import GRAIN_S
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tag_in, tenant_tag
+from prfaas.pool.node.keeping import KeptTier
 from prfaas.wire.messages.engine import HIT, MISS
 from prfaas.wire.messages.gateway import Evicted, SnapshotEnd, Subscribe
 from tests.s3.fixtures import Bucket
@@ -62,6 +63,12 @@ async def test_old_blocks_are_removed_by_a_node_of_itself(world: World) -> None:
     gateway.channel.close("done")
 
 
+async def aged(site: Site, tier: KeptTier | None = None) -> int:
+    """Inspect the next blocks of a tier, by default memory; return how many were too old."""
+    tiers = site.node.keeping.tiers
+    return await tiers.expire_next(tier or tiers.all[0])
+
+
 async def test_an_old_block_is_missed_at_once_and_removed_in_its_turn(world: World) -> None:
     clock = Clock()
     pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
@@ -75,7 +82,7 @@ async def test_an_old_block_is_missed_at_once_and_removed_in_its_turn(world: Wor
     assert await engine.look_up(OLD) == [MISS] * len(OLD)
     assert await engine.load(OLD[:2]) == [False, False]
     assert await engine.look_up(OTHERS) == [HIT] * len(OTHERS)
-    await pd.node._aging.round()
+    await aged(pd)
     assert pd.held() == set(OTHERS)
     await until(lambda: num_keys(gateway, Evicted) >= len(OLD))
     assert {key for m in gateway.messages if isinstance(m, Evicted) for _, key in m.keys} == {
@@ -94,7 +101,7 @@ async def test_without_a_limit_no_block_is_too_old(world: World) -> None:
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=LASTING)
     clock.now_s += 1000 * LIMIT_S
-    assert await pd.node._aging.round() == 0
+    assert await aged(pd) == 0
     assert await engine.look_up(OLD) == [HIT] * len(OLD)
     gateway.channel.close("done")
 
@@ -118,8 +125,8 @@ async def test_a_round_inspects_a_bounded_number_of_blocks(world: World) -> None
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
     clock.now_s += LIMIT_S
-    pd.node._aging._slice = 3
-    assert [await pd.node._aging.round() for _ in range(3)] == [3, 3, 2]
+    pd.node.keeping.tiers.slice_blocks = 3
+    assert [await aged(pd) for _ in range(3)] == [3, 3, 2]
     gateway.channel.close("done")
 
 
@@ -150,7 +157,7 @@ async def test_blocks_on_disk_keep_their_age_across_a_restart(
     await told(pd, world, ages)
     assert await engine.look_up(OTHERS) == [HIT] * len(OTHERS)
     assert await engine.look_up(OLD) == [MISS if is_limited else HIT] * len(OLD)
-    await pd.node._aging.round(disk)
+    await aged(pd, disk)
     assert pd.held() == ({*OTHERS} if is_limited else {*OTHERS, *OLD})
     assert len(list(folder.glob("*.seg"))) == num_files - is_limited
 
@@ -176,11 +183,13 @@ async def test_a_copy_at_another_pool_node_is_as_old_as_its_original(world: Worl
     gateway.channel.close("done")
 
 
-async def test_a_gateway_sets_no_age_of_tags_that_are_not_its_own(world: World) -> None:
+async def test_a_gateway_sets_no_age_of_tags_that_are_not_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
-    pd.node._aging._claims = lambda _, tag: tag == LASTING
+    monkeypatch.setattr(pd.node.sites, "claims", lambda _, tag: tag == LASTING)
     gateway = await told(pd, world, {MORTAL: 1, "": 1, LASTING: 2 * LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
     clock.now_s += LIMIT_S
@@ -204,7 +213,7 @@ async def test_old_blocks_leave_the_bucket(world: World, bucket: Bucket) -> None
     clock.now_s += LIMIT_S
     assert await reader.look_up(OLD) == [MISS] * len(OLD)
     assert await engine.look_up(OLD) == [MISS] * len(OLD)
-    assert await pd.node._aging.round(pd.node.shared) == len(OLD)
+    assert await aged(pd, pd.node.shared) == len(OLD)
     assert len(await bucket.objects()) == objects - 1
     forget_memory(pd)
     assert pd.held() == set()

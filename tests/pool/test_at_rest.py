@@ -15,7 +15,8 @@ from prfaas.pool.keys.keyring import FILE_NAME
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.wire.messages.engine import HIT, MISS
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd
+from prfaas.wire.messages.gateway import OrderDone
+from tests.orders import purge, purge_end
 from tests.s3.fixtures import Bucket
 
 from .conftest import World
@@ -90,12 +91,12 @@ async def test_after_a_purge_and_a_kill_nothing_of_a_tenant_can_be_read(
     gateway = await dial_port(node.port, node.identities, "gateway")
     keyring = json.loads((node.disk / FILE_NAME).read_bytes())
     assert {key["tenant"] for key in keyring["keys"]} == {GONE, KEPT}
-    gateway.channel.send(Purge(job=1, tenant=GONE))
+    gateway.channel.send(purge(job=1, tenant=GONE))
     if crash:
         await until(lambda: GONE not in (node.disk / FILE_NAME).read_text())
     else:
-        await until(lambda: gateway.of(Purged))
-        [answer] = [message for message in gateway.messages if isinstance(message, Purged)]
+        await until(lambda: gateway.of(OrderDone))
+        [answer] = [message for message in gateway.messages if isinstance(message, OrderDone)]
         assert (answer.problem, answer.num_blocks > 0) == ("", True)
     await node.kill()
     keyring = json.loads((node.disk / FILE_NAME).read_bytes())
@@ -121,7 +122,7 @@ async def test_a_receipt_that_is_not_in_the_audit_log_is_no_receipt(
     async def written() -> bool:
         return False
 
-    monkeypatch.setattr(pd.node._purging._audit, "written", written)
+    monkeypatch.setattr(pd.node.keeping._log, "written", written)
     gateway = await subscribe(pd, world.identities)
     answer = await ask(gateway, source="", tenant=GONE)
     assert answer.problem == "the audit log cannot be written"
@@ -178,8 +179,8 @@ async def test_a_bucket_has_no_block_in_the_clear_and_after_a_purge_no_key(
     for site in (first, second):
         assert site.held() == set(BLOCKS[16:])
     for site, gateway in zip((first, second), gateways, strict=True):
-        gateway.channel.send(PurgeEnd(job=9, tenant=GONE))
-        await until(lambda purging=site.node._purging: not purging._bars)  # type: ignore[misc]
+        gateway.channel.send(purge_end(job=9, tenant=GONE))
+        await until(lambda rules=site.node.store.rules: not rules.orders)  # type: ignore[misc]
         gateway.channel.close("done")
 
     # A new node, with the key of the site, finds the other tenant's blocks alone.

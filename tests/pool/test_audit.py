@@ -16,8 +16,8 @@ from prfaas.audit.settings import AuditSettings, OnFull
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.wire.messages.gateway import Purge
 from tests.lab.faults import Fault, FaultProxy
+from tests.orders import purge as order_purge
 
 from .conftest import World
 from .link_rig import BLOCK_BYTES, MEMORY, Rig
@@ -170,7 +170,7 @@ async def test_refusals_and_purges_are_recorded(audited: Audited, world: World) 
     engine.push(signer="prfaas-pool")
     await until(lambda: ended(rig.prfaas, "sent"))
     gateway = await subscribe(rig.pd, world.identities)
-    gateway.channel.send(Purge(job=1, source="prfaas-pool", is_dry=False))
+    gateway.channel.send(order_purge(job=1, source="prfaas-pool", is_dry=False))
     await until(lambda: audited.records("pd-pool", "purge"))
     await audited.stop()
 

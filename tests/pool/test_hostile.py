@@ -20,8 +20,9 @@ from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.engine import EngineHello, Load, Push, Store
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
+from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, PoolHello, Release, Resumed
+from tests.orders import purge, purge_end
 
 from .conftest import World
 from .sites import (
@@ -144,8 +145,8 @@ ROLES: list[tuple[str, Message]] = [
     ("gateway", Commit(transfer_id=TRANSFER, num_blocks=0)),
     ("prfaas-pool", Subscribe(gateway="gateway")),
     ("prfaas-pool", Release(transfer_id=TRANSFER)),
-    ("prfaas-pool", Purge(job=1, source="pd-pool")),
-    ("prfaas-pool", PurgeEnd(job=9, source="prfaas-pool")),
+    ("prfaas-pool", purge(job=1, source="pd-pool")),
+    ("prfaas-pool", purge_end(job=9, source="prfaas-pool")),
     ("prfaas-pool", PoolHello(pool="gateway", epoch="e", link="l")),
     ("prfaas-pool", Push(transfer_id=TRANSFER, peer="pd-pool")),
     ("gateway", Load(job=1, keys=[], rows=[])),

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.cache.keep_rules import ORDERS_MAX, Effect
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.pool.node.prefix_pinning import PIN_RATIO, PINS_MAX
+from prfaas.pool.node.pinning import PIN_RATIO
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages.gateway import Pinned, PinPrefix
+from prfaas.wire.messages.gateway import Order, OrderDone
 
 from .conftest import World
 from .purges import forget_memory, on_disk
@@ -36,13 +37,15 @@ async def pin(
     tenant: str = OWNER,
     for_ns: int = HOUR_NS,
     is_dry: bool = False,
-) -> Pinned:
+) -> OrderDone:
     hashes = b"".join(key.block_hash for key in named)
-    message = PinPrefix(job=job, hashes=hashes, tenant=tenant, for_ns=for_ns, is_dry=is_dry)
+    message = Order(
+        job=job, effect=Effect.PIN, hashes=hashes, tenant=tenant, for_ns=for_ns, is_dry=is_dry
+    )
     gateway.channel.send(message)
 
-    def answers() -> list[Pinned]:
-        return [m for m in gateway.messages if isinstance(m, Pinned) and m.job == job]
+    def answers() -> list[OrderDone]:
+        return [m for m in gateway.messages if isinstance(m, OrderDone) and m.job == job]
 
     await until(answers)
     return answers()[0]
@@ -169,10 +172,10 @@ async def test_what_two_prompts_share_stays_pinned_when_one_pin_ends(world: Worl
 async def test_more_pins_than_the_limit_are_refused(world: World) -> None:
     pd = await world.start_pd()
     gateway = await subscribe(pd, world.identities)
-    for number in range(PINS_MAX):
+    for number in range(ORDERS_MAX[Effect.PIN]):
         assert (await pin(gateway, number + 1, named=keys(number, number + 1))).problem == ""
     told = await pin(gateway, 1000, named=keys(1000, 1001))
-    assert f"has {PINS_MAX} pins" in told.problem
+    assert "has 64 pins" in told.problem
     gateway.channel.close("done")
 
 

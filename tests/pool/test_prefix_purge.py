@@ -11,7 +11,8 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.wire.messages.engine import HIT, MISS
-from prfaas.wire.messages.gateway import Evicted, Purged, PurgeEnded, PurgePrefix
+from prfaas.wire.messages.gateway import Evicted, OrderDone
+from tests.orders import purge, purge_end
 from tests.s3.fixtures import Bucket
 
 from .conftest import World
@@ -30,20 +31,26 @@ PROMPT, REST = keys(300, 308), keys(310, 314)
 HASHES = b"".join(key.block_hash for key in PROMPT)
 
 
-async def ask(gateway: Peer, job: int = 1, *, is_dry: bool = False, tenant: str = OWNER) -> Purged:
-    gateway.channel.send(PurgePrefix(job=job, hashes=HASHES, tenant=tenant, is_dry=is_dry))
+async def ask(
+    gateway: Peer, job: int = 1, *, is_dry: bool = False, tenant: str = OWNER
+) -> OrderDone:
+    gateway.channel.send(purge(job=job, hashes=HASHES, tenant=tenant, is_dry=is_dry))
 
-    def answers() -> list[Purged]:
-        return [m for m in gateway.messages if isinstance(m, Purged) and m.job == job]
+    def answers() -> list[OrderDone]:
+        return [m for m in gateway.messages if isinstance(m, OrderDone) and m.job == job]
 
     await until(answers)
     return answers()[0]
 
 
 async def end(gateway: Peer) -> bool:
-    gateway.channel.send(PurgePrefix(job=99, hashes=HASHES, tenant=OWNER, is_over=True))
-    await until(lambda: gateway.of(PurgeEnded))
-    return any(m.was_barred for m in gateway.messages if isinstance(m, PurgeEnded))
+    gateway.channel.send(purge_end(job=99, hashes=HASHES, tenant=OWNER))
+
+    def answers() -> list[OrderDone]:
+        return [m for m in gateway.messages if isinstance(m, OrderDone) and m.job == 99]
+
+    await until(answers)
+    return answers()[0].was_in_force
 
 
 async def stored(engine: Engine, tenant: str = OWNER) -> None:
@@ -93,12 +100,12 @@ async def test_purges_of_two_prompts_by_one_gateway_bar_both(world: World) -> No
     gateway = await subscribe(pd, world.identities)
     await ask(gateway)
     other = b"".join(key.block_hash for key in REST)
-    gateway.channel.send(PurgePrefix(job=2, hashes=other, tenant=OWNER))
-    await until(lambda: len(gateway.of(Purged)) == 2)
+    gateway.channel.send(purge(job=2, hashes=other, tenant=OWNER))
+    await until(lambda: len(gateway.of(OrderDone)) == 2)
     assert not await engine.store(PROMPT, tenant=OWNER)
     assert not await engine.store(REST, tenant=OWNER)
-    gateway.channel.send(PurgePrefix(job=3, hashes=other, tenant=OWNER, is_over=True))
-    await until(lambda: gateway.of(PurgeEnded))
+    gateway.channel.send(purge_end(job=3, hashes=other, tenant=OWNER))
+    await until(lambda: len(gateway.of(OrderDone)) == 3)
     assert not await engine.store(PROMPT, tenant=OWNER)
     assert await engine.store(REST, tenant=OWNER)
     assert await end(gateway)

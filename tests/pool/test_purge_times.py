@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from prfaas.core.cache.eviction import GRAIN_S
-from prfaas.pool.store.origins import LOCAL, UNKNOWN, Origin, Scope, received
-from prfaas.pool.store.purge_times import SCOPES_MAX, PurgeTimes
-from prfaas.wire.messages.gateway import PurgeEnd
+from prfaas.core.cache.keep_rules import SCOPES_MAX, KeepRules, Origin, PurgeTimes, Scope
+from prfaas.pool.store.origins import LOCAL, UNKNOWN, received
+from tests.orders import purge_end
 
 from .conftest import World
 from .purges import SOURCE, ask, ship
@@ -44,8 +44,8 @@ async def test_a_peer_that_kept_its_blocks_cannot_send_them_again(
 
     gateway = await subscribe(pd, world.identities)
     assert (await ask(gateway, **scope)).num_blocks == len(PROMPT)
-    gateway.channel.send(PurgeEnd(job=2, **scope))
-    await until(lambda: not pd.node._purging._bars)
+    gateway.channel.send(purge_end(job=2, **scope))
+    await until(lambda: not pd.node.store.rules.orders)
 
     transfer = prefill.push()
     assert await prefill.store(PROMPT, transfer)  # The pool has them: they keep their age.
@@ -63,30 +63,30 @@ async def test_a_peer_that_kept_its_blocks_cannot_send_them_again(
 
 
 def test_what_is_of_before_a_purge() -> None:
-    times = PurgeTimes("pd-pool")
-    times.note(Scope("bad"), 1000.0)
-    times.note(Scope(tenant=TENANT), 2000.0)
+    rules = KeepRules("pd-pool")
+    rules.purged(Scope("bad"), 1000.0)
+    rules.purged(Scope(tenant=TENANT), 2000.0)
     old = received("bad", b"", TENANT, 980, is_inherited=False)
 
-    assert times.is_before(old)
-    assert times.is_before(Origin(tenant=TENANT, born_s=1980))
-    assert times.is_before(received("good", b"", "", 980, is_inherited=True)), "of any"
-    assert not times.is_before(Origin(tenant=TENANT, born_s=1995)), "perhaps of after it"
-    assert not times.is_before(received("good", b"", "", 980, is_inherited=False))
-    assert not times.is_before(replace(LOCAL, born_s=980))
-    assert not times.is_before(UNKNOWN)
+    assert not rules.may_read(old)
+    assert not rules.may_read(Origin(tenant=TENANT, born_s=1980))
+    assert not rules.may_read(received("good", b"", "", 980, is_inherited=True)), "of any"
+    assert rules.may_read(Origin(tenant=TENANT, born_s=1995)), "perhaps of after it"
+    assert rules.may_read(received("good", b"", "", 980, is_inherited=False))
+    assert rules.may_read(replace(LOCAL, born_s=980))
+    assert rules.may_read(UNKNOWN)
 
 
 def test_a_purge_of_this_node_itself_is_of_all_that_it_has() -> None:
-    times = PurgeTimes("pd-pool")
-    times.note(Scope("pd-pool"), 1000.0)
+    rules = KeepRules("pd-pool")
+    rules.purged(Scope("pd-pool"), 1000.0)
 
-    assert times.is_before(replace(LOCAL, born_s=980))
-    assert not times.is_before(replace(LOCAL, born_s=1000))
+    assert not rules.may_read(replace(LOCAL, born_s=980))
+    assert rules.may_read(replace(LOCAL, born_s=1000))
 
 
 def test_scopes_are_bounded() -> None:
-    times = PurgeTimes("pd-pool")
+    times = PurgeTimes()
     for number in range(SCOPES_MAX + 5):
         times.note(Scope(f"pool-{number}"), 1000.0)
 

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.disk_writer import DiskLimits
-from prfaas.pool.store.origins import (
-    LOCAL,
-    Origin,
-    computed,
-    received,
-)
+from prfaas.pool.store.origins import LOCAL, computed, received
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.fields import keys_of
-from prfaas.wire.messages.gateway import Evicted, PurgeEnd, TransferEnded
+from prfaas.wire.messages.gateway import Evicted, TransferEnded
 from prfaas.wire.messages.link import Refused
+from tests.orders import purge_end
 
 from .conftest import World
 from .mirror import Owner
@@ -108,8 +105,8 @@ async def test_a_purge_drops_what_came_and_what_was_computed_from_it(
     await until(lambda: told() == gone)
     # Asked again it has nothing to do; taken again is what comes after its end.
     assert (await ask(gateway, job=3)).num_blocks == 0
-    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
-    await until(lambda: not pd.node._purging.is_barred(received(SOURCE, b"", is_inherited=False)))
+    gateway.channel.send(purge_end(job=9, source=SOURCE))
+    await until(lambda: pd.node.store.rules.may_keep(received(SOURCE, b"", is_inherited=False)))
     transfer = prefill.push()
     prefill.push_done(transfer, rest=PROMPT)
     await until(lambda: set(PROMPT) < pd.held())
@@ -148,7 +145,7 @@ async def test_while_a_purge_lasts_nothing_of_its_source_is_taken(world: World) 
     await until(lambda: pd.metric("tickets_refused_total", end="destination", reason="purging"))
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="refused") == 1)
     assert pd.held() == set(OWN)
-    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
+    gateway.channel.send(purge_end(job=9, source=SOURCE))
     assert [m for m in gateway.messages if isinstance(m, Refused)] == []
     gateway.channel.close("done")
 
@@ -172,7 +169,7 @@ async def test_a_bar_that_nobody_ends_ends_by_itself(world: World) -> None:
     gateway, engine = await subscribe(pd, world.identities), await world.engine("pd-pool")
     await ask(gateway)
     gateway.channel.close("the gateway died")
-    await until(lambda: not pd.node._purging._bars)
+    await until(lambda: not pd.node.store.rules.orders)
     assert await store(engine, AFTER, SOURCE)
 
 
@@ -249,11 +246,14 @@ async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
 
     num_asked = most = since_turn = 0
 
-    def matches(origin: Origin) -> bool:
-        nonlocal num_asked, most, since_turn
-        num_asked, since_turn = num_asked + 1, since_turn + 1
-        most = max(most, since_turn)
-        return origin.is_of(SOURCE)
+    class Counting(Scope):
+        """Counts how often it is asked."""
+
+        def covers(self, origin: Origin, pool: str) -> bool:
+            nonlocal num_asked, most, since_turn
+            num_asked, since_turn = num_asked + 1, since_turn + 1
+            most = max(most, since_turn)
+            return super().covers(origin, pool)
 
     async def other_work() -> None:
         nonlocal since_turn
@@ -262,12 +262,13 @@ async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
             await asyncio.sleep(0)
 
     working = asyncio.create_task(other_work())
-    found, _ = await tier.drop(matches)
+    scope = Counting(SOURCE)
+    found, _ = await tier.count(scope)
     assert len(found) == 1000
-    assert len(tier) == 3000
     assert num_asked <= 2000
     assert most <= 128
-    await tier.erase(matches)
+    await tier.drop(scope)
+    assert len(tier) == 3000
     for task in (working, running):
         task.cancel()
     await asyncio.gather(working, running, return_exceptions=True)

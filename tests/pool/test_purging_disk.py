@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.pool.store.disk_segments import SegmentFiles
-from prfaas.pool.store.origins import (
-    ORIGIN_BYTES_MAX,
-    UNKNOWN,
-    Origin,
-    computed,
-    origin_bytes,
-    origin_in,
-)
+from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, UNKNOWN, computed, origin_bytes, origin_in
 from prfaas.wire.messages.fields import SOURCES_MAX
-from prfaas.wire.messages.gateway import PurgeEnd
+from tests.orders import purge_end
 
 from .conftest import World
 from .purges import (
@@ -142,8 +136,8 @@ async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
     loading = asyncio.create_task(decode.load(PROMPT[:1]))
     await until(has_read.is_set)
     assert (await ask(gateway)).problem == ""
-    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
-    await until(lambda: not pd.node._purging._bars)
+    gateway.channel.send(purge_end(job=9, source=SOURCE))
+    await until(lambda: not pd.node.store.rules.orders)
     may_end.set()
     assert await loading == [False]
     assert pd.held() == set()

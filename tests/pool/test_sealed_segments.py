@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import ConfigError
@@ -22,7 +23,6 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, DiskPlace, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.origins import Origin
 from prfaas.wire.fragments import block_digest
 
 from .mirror import Owner

@@ -9,18 +9,17 @@ import pytest
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import UsagePhase
+from prfaas.core.cache.keep_rules import ORDERS_MAX, Effect
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.pool.node.prefix_purging import BARS_MAX
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.engine import MISS, Lookup
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import (
+    OrderDone,
     PoolState,
-    Purge,
-    Purged,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -28,6 +27,7 @@ from prfaas.wire.messages.gateway import (
     TransferEnded,
 )
 from prfaas.wire.messages.link import Abort, Join, PoolHello, Resumed
+from tests.orders import purge
 
 from .shared_pool import TAGS, Shared, forge, shared
 from .sites import LOOPBACK, Peer, dial, until
@@ -141,29 +141,29 @@ async def test_a_gateway_purges_its_own_tenants_alone(tmp_path: Path) -> None:
     async with shared(tmp_path) as world:
         await both_stored(world)
         b = await world.gateway("b")
-        b.channel.send(Purge(job=0, tenant=TAGS["a"]))
-        b.channel.send(Purge(job=1, source="prfaas-pool"))
-        b.channel.send(Purge(job=2, source="other-pool", tenant=TAGS["b"]))
-        await until(lambda: len(b.of(Purged)) == 3)
-        answers = [each.problem for each in b.messages if isinstance(each, Purged)]
+        b.channel.send(purge(job=0, tenant=TAGS["a"]))
+        b.channel.send(purge(job=1, source="prfaas-pool"))
+        b.channel.send(purge(job=2, source="other-pool", tenant=TAGS["b"]))
+        await until(lambda: len(b.of(OrderDone)) == 3)
+        answers = [each.problem for each in b.messages if isinstance(each, OrderDone)]
         assert all("its own tenants" in problem for problem in answers)
         assert world.node.held() == {*A, *B}
-        b.channel.send(Purge(job=9, tenant=TAGS["b"]))
-        await until(lambda: len(b.of(Purged)) == 4)
+        b.channel.send(purge(job=9, tenant=TAGS["b"]))
+        await until(lambda: len(b.of(OrderDone)) == 4)
         assert world.node.held() == set(A)
 
 
 async def test_purges_of_a_gateway_end_no_other_purge(tmp_path: Path) -> None:
     async with shared(tmp_path) as world:
         a, b = await world.gateway("a"), await world.gateway("b")
-        a.channel.send(Purge(job=0, tenant=TAGS["a"]))
-        await until(partial(a.of, Purged))
-        for job in range(BARS_MAX + 1):
-            b.channel.send(Purge(job=job, tenant=tenant_tag(f"salt {job}")))
-        await until(lambda: len(b.of(Purged)) == BARS_MAX + 1)
-        problems = [each.problem for each in b.messages if isinstance(each, Purged)]
+        a.channel.send(purge(job=0, tenant=TAGS["a"]))
+        await until(partial(a.of, OrderDone))
+        for job in range(ORDERS_MAX[Effect.PURGE] + 1):
+            b.channel.send(purge(job=job, tenant=tenant_tag(f"salt {job}")))
+        await until(lambda: len(b.of(OrderDone)) == ORDERS_MAX[Effect.PURGE] + 1)
+        problems = [each.problem for each in b.messages if isinstance(each, OrderDone)]
         assert sum(bool(problem) for problem in problems) == 1
-        assert len(world.node.node._purging._bars) == BARS_MAX + 1
+        assert len(world.node.node.store.rules.orders) == ORDERS_MAX[Effect.PURGE] + 1
 
 
 async def test_a_gateway_cannot_end_transfers_of_another_site(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ async def test_a_gateway_cannot_end_transfers_of_another_site(tmp_path: Path) ->
         await until(lambda: link.has(transfer))
         b, a = await world.gateway("b"), await world.gateway("a")
         b.channel.send(Abort(transfer_id=transfer, reason="why not"))
-        b.channel.send(Purge(job=1, source="x"))
-        await until(lambda: b.of(Purged))
+        b.channel.send(purge(job=1, source="x"))
+        await until(lambda: b.of(OrderDone))
         assert link.has(transfer)
         a.channel.send(Abort(transfer_id=transfer, reason="mine"))
         await until(lambda: not link.has(transfer))

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.cache.keep_rules import Scope
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.shared.purge_marks import MARKS_MAX, PurgeMarks
-from prfaas.pool.store.origins import Scope
 from prfaas.wire.messages.engine import HIT, MISS, Store
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import Purged, PurgeEnd, PurgePrefix
+from prfaas.wire.messages.gateway import OrderDone
+from tests.orders import purge, purge_end
 from tests.s3.faulty import Fault
 from tests.s3.fixtures import Bucket
 from tests.s3.memory_bucket import MemoryBucket
@@ -54,9 +55,9 @@ async def written(world: World, bucket: Bucket) -> tuple[Site, Engine, Peer]:
     return site, engine, await subscribe(site, world.identities)
 
 
-async def purged(gateway: Peer, scope: str, job: int = 1) -> Purged:
+async def purged(gateway: Peer, scope: str, job: int = 1) -> OrderDone:
     answer = await ask(gateway, job, **SCOPES[scope])
-    gateway.channel.send(PurgeEnd(job=job, **SCOPES[scope]))
+    gateway.channel.send(purge_end(job=job, **SCOPES[scope]))
     return answer
 
 
@@ -154,10 +155,10 @@ async def test_blocks_of_one_prompt_do_not_come_back(world: World, bucket: Bucke
     await bucket.versions.keep()
     site, engine, gateway = await written(world, bucket)
     hashes = b"".join(key.block_hash for key in BAD)
-    gateway.channel.send(PurgePrefix(job=1, tenant=TENANT, hashes=hashes))
-    await until(lambda: len(gateway.of(Purged)) == 1)
-    gateway.channel.send(PurgePrefix(job=2, tenant=TENANT, hashes=hashes, is_over=True))
-    assert [each.problem for each in gateway.of(Purged) if isinstance(each, Purged)] == [""]
+    gateway.channel.send(purge(job=1, tenant=TENANT, hashes=hashes))
+    await until(lambda: len(gateway.of(OrderDone)) == 1)
+    gateway.channel.send(purge_end(job=2, tenant=TENANT, hashes=hashes))
+    assert [each.problem for each in gateway.of(OrderDone) if isinstance(each, OrderDone)] == [""]
     assert await bucket.versions.restore()
     await lists_again(site)
 

@@ -1,7 +1,7 @@
 """The block store against a model: a list of names in the order of their last use."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.cache.tenant_shares import TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.origins import LOCAL, Matches, Origin
+from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from tests.pool.mirror import Mirror, Name
 
@@ -153,10 +154,13 @@ class SlowDisk:
         into[:] = bytes(10)
         return b"d" * 32
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         return 0
 
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        return set(), 0
+
+    async def drop(self, scope: Scope) -> None:
         pass
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:

@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
+from prfaas.gateway.telemetry.recent_names import REQUEST_BYTES, RecentNames
 from prfaas.purge.intents import Intents
-from prfaas.purge.recent_names import REQUEST_BYTES, RecentNames
 from prfaas.purge.targets import Target
 
 
 def tag_of(tenant: str) -> str:
     return tenant * 32
+
+
+def target_of(names: RecentNames, request: str) -> Target:
+    recent = names.find(request)
+    return Target.of(recent, tag_of(recent.tenant))
 
 
 @given(
@@ -38,14 +43,14 @@ def test_the_last_prompts_are_found_by_id_and_by_its_beginning() -> None:
     names = RecentNames(1 << 20, requests_max=2)
     for number in range(3):
         names.keep(f"{number}-request", "a", [bytes([number]) * 32, b"x" * 32])
-    target = names.target("2-request", tag_of)
+    target = target_of(names, "2-request")
     assert target == Target(
         tenant="a", tag="a" * 32, request="2-request", hashes=bytes([2]) * 32 + b"x" * 32
     )
-    assert names.target("2-reques", tag_of) == target
+    assert target_of(names, "2-reques") == target
     for unknown in ("0-request", "2-r", ""):
         with pytest.raises(RequestError, match="no such request"):
-            names.target(unknown, tag_of)
+            target_of(names, unknown)
 
 
 def test_an_id_of_two_tenants_is_found_with_the_name_of_one() -> None:
@@ -54,9 +59,9 @@ def test_an_id_of_two_tenants_is_found_with_the_name_of_one() -> None:
     names.keep("the-request", "a", [b"a" * 32])
     names.keep("the-request", "b", [b"b" * 32])
     with pytest.raises(RequestError, match="give one of a/the-request, b/the-request"):
-        names.target("the-request", tag_of)
+        target_of(names, "the-request")
     for request in ("a/the-request", "a/the-requ"):
-        target = names.target(request, tag_of)
+        target = target_of(names, request)
         assert (target.tenant, target.hashes) == ("a", b"a" * 32)
 
 
@@ -65,9 +70,9 @@ def test_an_id_that_looks_like_another_tenants_hides_nothing() -> None:
     names.keep("the-request", "a", [b"a" * 32])
     names.keep("a/the-request", "b", [b"b" * 32])
     names.keep("a", "b", [b"c" * 32])
-    assert names.target("a/the-request", tag_of).hashes == b"a" * 32
-    assert names.target("b/a/the-request", tag_of).hashes == b"b" * 32
-    assert names.target("b/a", tag_of).hashes == b"c" * 32
+    assert target_of(names, "a/the-request").hashes == b"a" * 32
+    assert target_of(names, "b/a/the-request").hashes == b"b" * 32
+    assert target_of(names, "b/a").hashes == b"c" * 32
 
 
 @pytest.mark.parametrize("num_blocks", [1, 100])
@@ -78,7 +83,7 @@ def test_a_tenant_does_not_have_the_names_of_others_forgotten(num_blocks: int) -
         names.keep(f"mine-{number}", "a", [bytes([number]) * 32])
     for number in range(1000):
         names.keep(f"flood-{number}", "b", [b"x" * 32] * num_blocks)
-    assert [names.target(f"a/mine-{n}", tag_of).hashes[0] for n in range(10)] == list(range(10))
+    assert [target_of(names, f"a/mine-{n}").hashes[0] for n in range(10)] == list(range(10))
     for number in range(1000):
         names.keep(f"also-{number}", "a", [b"y" * 32])
     assert "b" in names._names, "an equal part each"
@@ -89,7 +94,7 @@ def test_without_memory_none_are_kept() -> None:
     names.keep("the-request", "a", [b"a" * 32])
     assert len(names) == 0
     with pytest.raises(RequestError, match="keeps no names"):
-        names.target("the-request", tag_of)
+        target_of(names, "the-request")
 
 
 def test_a_purge_of_the_longest_prompt_survives_a_crash(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ async def test_a_peer_of_an_older_version_is_told_in_its_own(pair: Pair) -> None
     pair.channel.peer = "pool"
     await pair.say(encode(Subscribe(gateway="g"), VERSION - 1))
     told = await pair.hear(1 << 16)
-    why = "protocol version 1 of the peer is too old: this side speaks 2; upgrade the peer"
+    why = "protocol version 2 of the peer is too old: this side speaks 3; upgrade the peer"
     assert told == encode(Goodbye(reason=why), VERSION - 1)
     assert pair.frames == []
     await until(lambda: bool(pair.closed))

@@ -68,8 +68,8 @@ def test_arbitrary_bytes_are_refused_cleanly(stream: bytes, step: int, prefixed:
     ("bytes_in", "message"),
     [
         (header(1, magic=b"HTTP"), "not a prfaas peer"),
-        (header(1, version=VERSION - 1), "version 1 of the peer is too old.* upgrade the peer"),
-        (header(1, version=VERSION + 1), "version 3 of the peer is newer.* upgrade this side"),
+        (header(1, version=VERSION - 1), "version 2 of the peer is too old.* upgrade the peer"),
+        (header(1, version=VERSION + 1), "version 4 of the peer is newer.* upgrade this side"),
         (header(1, flags=0x8000), "flags 0x8000"),
         (header(1, kind=3), "kind 3"),
         (header(0), "0 bytes"),

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from prfaas.wire.messages.fields import EVERY, SOURCES_MAX
+from prfaas.core.cache.keep_rules import EVERY
+from prfaas.wire.messages.fields import SOURCES_MAX
 
 K = TypeVar("K", bound=Hashable)
 

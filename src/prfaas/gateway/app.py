@@ -39,8 +39,6 @@ from prfaas.gateway.http.request_body import BODY_TIMEOUT_S, Origins
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.members import GatewayMembers
 from prfaas.gateway.loops.operator_actions import Control
-from prfaas.gateway.loops.purging import PurgeLoop
-from prfaas.gateway.loops.steering import make_steering
 from prfaas.gateway.loops.ticker import ControlTicker, LeaseGiver
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools, PoolTiming
@@ -87,6 +85,9 @@ class Page(Protocol):
 
 class Annex(Protocol):
     """A part outside of the house that lives as long as the gateway."""
+
+    def start(self) -> None:
+        """Begin; engines and pools are being connected."""
 
     async def stop(self) -> None:
         """End what needs engines and pools; requests have ended."""
@@ -160,7 +161,8 @@ class Gateway:
         self.identity = identity = identity_in(deployment.security.identities, name)
         self._tls = engine_tls, pool_tls = identity.host_context(), identity.client_context()
         self.profiles, limits = profiles, deployment.routing
-        self.facts = facts = FactStream()
+        self.facts, self.times = FactStream(), times
+        facts = self.facts
         self.annexes: list[Annex] = []
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
@@ -218,29 +220,16 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
         self._access = Access(deployment, self.tenants, facts)
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
-        self._request_admission, fetcher = (
-            RequestAdmission(places),
-            Fetcher(tickets, self.pools.send),
-        )
+        self._request_admission = RequestAdmission(places)
+        self.fetcher = fetcher = Fetcher(tickets, self.pools.send)
         self.loops = Loops(
             deployment, self.driver, fetcher, self.transfers, profiles, self.journal, facts
         )
-        steering = make_steering(live, fetcher, self.transfers, self.tenants)
         self.driver.dispatcher.count_prefills(lambda *booked: facts.report(PrefillBooked(*booked)))
-        self.control_ticker = ControlTicker(
-            self.driver, self.guards, self.journal, (*self.loops.all, steering.pins)
-        )
+        self.control_ticker = ControlTicker(self.driver, self.guards, self.journal, self.loops.all)
         self.metrics.control.watch_loops(lambda: self.control_ticker.frozen)
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
-        self.purging = PurgeLoop(
-            live,
-            self.engine_events.forgotten,
-            self.tenants,
-            times.purge_retry_s,
-            times.purge_repeat_s,
-        )
-        self._control = ControlApi(live, control, self.purging, steering)
         self._console = Console(
             ConsoleReader(live, self.metrics, control),
             deployment.gateway.consoles_max,
@@ -264,7 +253,7 @@ class Gateway:
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
             self._console,
-            self._control,
+            ControlApi(live, control),
         ]
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -364,7 +353,8 @@ class Gateway:
         self._tasks.append(asyncio.create_task(self.control_ticker.run()))
         self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
         self._console.start()
-        self._tasks.append(asyncio.create_task(self.purging.repeat()))
+        for annex in self.annexes:
+            annex.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -421,7 +411,6 @@ class Gateway:
         await self.members.close()
         for annex in self.annexes:
             await annex.stop()
-        await self.purging.close()
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
+from prfaas.purge.loop import PurgeLoop
 
 TRIES_MAX, PAUSE_S = 240, 5.0
 """Attempts to purge while another purge runs, and to see the end of prefills under way."""

@@ -10,8 +10,7 @@ from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.transfer.prefix import Prefix
 from prfaas.errors import RequestError
-from prfaas.prefixes.reports import unknown_pool
-from prfaas.purge.recent_names import Recent
+from prfaas.gateway.telemetry.recent_names import Recent
 from prfaas.units import BITS_PER_BYTE
 
 POOL_TIERS = Tier.HOST | Tier.DISK
@@ -77,6 +76,12 @@ class CopyOffer(NamedTuple):
             "seconds": self.seconds,
             "price": self.price,
         }
+
+
+def unknown_pool(pool: str, known: Sequence[str]) -> RequestError:
+    """Return the refusal of an order for a pool that the deployment has not."""
+    shown = ", ".join(known)
+    return RequestError(f"there is no pool {pool[:80]!r}; known pools: {shown}", status=404)
 
 
 class CopyOffers:

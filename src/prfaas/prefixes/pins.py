@@ -7,15 +7,17 @@ restarted takes it up again, and pins end when their gateway does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.errors import PeerError, RequestError
-from prfaas.prefixes.reports import unknown_pool
+from prfaas.prefixes.copies import unknown_pool
 from prfaas.purge.targets import Target
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Pinned, PinPrefix
+from prfaas.wire.messages.gateway import Order, OrderDone
 
 PIN_NS = 90 * NS_PER_S
 """End of a pin that is not repeated."""
@@ -35,18 +37,18 @@ class PinPools(Protocol):
         """Send a message to a pool; False if it is not connected."""
         ...
 
-    async def pin(self, pool: str, message: PinPrefix) -> Pinned:
+    async def order(self, pool: str, order: Order) -> OrderDone:
         """Have a pool pin blocks, or count them.
 
         Raises:
-            PeerError: It is not connected, or does not answer.
+            PeerError: It is not connected, does not answer, or has left.
         """
         ...
 
 
 @dataclass(slots=True)
 class _Pin:
-    message: PinPrefix
+    target: Target
     pools: list[str]
     until_ns: int
     repeat_at_ns: int
@@ -70,7 +72,7 @@ class Pins:
 
     async def pin(
         self, target: Target, pool: str, for_ns: int, now_ns: int, *, is_dry: bool
-    ) -> dict[str, Pinned]:
+    ) -> dict[str, OrderDone]:
         """Pin the blocks of a prompt, or count them; a pin in force gets a new end.
 
         Args:
@@ -87,9 +89,7 @@ class Pins:
         if pool and pool not in pools:
             raise unknown_pool(pool, pools)
         pools = [pool] if pool else pools
-        first_ns = min(for_ns, PIN_NS)
-        tag = target.tag or ""
-        message = PinPrefix(job=0, hashes=target.hashes, tenant=tag, for_ns=first_ns, is_dry=is_dry)
+        order = target.order(Effect.PIN, min(for_ns, PIN_NS), is_dry=is_dry)
         known = self._pins.get(target.hashes)
         if not is_dry and for_ns:
             if known is None and len(self._pins) >= PINS_MAX:
@@ -99,10 +99,10 @@ class Pins:
                     status=409,
                 )
             until_ns, repeat_at_ns = now_ns + for_ns, now_ns + REPEAT_NS
-            self._pins[target.hashes] = _Pin(message, pools, until_ns, repeat_at_ns)
+            self._pins[target.hashes] = _Pin(target, pools, until_ns, repeat_at_ns)
         elif not is_dry:
             self._pins.pop(target.hashes, None)
-        answers = await asyncio.gather(*(self._ask(pool, message) for pool in pools))
+        answers = await asyncio.gather(*(self._ask(pool, order) for pool in pools))
         return dict(zip(pools, answers, strict=True))
 
     def beat(self, now_ns: int) -> None:
@@ -112,17 +112,45 @@ class Pins:
                 del self._pins[hashes]
             elif pin.repeat_at_ns <= now_ns:
                 pin.repeat_at_ns = now_ns + REPEAT_NS
-                left_ns = min(pin.until_ns - now_ns, PIN_NS)
-                message = PinPrefix(job=0, hashes=hashes, tenant=pin.message.tenant, for_ns=left_ns)
+                order = pin.target.order(Effect.PIN, min(pin.until_ns - now_ns, PIN_NS))
                 for pool in pin.pools:
-                    self._pools.send(pool, message)
+                    self._pools.send(pool, order)
 
     def turn(self, now_ns: int) -> None:
         """Nothing is begun by itself."""
 
-    async def _ask(self, pool: str, message: PinPrefix) -> Pinned:
+    async def _ask(self, pool: str, order: Order) -> OrderDone:
         try:
-            return await self._pools.pin(pool, message)
-        except (PeerError, KeyError) as error:
-            why = str(error) if isinstance(error, PeerError) else "it has left the deployment"
-            return Pinned(job=0, num_blocks=0, num_bytes=0, problem=why)
+            return await self._pools.order(pool, order)
+        except PeerError as error:
+            return OrderDone(job=0, problem=str(error))
+
+
+def pins_json(
+    target: Target, for_s: float, found: Mapping[str, OrderDone], *, is_dry: bool
+) -> dict[str, Any]:
+    """Return the report of a pin.
+
+    Args:
+        for_s: How long, seconds; 0 is the end of a pin.
+        found: Answer of each pool.
+        is_dry: The blocks were only counted.
+    """
+    return {
+        "request": target.request,
+        "tenant": target.tenant,
+        "for_s": for_s,
+        "dry_run": is_dry,
+        "num_blocks": sum(told.num_blocks for told in found.values()),
+        "num_bytes": sum(told.num_bytes for told in found.values()),
+        "pools": [
+            {
+                "name": pool,
+                "num_blocks": told.num_blocks,
+                "num_bytes": told.num_bytes,
+                "num_left_out": told.num_left_out,
+                "problem": told.problem,
+            }
+            for pool, told in found.items()
+        ],
+    }

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
-from prfaas.wire.messages.gateway import Purge, PurgeEnd, PurgePrefix
+from prfaas.gateway.telemetry.recent_names import Recent
+from prfaas.wire.messages.gateway import Order
 
-HASHES_BYTES_MAX = MANIFEST_BYTES_MAX
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -27,23 +28,27 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     tenant: _Name = ""
     tag: Annotated[str, msgspec.Meta(max_length=32)] | None = None
     request: _Name = ""
-    hashes: Annotated[bytes, msgspec.Meta(max_length=HASHES_BYTES_MAX)] = b""
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)] = b""
+
+    @classmethod
+    def of(cls, recent: Recent, tag: str) -> Target:
+        """Return the blocks of the prompt of a recent request, of a tenant with this tag."""
+        return cls(tenant=recent.tenant, tag=tag, request=recent.request, hashes=recent.hashes)
 
     def __str__(self) -> str:
         if self.request:
             return f"prompt of request {self.request}"
         return f"source {self.source}" if self.tag is None else f"tenant {self.tenant}"
 
-    def asks(self, job: int, *, is_dry: bool) -> Purge | PurgePrefix:
-        """Return the message that has a pool node drop the blocks, or count them."""
-        if self.request:
-            tag = self.tag or ""
-            return PurgePrefix(job=job, hashes=self.hashes, tenant=tag, is_dry=is_dry)
-        return Purge(job=job, source=self.source, is_dry=is_dry, tenant=self.tag)
-
-    def ends(self, job: int) -> PurgeEnd | PurgePrefix:
-        """Return the message after which a pool node takes the blocks again."""
-        if self.request:
-            tag = self.tag or ""
-            return PurgePrefix(job=job, hashes=self.hashes, tenant=tag, is_over=True)
-        return PurgeEnd(job=job, source=self.source, tenant=self.tag)
+    def order(self, effect: Effect, for_ns: int = 0, *, is_dry: bool = False) -> Order:
+        """Return the order on the blocks; without a time, its end."""
+        is_prompt = bool(self.request)
+        return Order(
+            job=0,
+            effect=effect,
+            source=self.source,
+            tenant=(self.tag or "") if is_prompt else self.tag,
+            hashes=self.hashes if is_prompt else None,
+            for_ns=for_ns,
+            is_dry=is_dry,
+        )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prfaas.errors import PeerError
 
 MAGIC = b"PFKV"
-VERSION = 2
+VERSION = 3
 """Version of the protocol: frames, fragments and messages.
 
 Peers of different versions do not communicate.

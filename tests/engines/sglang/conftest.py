@@ -16,9 +16,10 @@ from prfaas.engines.pool_client import ClientLimits
 from prfaas.engines.sglang import facts
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
+from prfaas.wire.messages.gateway import OrderDone
 from tests.engines.sglang import names
 from tests.engines.sglang.host_pools import HostPool
+from tests.orders import purge, purge_end
 from tests.pool.sites import LOOPBACK, Site, subscribe, until
 
 T = TypeVar("T")
@@ -125,10 +126,10 @@ class PoolThread:
 
     async def _purge(self) -> None:
         gateway = await subscribe(self.site, self._identities)
-        gateway.channel.send(Purge(job=1, source="pd-pool"))
-        await until(lambda: gateway.of(Purged))
-        gateway.channel.send(PurgeEnd(job=2, source="pd-pool"))
-        await until(lambda: gateway.of(PurgeEnded))
+        gateway.channel.send(purge(job=1, source="pd-pool"))
+        await until(lambda: gateway.of(OrderDone))
+        gateway.channel.send(purge_end(job=2, source="pd-pool"))
+        await until(lambda: gateway.of(OrderDone))
         gateway.pinging.cancel()
         gateway.channel.close("purged")
 

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import pytest
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.engines.orders import PushOrder
 from prfaas.engines.timing import tier
 from prfaas.engines.timing.blocks import NewBlock
 from prfaas.engines.timing.instance import PromptWork, TimedInstance
-from prfaas.pool.store.origins import LOCAL, Origin
+from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.engine import Store, StoreDone

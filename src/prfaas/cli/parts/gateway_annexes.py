@@ -1,4 +1,4 @@
-"""A gateway with its annexes: the audit log, the bill, verification, prices and the planner.
+"""A gateway with its annexes: audit log, bill, verification, purges, pins, prices, planner.
 
 They subscribe to the facts of the gateway, and live as long as it does.
 """
@@ -34,6 +34,9 @@ from prfaas.integrity.verifier import VerifiedSite, Verifier
 from prfaas.market.price_file import MarketClock, deployment_market
 from prfaas.membership.port import Source
 from prfaas.planner.report.what_if import WhatIf
+from prfaas.prefixes.steering import Steering
+from prfaas.purge.loop import PurgeLoop
+from prfaas.tasks import cancel_all
 
 BODY_BYTES_MAX = 1 << 16
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -103,7 +106,16 @@ class GatewayAnnexes:
         tags = {n: tenant_tag(each.cache_salt) for n, each in gateway.tenants.by_name.items()}
         self.meter = GatewayMeter(deployment.clusters, market, tags, write, metrics.usage)
         self.meter.follow(facts)
-        barring = Barring(live.engines, driver, gateway.purging, live.journal.note)
+        self.purging = PurgeLoop(
+            live,
+            gateway.engine_events.forgotten,
+            gateway.tenants,
+            gateway.times.purge_retry_s,
+            gateway.times.purge_repeat_s,
+        )
+        self._repeating: asyncio.Task[None] | None = None
+        self.steering = Steering(live, gateway.fetcher, gateway.transfers, gateway.tenants)
+        barring = Barring(live.engines, driver, self.purging, live.journal.note)
         site = VerifiedSite(gateway.parts.prefill_leg, live.pools)
         routing = deployment.routing
         self.verifier = Verifier(
@@ -115,14 +127,21 @@ class GatewayAnnexes:
         )
         if self.prices is not None:
             gateway.control_ticker.loops.append(self.prices)
-        gateway.control_ticker.loops.append(self.meter)
+        gateway.control_ticker.loops += [self.meter, self.steering.pins]
         self._planner = WhatIf(routing.plan)
-        gateway.pages.append(PlannerPages(self._planner))
+        gateway.pages += [PlannerPages(self._planner), self.purging, self.steering]
+
+    def start(self) -> None:
+        """Repeat purges that an earlier process began."""
+        self._repeating = asyncio.create_task(self.purging.repeat())
 
     async def stop(self) -> None:
         """End what needs engines and pools; requests have ended."""
         self._planner.close()
         await self.verifier.close()
+        if self._repeating is not None:
+            await cancel_all([self._repeating])
+        await self.purging.close()
 
     async def close(self) -> None:
         """Record what is left; all else has ended."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import OperatorRank, is_loopback, open_doors

@@ -14,16 +14,13 @@ from prfaas.errors import RequestError
 from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.loops.operator_actions import THRESHOLD_MAX, Control
-from prfaas.gateway.loops.purging import PurgeLoop
 from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.explain import explain, story
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.prices import PriceBody
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX, RequestRecord
-from prfaas.prefixes.steering import Steering
 
 BODY_BYTES_MAX = 4096
-PIN_S_MAX = 30 * 86_400.0
 _LIMIT_DEFAULT = 100
 _NUMBER_MAX = 2**53
 T = TypeVar("T")
@@ -56,34 +53,12 @@ class ClusterBody(msgspec.Struct, forbid_unknown_fields=True):
     on: bool
 
 
-class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /control/purge`."""
-
-    source: Name = ""
-    tenant: Name = ""
-    prefix_of: Name = ""
-    dry_run: bool = False
-
-
-class PrefixBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /control/prefixes`: pin the blocks of a prompt for a time, or copy them to a pool."""
-
-    request: Name
-    pool: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    for_s: Annotated[float, msgspec.Meta(ge=0, le=PIN_S_MAX)] | None = None
-    """Of a pin; None is a copy."""
-    source: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    dry_run: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class ControlApi:
     """Pages that show and change what the control plane does."""
 
     live: LiveParts
     control: Control
-    purging: PurgeLoop
-    steering: Steering
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -96,21 +71,6 @@ class ControlApi:
         router.add_post("/control/engines/{name}", self._engine)
         router.add_post("/control/clusters/{name}", self._cluster)
         router.add_post("/control/prices/{name}", self._price)
-        router.add_post("/control/purge", self._purge)
-        router.add_post("/control/prefixes", self._prefix)
-
-    async def _purge(self, request: web.Request) -> web.Response:
-        body = await _body(request, PurgeBody)
-        return json_response(
-            await self.purging.purge(body.source, body.tenant, body.prefix_of, is_dry=body.dry_run)
-        )
-
-    async def _prefix(self, request: web.Request) -> web.Response:
-        body = await _body(request, PrefixBody)
-        at, is_dry = (body.request, body.pool), body.dry_run
-        if body.for_s is None:
-            return json_response(await self.steering.copy(*at, body.source, is_dry=is_dry))
-        return json_response(await self.steering.pin(*at, body.for_s, is_dry=is_dry))
 
     async def _status(self, _: web.Request) -> web.Response:
         return json_response(self.control.status())
@@ -134,27 +94,27 @@ class ControlApi:
         return record
 
     async def _loops(self, request: web.Request) -> web.Response:
-        body = await _body(request, FreezeBody)
+        body = await json_body(request, FreezeBody)
         return _entries([self.control.freeze(frozen=body.frozen)])
 
     async def _threshold(self, request: web.Request) -> web.Response:
-        body = await _body(request, ThresholdBody)
+        body = await json_body(request, ThresholdBody)
         if (body.source is None) != (body.destination is None):
             raise RequestError("give source and destination of the link, or neither for all links")
         link = (body.source, body.destination) if body.source and body.destination else None
         return _entries(self.control.set_threshold(body.tokens, link))
 
     async def _engine(self, request: web.Request) -> web.Response:
-        body = await _body(request, EngineBody)
+        body = await json_body(request, EngineBody)
         name = request.match_info["name"]
         return _entries([self.control.drain(name, drained=body.drained)])
 
     async def _cluster(self, request: web.Request) -> web.Response:
-        body = await _body(request, ClusterBody)
+        body = await json_body(request, ClusterBody)
         return _entries([self.control.turn(request.match_info["name"], on=body.on)])
 
     async def _price(self, request: web.Request) -> web.Response:
-        body = await _body(request, PriceBody)
+        body = await json_body(request, PriceBody)
         return _entries([self.control.price(request.match_info["name"], body)])
 
 
@@ -162,7 +122,7 @@ def _entries(entries: Iterable[ChangeEntry]) -> web.Response:
     return json_response({"decisions": [entry.as_json() for entry in entries]})
 
 
-async def _body(request: web.Request, kind: type[T]) -> T:
+async def json_body(request: web.Request, kind: type[T]) -> T:
     """The checked body of a request.
 
     Raises:

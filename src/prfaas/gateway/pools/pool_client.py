@@ -23,7 +23,6 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
-from prfaas.purge.targets import Target
 from prfaas.tasks import Backoff, cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -35,21 +34,16 @@ from prfaas.wire.messages.comparing import Compare, Compared
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.gateway import (
     LinkTelemetry,
-    Pinned,
-    PinPrefix,
-    Purge,
-    Purged,
-    PurgeEnd,
-    PurgeEnded,
-    PurgePrefix,
+    Order,
+    OrderDone,
     Subscribe,
 )
 from prfaas.wire.messages.link import Abort, Release
 from prfaas.wire.sockets import happy_eyeballs_s
 
 _REASON_CHARS_MAX = 200
-PURGE_S = 60.0
-"""Limit for a purge at one pool: records on its disk are marked one by one."""
+ORDER_S = 60.0
+"""Limit for an order at one pool: records on its disk are marked one by one."""
 _log = logging.getLogger(__name__)
 
 
@@ -67,9 +61,8 @@ class PoolTiming:
     connect_s: float = 5.0
 
 
-Answer = Purged | PurgeEnded | Pinned | Compared
-A = TypeVar("A", Purged, PurgeEnded, Pinned, Compared)
-_Order = Purge | PurgeEnd | PurgePrefix | PinPrefix | Compare
+Answer = OrderDone | Compared
+A = TypeVar("A", OrderDone, Compared)
 
 
 class PoolTransfer(Protocol):
@@ -135,32 +128,13 @@ class PoolSubscription:
         self._channel.send(message)
         return True
 
-    async def purge(self, target: Target, *, is_dry: bool) -> Purged:
-        """Have the pool drop the blocks of a source or tenant, or count them.
+    async def order(self, order: Order) -> OrderDone:
+        """Have the pool purge or pin blocks, count them, or end that.
 
         Raises:
             PeerError: It is not connected, or does not answer.
         """
-        return await self._answer(target.asks(next(self._jobs), is_dry=is_dry), Purged)
-
-    async def pin(self, message: PinPrefix) -> Pinned:
-        """Have the pool pin the blocks of a prompt, or count them.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
-        return await self._answer(replace(message, job=next(self._jobs)), Pinned)
-
-    async def end_purge(self, target: Target) -> bool:
-        """Have the pool take blocks of a source or tenant again.
-
-        Returns:
-            False if it took some since the purge began.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
-        return (await self._answer(target.ends(next(self._jobs)), PurgeEnded)).was_barred
+        return await self._answer(replace(order, job=next(self._jobs)), OrderDone)
 
     async def compare(
         self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]], limits: Mapping[str, float]
@@ -175,19 +149,19 @@ class PoolSubscription:
         )
         return await self._answer(message, Compared)
 
-    async def _answer(self, message: _Order, kind: type[A]) -> A:
+    async def _answer(self, message: Order | Compare, kind: type[A]) -> A:
         if self._channel is None:
             raise PeerError("not connected")
         if not self.subscription.may_send(message):
-            raise PeerError(self._unsupported(tag_of(type(message))))
+            raise PeerError(_unsupported(tag_of(type(message))))
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[message.job] = answer
         try:
             self._channel.send(message)
-            async with asyncio.timeout(PURGE_S):
+            async with asyncio.timeout(ORDER_S):
                 found = await answer
         except TimeoutError:
-            raise PeerError(f"no answer within {PURGE_S:g} s") from None
+            raise PeerError(f"no answer within {ORDER_S:g} s") from None
         finally:
             self._asked.pop(message.job, None)
         if not isinstance(found, kind):
@@ -246,14 +220,9 @@ class PoolSubscription:
         if answer is None or answer.done():
             return
         if isinstance(message, Unsupported):
-            answer.set_exception(PeerError(self._unsupported(message.kind)))
+            answer.set_exception(PeerError(_unsupported(message.kind)))
         else:
             answer.set_result(message)
-
-    def _unsupported(self, kind: str) -> str:
-        if not self.subscription.is_live:
-            return "its list of blocks is not complete yet; try again"
-        return f"its version does not know the order {kind}; upgrade the pool node"
 
     def _on_close(self, _: Channel | None, reason: str) -> None:
         if self._has_left:
@@ -395,9 +364,15 @@ class Pools:
         client = self._clients.get(pool)
         return client is not None and client.send(message)
 
-    async def pin(self, pool: str, message: PinPrefix) -> Pinned:
-        """See `PoolSubscription.pin`; KeyError if it has left."""
-        return await self._clients[pool].pin(message)
+    async def order(self, pool: str, order: Order) -> OrderDone:
+        """Have a pool purge or pin blocks, count them, or end that.
+
+        Raises:
+            PeerError: It is not connected, does not answer, or has left.
+        """
+        if pool not in self._clients:
+            raise PeerError("it has left the deployment")
+        return await self._clients[pool].order(order)
 
     def abort(self, transfer: PoolTransfer, reason: str) -> None:
         """Report the end of a transfer to both pools."""
@@ -408,3 +383,7 @@ class Pools:
     def release(self, transfer: TransferView) -> None:
         """Report to a transfer's destination that no request waits for its blocks any more."""
         self.send(transfer.destination, Release(transfer_id=transfer.transfer_id))
+
+
+def _unsupported(kind: str) -> str:
+    return f"its version does not know the order {kind}; upgrade the pool node"

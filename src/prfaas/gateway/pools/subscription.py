@@ -10,7 +10,7 @@ from prfaas.errors import PeerError, check_invariants
 from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.wire.messages.base import Goodbye, Message, Ping
-from prfaas.wire.messages.codec import NEWER_OF_GATEWAY, AnyMessage, tag_of
+from prfaas.wire.messages.codec import AnyMessage, tag_of
 from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
@@ -59,13 +59,11 @@ class Subscription:
         self.leased_bytes = 0
         """Bytes of these."""
         self.takes: frozenset[str] = frozenset()
-        """Tags of the messages that it takes; empty if it is of an older version, and before the
-        end of the snapshot."""
+        """Tags of the messages that it takes; empty before the end of the snapshot."""
 
     def may_send(self, message: Message) -> bool:
         """Return True if the pool node knows a kind of message."""
-        tag = tag_of(type(message))
-        return tag in self.takes if self.takes else tag not in NEWER_OF_GATEWAY
+        return not self.takes or tag_of(type(message)) in self.takes
 
     @property
     def is_live(self) -> bool:

@@ -20,7 +20,7 @@ from prfaas.core.request.facts import RequestEnded
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.purge.recent_names import RecentNames
+from prfaas.gateway.telemetry.recent_names import RecentNames
 from prfaas.units import NS_PER_MS
 
 STEPS_MAX = 64

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.pool.engine.engine_server import EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.origins import PURGED, Origin
+from prfaas.pool.store.origins import PURGED
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 

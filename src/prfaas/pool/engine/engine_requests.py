@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from prfaas.core.cache.eviction import born_at
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import TransferEnd
@@ -21,7 +22,7 @@ from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.outbound_link import OutboundLink
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.origins import Origin, computed, joined
+from prfaas.pool.store.origins import computed, joined
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.messages.base import Message, Ping, Unsupported
@@ -288,7 +289,7 @@ class EngineRequests:
             return
         has_state = engine.has_state(key.group)
         is_checkpoint = has_state and link.machine.is_checkpoint(transfer_id, key)
-        if self._store.is_barred(origin if block is None else block.origin):
+        if not self._store.rules.may_keep(origin if block is None else block.origin):
             # Also of a block that was kept before its source was barred.
             link.abort(transfer_id, TransferEnd.PURGED)
         elif is_checkpoint:

@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from prfaas.core.cache.keep_rules import EVERY, Origin
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.difference import DIFFERENT, differences, is_altered
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.tasks import cancel_all
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import ALTERED_MAX, Altered, Compare, Compared
-from prfaas.wire.messages.fields import EVERY, keys_of
+from prfaas.wire.messages.fields import keys_of
 
 RUNNING_MAX = 16
 """Comparisons at a time; further ones find no block."""

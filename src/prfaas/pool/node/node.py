@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from prfaas.audit.pool_audit import PoolAudit
 from prfaas.billing.storage_meter import MeteredTier, StorageMeter
+from prfaas.core.cache.keep_rules import KeepRules, Origin
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.facts import FactStream
@@ -30,16 +31,13 @@ from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.node.admin_http import AdminServer, NodePhase
-from prfaas.pool.node.aging import Aging
 from prfaas.pool.node.comparing import Comparing
 from prfaas.pool.node.disk_keys import disk_wrapper
 from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.keeping import Keeping, KeptTiers
 from prfaas.pool.node.node_state import DISK, HOST, NodeState
 from prfaas.pool.node.peers import Peers
-from prfaas.pool.node.prefix_pinning import PrefixPinning
-from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
-from prfaas.pool.node.tenants import AnnouncedShares
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
 from prfaas.pool.receive.data_port import DataPort
 from prfaas.pool.receive.decoding import Decoding
@@ -53,7 +51,6 @@ from prfaas.pool.sites.sites import Sites
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.origins import Origin
 from prfaas.pool.store.tier_ports import SharedTier
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.allow_list import AllowList
@@ -62,10 +59,7 @@ from prfaas.wire.messages.codec import OfGateway
 from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.gateway import (
     LinkLease,
-    PinPrefix,
-    Purge,
-    PurgeEnd,
-    PurgePrefix,
+    Order,
     Subscribe,
     TierUse,
     TransferEnded,
@@ -109,10 +103,12 @@ class PoolNode:
         self._follow_facts()
         self.feed = self.sites.feed
         self.store = BlockStore(
-            settings.memory_bytes, self.feed, self.sites.order_of(settings.memory_bytes)
+            settings.memory_bytes,
+            self.feed,
+            self.sites.order_of(settings.memory_bytes),
+            rules=KeepRules(settings.name, settings.regions, settings.wall_s),
         )
         self.disk = self._disk(settings.disk) if settings.disk else None
-        self._shares = AnnouncedShares(self._share)
         self._clock_ns = clock_ns
         self._engines = ConnectedEngines()
         self._spans = TransferSpans(settings.tracing, settings.name)
@@ -172,32 +168,19 @@ class PoolNode:
         self._known_layouts, self._kernels = KnownLayouts(self._load_codecs), kernels
         self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
         self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
-        self._site_share, self._comparing, self._pinning = (
+        self._site_share, self._comparing = (
             SiteShare(settings.site_budget, settings.site, self.links),
             Comparing(self.store, self._known_layouts),
-            PrefixPinning(self.store, self._known_layouts, clock_ns),
         )
-        self._aging = Aging(
-            self.store,
-            self.disk,
-            self.shared,
-            self.sites.claims,
-            self.metrics,
-            settings.wall_s,
-            settings.age_round_s,
-        )
-        self._purging = Purging(
-            settings.name,
-            self.store,
-            self.disk,
-            self.shared,
+        self.keeping = Keeping(
+            KeptTiers(self.store, self.disk, self.shared),
+            self._known_layouts,
             self.inbound,
             self.links,
             self.metrics,
-            clock_ns,
             self._audit,
-            settings.purge_bar_ns,
-            settings.wall_s,
+            settings,
+            clock_ns,
         )
         self.link_port = LinkPort(
             settings.listen,
@@ -290,7 +273,7 @@ class PoolNode:
                     tasks.create_task(self.disk.run())
                 if self.shared is not None:
                     tasks.create_task(self.shared.run())
-                tasks.create_task(self._aging.run())
+                tasks.create_task(self.keeping.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -382,7 +365,7 @@ class PoolNode:
 
     def _disk(self, folder: Path) -> DiskTier:
         wrapper, is_new = disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key)
-        files = SegmentFiles(folder, self.settings.regions, wrapper, is_new_key=is_new)
+        files = SegmentFiles(folder, self.store.rules.regions, wrapper, is_new_key=is_new)
         disk = DiskTier(
             files,
             self.settings.disk_bytes,
@@ -431,10 +414,8 @@ class PoolNode:
                 self._abort(message.transfer_id, message.reason)
             case Release():
                 self.inbound.release(message.transfer_id)
-            case Purge() | PurgeEnd() | PurgePrefix():
-                self._purging.asked(message, gateway, answer)
-            case PinPrefix():
-                self._pinning.asked(message, gateway, answer)
+            case Order():
+                self.keeping.ordered(message, gateway, answer)
             case LinkLease():
                 self._site_share.take(gateway, Lease(message.bits_per_s, message.for_ns))
             case Compare():
@@ -452,15 +433,11 @@ class PoolNode:
         if isinstance(message, Survey):
             channel.send(self._state.surveyed())
             return
-        self._aging.announced(channel.peer, message)
-        if not self.sites.is_shared:
-            self._shares.announced(channel.peer, message)
+        peer, claims = channel.peer, self.sites.claims
+        ages = {tag: age for tag, age in message.ages.items() if claims(peer, tag)}
+        shares = {tag: Share(*share) for tag, share in message.shares.items() if tag}
+        self.keeping.announced(peer, ages, None if self.sites.is_shared else shares)
         self.feed.subscribe(channel, self.store, self._state.whole)
-
-    def _share(self, shares: Mapping[str, Share]) -> None:
-        self.store.room.share(shares)
-        if self.disk is not None:
-            self.disk.share(shares)
 
     def _state_changed(self) -> None:
         self.feed.state_changed(self._state.changes())
@@ -539,8 +516,7 @@ class PoolNode:
             self.store.room.spill(again=True)
             self.store.expire(self._clock_ns())
             self.inbound.expire()
-            self._purging.expire()
-            self._pinning.expire()
+            self.keeping.expire()
             self._audit.sweep(self._is_moving)
             self._storage.read(self._clock_ns())
             self.peers.expire()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import nlargest
 from itertools import islice
 
 import msgspec
 
 from prfaas.pool.engine.engine_server import EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node.tenants import tenant_uses
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send.outbound_link import OutboundLink
@@ -17,7 +17,8 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.memory_room import MemoryRoom
 from prfaas.pool.store.tier_ports import SharedTier
-from prfaas.wire.messages.gateway import PoolState, TierUse
+from prfaas.wire.messages.fields import TENANTS_HELD_MAX
+from prfaas.wire.messages.gateway import PoolState, TenantUse, TierUse
 from prfaas.wire.messages.layouts import LayoutFacts, bounded
 from prfaas.wire.messages.survey import ENGINES_MAX, Surveyed
 
@@ -75,7 +76,7 @@ class NodeState:
             telemetry={peer: link.telemetry for peer, link in self._links.items()},
             is_draining=self._is_draining(),
             tiers=self.tiers(),
-            tenants=tenant_uses(self._store, self._disk) if self._shows_tenants else {},
+            tenants=self._tenants() if self._shows_tenants else {},
             num_leased=self._store.order.num_leased,
             leased_bytes=self._store.order.leased_bytes,
         )
@@ -98,6 +99,20 @@ class NodeState:
                 num_blocks=len(tier),
             )
             for name, tier in self._tiers()
+        }
+
+    def _tenants(self) -> dict[str, TenantUse]:
+        """Bytes of tenants by tag: of those that hold the most, TENANTS_HELD_MAX at most."""
+        in_memory = self._store.room.held_bytes
+        on_disk: Mapping[str, int] = {} if self._disk is None else self._disk.held_bytes
+
+        def held(tag: str) -> int:
+            return in_memory.get(tag, 0) + on_disk.get(tag, 0)
+
+        tags = nlargest(TENANTS_HELD_MAX, (in_memory.keys() | on_disk.keys()) - {""}, held)
+        return {
+            tag: TenantUse(host_bytes=in_memory.get(tag, 0), disk_bytes=on_disk.get(tag, 0))
+            for tag in tags
         }
 
     def watch(self, metrics: PoolMetrics, inbound: InboundTransfers, link_port: LinkPort) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.audit.settings import AuditSettings
+from prfaas.core.cache.keep_rules import BAR_NS
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.residency import Regions
@@ -30,7 +31,6 @@ LINK_GRACE_NS = 3 * 10**9
 """Longer than a reconnect; the limit of decode's wait for a broken link."""
 
 DRAIN_NS = 10 * 10**9
-BAR_NS = 120 * 10**9
 AGE_ROUND_S = 1.0
 
 

@@ -245,7 +245,7 @@ class InboundTransfers:
         request: Offer | Pull = action.request
         peer, transfer_id = action.peer, action.transfer_id
         try:
-            if self.store.is_barred(received(peer, transfer_id, is_inherited=False)):
+            if not self.store.rules.may_keep(received(peer, transfer_id, is_inherited=False)):
                 why = f"what came from {peer} is being dropped; it is accepted again soon"
                 error = TicketRefusedError(TicketRefusal.PURGING, why)
                 self._tickets.refused(DESTINATION, transfer_id, error)
@@ -340,7 +340,7 @@ class InboundTransfers:
         tenant, is_inherited = tag_in(action.ticket.tenant), block.is_inherited
         origin = received(peer, transfer_id, tenant, born_s, is_inherited=is_inherited)
         failure = None
-        if self.store.is_barred(origin):
+        if not self.store.rules.may_keep(origin):
             failure = TransferEnd.PURGED
         elif not self.store.put(
             block.layout_id,

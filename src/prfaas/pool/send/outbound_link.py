@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from prfaas.core.cache.keep_rules import Matches
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer import actions as do
@@ -27,7 +28,6 @@ from prfaas.pool.send.data_sender import SendQueue
 from prfaas.pool.send.dialer import Dialer
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_control import LinkControl
-from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import SOURCE, Grant, TicketChecks
 from prfaas.records import methods_of

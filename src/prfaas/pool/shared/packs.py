@@ -27,8 +27,9 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from prfaas.core.invariants import require
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.errors import require
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
     TAG_BYTES,
@@ -41,7 +42,7 @@ from prfaas.pool.keys.sealing import (
 )
 from prfaas.pool.keys.site_keys import SALT_BYTES, KeyRing, SiteKey
 from prfaas.pool.keys.tenant_keys import TenantKey
-from prfaas.pool.store.origins import Origin, origin_bytes, origin_in, read_by
+from prfaas.pool.store.origins import origin_bytes, origin_in, read_by
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
 KIND = b"PFSP\x02"

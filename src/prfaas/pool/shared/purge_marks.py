@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from prfaas.core.cache.keep_rules import Origin, PurgeTimes, Scope
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.keys.sealing import HEAD_BYTES, AlteredError, UnknownKeyError, new_seal, seal_of
 from prfaas.pool.keys.site_keys import KeyRing
 from prfaas.pool.shared.bucket import Bucket, GoneError
 from prfaas.pool.shared.packs import PackedBlock, PackName
-from prfaas.pool.store.origins import Origin, Scope
-from prfaas.wire.messages.fields import EVERY
 
 FOLDER = "purges"
 KIND = b"PFSM\x01"
@@ -55,22 +54,17 @@ class PurgeMarks:
         self._marks: dict[str, _Mark] = {}
         """By path."""
         self._unreadable: set[str] = set()
-        self._tenants: dict[str, int] = {}
-        self._sources: dict[str, int] = {}
+        self._times = PurgeTimes()
         self._hashes: dict[bytes, int] = {}
-        self._of_any = 0
-        """The last purge of any source: what is EVERY's goes with each."""
 
-    async def add(self, scope: Scope | Set[bytes], at_ms: int) -> None:
+    async def add(self, scope: Scope, at_ms: int) -> None:
         """Refuse from now on what was written until a time, ms since 1970.
 
         Raises:
             TransferError: The mark could not be written. It counts at this node all the same.
         """
-        if isinstance(scope, Scope):
-            mark = _Mark(at_ms, scope.source, scope.tenant)
-        else:
-            mark = _Mark(at_ms, hashes=frozenset(scope))
+        tenant = scope.tenant if scope.hashes is None else None
+        mark = _Mark(at_ms, scope.source, tenant, scope.hashes or frozenset())
         digest = hashlib.sha256(_encoder.encode(_named(mark))).hexdigest()[:32]
         path = f"{FOLDER}/{digest}/{at_ms:012x}"
         older = [each for each in self._marks if each.startswith(f"{FOLDER}/{digest}/")]
@@ -104,13 +98,9 @@ class PurgeMarks:
 
     def refuses(self, pack: PackName, name: BlockName, origin: Origin) -> bool:
         """Return True if a block was written before a purge of its source, tenant or name."""
-        return pack.at_ms <= max(
-            self._tenants.get(origin.tenant, 0),
-            self._hashes.get(name[1].block_hash, 0),
-            self._sources.get(pack.writer, 0),
-            self._of_any if EVERY in origin.sources else 0,
-            max((self._sources.get(each, 0) for each in origin.sources), default=0),
-        )
+        if pack.at_ms <= self._hashes.get(name[1].block_hash, 0):
+            return True
+        return self._times.is_before(origin, pack.at_ms, pack.writer)
 
     def kept(
         self, pack: PackName, blocks: Mapping[BlockName, PackedBlock]
@@ -126,18 +116,15 @@ class PurgeMarks:
 
     def not_before_s(self, tenant: str) -> int:
         """Return the first second in which a key of a tenant can be made; 0 without a purge."""
-        at_ms = self._tenants.get(tenant, 0)
-        return at_ms // _MS_PER_S + 1 if at_ms else 0
+        at_ms = self._times.of_tenant(tenant)
+        return int(at_ms) // _MS_PER_S + 1 if at_ms else 0
 
     def _know(self, path: str, mark: _Mark) -> None:
         self._marks[path] = mark
         if len(self._marks) > MARKS_MAX:
             del self._marks[min(self._marks, key=lambda each: each[-12:])]
-        if mark.tenant is not None:
-            self._tenants[mark.tenant] = max(mark.at_ms, self._tenants.get(mark.tenant, 0))
-        elif mark.source:
-            self._sources[mark.source] = max(mark.at_ms, self._sources.get(mark.source, 0))
-            self._of_any = max(mark.at_ms, self._of_any)
+        if mark.tenant is not None or mark.source:
+            self._times.note(Scope(mark.source, mark.tenant), mark.at_ms)
         for each in mark.hashes:
             self._hashes[each] = max(mark.at_ms, self._hashes.get(each, 0))
 

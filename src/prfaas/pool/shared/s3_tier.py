@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Set
 from concurrent.futures import ThreadPoolExecutor
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -31,7 +32,7 @@ from prfaas.pool.shared.purge_marks import PurgeMarks
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.pool.shared.shown_blocks import ShownBlocks, TierHealth
 from prfaas.pool.shared.tier_keys import TierKeys
-from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import ReadBudget, TierOwner
 from prfaas.units import NS_PER_MS, NS_PER_S
 
@@ -49,7 +50,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
     Args:
         pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        owner: The store above.
+        owner: The store above, with its rules.
     """
 
     _blocks: PackIndex
@@ -64,10 +65,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
         hosts: Set[str],
         metrics: PoolMetrics,
         owner: TierOwner,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings, self._bucket, self._pool = settings, bucket, pool
-        self._hosts, self._metrics, self._clock_ns = hosts, metrics, clock_ns
+        self._hosts, self._metrics = hosts, metrics
+        self._rules = owner.rules
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
         self._marks = PurgeMarks(bucket, keys, settings.timing.request_s)
@@ -75,10 +76,8 @@ class S3Tier(ShownBlocks[PackedBlock]):
             bucket, SiteKeyWrapper(keys), self._marks, metrics, settings.timing.request_s
         )
         self._packs = PackList(bucket, pool, settings.limit_bytes)
-        self._fronts = PackFronts(
-            bucket, keys, self._tenants, pool, settings.timing, metrics, clock_ns
-        )
-        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
+        self._fronts = PackFronts(bucket, keys, self._tenants, pool, settings.timing, metrics)
+        self._health = TierHealth(self, self._blocks, owner, metrics)
         self._follower = BucketFollower(
             self._packs,
             self._fronts,
@@ -87,15 +86,12 @@ class S3Tier(ShownBlocks[PackedBlock]):
             self._health,
             settings.timing,
             metrics,
-            clock_ns,
         )
-        self._writer = PackWriter(
-            bucket, keys, self._tenants, settings, self._follower, metrics, clock_ns
-        )
+        self._writer = PackWriter(bucket, keys, self._tenants, settings, self._follower, metrics)
         self._read_s = settings.deadline_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-shared-reader")
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
 
     # --- contents ---
 
@@ -155,7 +151,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
                 # It may have been purged meanwhile.
                 return place.digest if self._blocks.get(name) is place else None
         self._health.altered(f"blocks are altered, such as one in {place.pack.name.path}")
-        until_ns = self._clock_ns() + int(self._settings.timing.reread_s * NS_PER_S)
+        until_ns = time.monotonic_ns() + int(self._settings.timing.reread_s * NS_PER_S)
         if self._blocks.set_aside(name, place, until_ns):
             self._health.gone([name])
         return None
@@ -216,10 +212,10 @@ class S3Tier(ShownBlocks[PackedBlock]):
         self._writer.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         """Remove those of some blocks that are too old, and packs of this node without others."""
         found = ((name, self._blocks.get(name)) for name in names)
-        old = {name: place for name, place in found if place and is_over(place.origin)}
+        old = {name: place for name, place in found if place and self._rules.is_over(place.origin)}
         if not old:
             return 0
         self._blocks.drop(old)
@@ -237,18 +233,15 @@ class S3Tier(ShownBlocks[PackedBlock]):
 
     # --- purges ---
 
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Delete the packs with a block with one of some hashes and a matching origin.
-
-        Raises:
-            TransferError: Not all could be deleted.
-        """
-        await self._writer.drop(matches)
+    async def _drop_prompt(self, scope: Scope) -> None:
+        """Delete the packs with a block of a prompt."""
+        hashes = scope.hashes or frozenset()
+        await self._writer.drop(scope.matches)
         limit_s, victims = self._settings.timing.request_s, set[PackName]()
         self._follower.forget(await self._packs.refresh(limit_s))
         for names in sliced(list(self._blocks)):
             places = (self._blocks.get(name) for name in names if name[1].block_hash in hashes)
-            victims |= {place.pack.name for place in places if place and matches(place.origin)}
+            victims |= {each.pack.name for each in places if each and scope.matches(each.origin)}
             await asyncio.sleep(0)
         known = self._blocks.packs
 
@@ -258,11 +251,11 @@ class S3Tier(ShownBlocks[PackedBlock]):
             return any(name[1].block_hash in hashes for name in blocks)
 
         victims |= await self._those(is_other)
-        await self._destroy(hashes, victims)
+        await self._destroy(scope, victims)
         self._tell_unread(len(self._fronts.skipped) + self._packs.num_ignored)
 
     async def drop(self, scope: Scope) -> None:
-        """Drop blocks of the site: packs with one of a source, or keys of a tenant.
+        """Drop blocks of the site: packs with one of a source or prompt, or keys of a tenant.
 
         Packs of all writers and layouts: every node of the site does so, and one that is not there
         cannot. Of a tenant, packs are deleted that have no other block; the others stay, with
@@ -271,10 +264,13 @@ class S3Tier(ShownBlocks[PackedBlock]):
         Raises:
             TransferError: Not all could be read or deleted.
         """
+        if scope.hashes is not None:
+            await self._drop_prompt(scope)
+            return
         found, _ = await self.count(scope)
         self._blocks.drop(found)
         self._health.gone(found)
-        await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
+        await self._writer.drop(self._rules.matcher(scope))
         if scope.tenant is not None:
             await self._drop_tenant(scope)
             return
@@ -294,7 +290,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
             found |= {name for name, answer in zip(part, answers, strict=True) if answer}
         return found
 
-    async def _destroy(self, scope: Scope | Set[bytes], victims: Collection[PackName]) -> None:
+    async def _destroy(self, scope: Scope, victims: Collection[PackName]) -> None:
         """Delete packs, and refuse from now on what was written before, should it come back."""
         timing = self._settings.timing
         self._follower.forget(victims)

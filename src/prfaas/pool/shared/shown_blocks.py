@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Generic, Protocol, TypeVar
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.write_queue import SealingWriter
-from prfaas.pool.store.origins import Origin, Scope, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, TierOwner
 
 log = logging.getLogger(__name__)
@@ -42,10 +44,9 @@ class TierHealth:
         blocks: Iterable[BlockName],
         owner: TierOwner,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self._tier, self._blocks, self._owner = tier, blocks, owner
-        self._metrics, self._clock_ns = metrics, clock_ns
+        self._metrics = metrics
         self._breaker = Breaker(BREAKER)
         self.is_up = True
         self.hurry = asyncio.Event()
@@ -55,16 +56,16 @@ class TierHealth:
     @property
     def may_ask(self) -> bool:
         """Return True if a background request may be sent now."""
-        return self.is_up or self._breaker.allows(self._clock_ns())
+        return self.is_up or self._breaker.allows(time.monotonic_ns())
 
     def began(self) -> None:
         """A background request was sent."""
-        self._breaker.began(self._clock_ns())
+        self._breaker.began(time.monotonic_ns())
 
     def read(self) -> None:
         """A read for an engine succeeded. It may have begun before the tier went down."""
         if self.is_up:
-            self._breaker.succeeded(self._clock_ns())
+            self._breaker.succeeded(time.monotonic_ns())
 
     def opened(self) -> None:
         """A block is what was stored."""
@@ -80,8 +81,8 @@ class TierHealth:
 
     def failed(self, why: str) -> None:
         """A request failed."""
-        self._breaker.failed(self._clock_ns())
-        if self.is_up and not self._breaker.allows(self._clock_ns()):
+        self._breaker.failed(time.monotonic_ns())
+        if self.is_up and not self._breaker.allows(time.monotonic_ns()):
             self.is_up = False
             self._metrics.shared_up.set(0)
             log.error("shared tier: it fails, its blocks are misses for now: %s", why)
@@ -90,8 +91,8 @@ class TierHealth:
 
     def succeeded(self) -> None:
         """A background request succeeded."""
-        self._breaker.succeeded(self._clock_ns())
-        if not self.is_up and self._breaker.allows(self._clock_ns()):
+        self._breaker.succeeded(time.monotonic_ns())
+        if not self.is_up and self._breaker.allows(time.monotonic_ns()):
             self.is_up = True
             self._metrics.shared_up.set(1)
             log.warning("shared tier: it answers again")
@@ -176,12 +177,12 @@ class ShownBlocks(ABC, Generic[E]):
         return self._writer.offer(name, block, done)
 
     async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
-        """Blocks of a source, which also wrote some, or of a tenant; and their bytes."""
+        """Blocks of a scope, also those that its source wrote; and their bytes."""
         found, num_bytes = set[BlockName](), 0
         for part in sliced(list(self._blocks)):
             for name in part:
                 entry = self._blocks.get(name)
-                if entry is not None and self._is_of(entry, scope):
+                if entry is not None and scope.has(name) and self._is_of(entry, scope):
                     found.add(name)
                     num_bytes += entry.num_bytes
             await asyncio.sleep(0)
@@ -203,4 +204,4 @@ class ShownBlocks(ABC, Generic[E]):
 
     @abstractmethod
     def _is_of(self, entry: E, scope: Scope) -> bool:
-        """Return True if a block is of a source or a tenant, or the source wrote it."""
+        """Return True if the origin of a block is of a scope, or its source wrote it."""

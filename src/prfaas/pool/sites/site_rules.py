@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
 from prfaas.core.kv.shipping import Manifest
 from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
-from prfaas.wire.messages.gateway import (
-    LinkLease,
-    Pinned,
-    PinPrefix,
-    Purge,
-    Purged,
-    PurgeEnd,
-    PurgePrefix,
-)
+from prfaas.wire.messages.gateway import LinkLease, Order, OrderDone
 from prfaas.wire.messages.link import Abort, Release
 
 TRANSFERS_MAX = 100_000
@@ -84,26 +77,13 @@ class SiteRules:
         match message:
             case Abort() | Release():
                 return self._transfers.get(message.transfer_id, site) == site
-            case Purge() | PurgeEnd() | PurgePrefix():
-                tag = message.tenant
+            case Order(tenant=tag):
+                is_purge = message.effect == Effect.PURGE
                 # A source is a pool node, which other sites use as well.
-                source = "" if isinstance(message, PurgePrefix) else message.source
-                if tag is not None and not source and self._agreements.claim(tag, site):
+                is_own = tag is not None and not message.source
+                if is_purge and is_own and self._agreements.claim(tag or "", site):
                     return True
-                if isinstance(message, Purge | PurgePrefix):
-                    answer(_not_purged(message))
+                problem = NOT_YOURS if is_purge else NO_PINS
+                answer(OrderDone(job=message.job, problem=problem))
                 return False
-            case PinPrefix():
-                answer(Pinned(job=message.job, num_blocks=0, num_bytes=0, problem=NO_PINS))
-        return not isinstance(message, PinPrefix | Compare | LinkLease)
-
-
-def _not_purged(message: Purge | PurgePrefix) -> Purged:
-    return Purged(
-        job=message.job,
-        num_blocks=0,
-        host_bytes=0,
-        disk_bytes=0,
-        num_transfers=0,
-        problem=NOT_YOURS,
-    )
+        return not isinstance(message, Compare | LinkLease)

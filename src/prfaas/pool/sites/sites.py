@@ -13,6 +13,7 @@ from cryptography import x509
 
 from prfaas.core.admission.contracts import Contracts
 from prfaas.core.cache.eviction import LeastRecentlyUsed
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.cache.tenant_shares import OwnedShares, Share, TenantShares
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.kv.shipping import Manifest
@@ -22,7 +23,6 @@ from prfaas.membership.agreements import Agreements
 from prfaas.pool.sites.site_feeds import SiteFeeds
 from prfaas.pool.sites.site_rules import SiteRules
 from prfaas.pool.store.event_feed import EventFeed, FeedLimits
-from prfaas.pool.store.origins import Origin
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages.base import Message

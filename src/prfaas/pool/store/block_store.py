@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
+from prfaas.core.cache.keep_rules import KeepRules, Matches, Origin
 from prfaas.core.cache.tenant_shares import TenantShares
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.pool.store.memory_room import LOOSE_BYTES_MAX, MemoryRoom, owned
-from prfaas.pool.store.origins import LOCAL, Matches, Origin
+from prfaas.pool.store.origins import LOCAL
 from prfaas.pool.store.tier_ports import (
     LowerTier,
     ReadBudget,
     StoredBlock,
     StoreObserver,
-    StoreRules,
     TierList,
 )
 
@@ -30,11 +30,11 @@ class BlockStore:
         observer: Called for every added or removed block, in order.
         order: Order of eviction; by default the least recently used block of any tenant goes first.
         loose_bytes_max: Memory limit of blocks that are received beside the store, bytes.
+        rules: What is kept, and what is missed, in memory and below; by default all is kept.
 
     Attributes:
         room: Memory for blocks.
         order: Order of eviction, with leases, pins and shares.
-        rules: What is kept, and what is missed.
         tiers: The tiers below memory.
     """
 
@@ -44,24 +44,21 @@ class BlockStore:
         observer: StoreObserver,
         order: TenantShares[BlockName] | None = None,
         loose_bytes_max: int = LOOSE_BYTES_MAX,
+        rules: KeepRules | None = None,
     ) -> None:
-        self.rules = StoreRules()
+        self.rules = rules or KeepRules()
         self.tiers = TierList(self.rules)
         self.order = order or TenantShares(LeastRecentlyUsed(), capacity_bytes)
         self.room = MemoryRoom(capacity_bytes, self.order, self.tiers, observer, loose_bytes_max)
         self._blocks = self.room.blocks
         self._observer = observer
 
-    def is_barred(self, origin: Origin) -> bool:
-        """Return True if blocks of that origin are not kept at present."""
-        return self.rules.is_barred(origin)
-
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __contains__(self, name: BlockName) -> bool:
         block = self._blocks.get(name)
-        if block is not None and not self.rules.is_old(block.origin):
+        if block is not None and self.rules.may_read(block.origin):
             return True
         return self.tiers.find(name) is not None
 
@@ -77,7 +74,7 @@ class BlockStore:
         block = self._blocks.get(name)
         if block is None:
             return None
-        if self.rules.is_old(block.origin):
+        if not self.rules.may_read(block.origin):
             self.drop([name])
             return None
         self.room.used(name, block)
@@ -280,7 +277,7 @@ class BlockStore:
         known = self.get(layout_id, key)
         if known is not None:
             return known
-        if self.rules.is_barred(origin) or key.block_hash in self.rules.barred_hashes:
+        if not self.rules.may_keep(origin, key.block_hash):
             return None
         block = StoredBlock(buffer, digest, origin)
         self.room.add((layout_id, key), block)

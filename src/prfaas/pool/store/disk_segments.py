@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import blake3
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
@@ -46,13 +47,7 @@ from prfaas.logs import log_event
 from prfaas.pool.keys.keyring import FILE_NAME, Keyring
 from prfaas.pool.keys.record_seals import KEY_ID, STAMP_BYTES, TAG_BYTES, RecordSeals, SegmentStamps
 from prfaas.pool.keys.wrapping import KeyWrapper
-from prfaas.pool.store.origins import (
-    ORIGIN_BYTES_MAX,
-    SHARED_MAX,
-    Origin,
-    origin_bytes,
-    origin_in,
-)
+from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, SHARED_MAX, origin_bytes, origin_in
 from prfaas.pool.store.region_stamp import stamp
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 

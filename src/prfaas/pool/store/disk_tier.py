@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 
+from prfaas.core.cache.keep_rules import Matches, Origin, Scope
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, require
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, DiskPlace, Scan, SegmentFiles
 from prfaas.pool.store.disk_writer import LIMITS, SEGMENTS_MIN, DiskIndex, DiskLimits, DiskWriter
-from prfaas.pool.store.origins import Matches, Origin, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import ReadBudget, StoredBlock, TierOwner
 from prfaas.units import format_size
 
@@ -38,7 +38,7 @@ class DiskTier:
     Args:
         files: The folder, which is this tier's from now on.
         capacity_bytes: Hard limit on all files together.
-        owner: The store above.
+        owner: The store above, with its rules.
 
     Raises:
         ConfigError: The limit is too small for any block.
@@ -65,6 +65,7 @@ class DiskTier:
             )
         self.capacity_bytes = capacity_bytes
         self._files, self._metrics, self._owner, self._limits = files, metrics, owner, limits
+        self._rules = owner.rules
         self._missed = metrics.blocks_dropped.labels(reason="not_spilled")
         self._index = DiskIndex(capacity_bytes)
         self._writer = DiskWriter(files, self._index, capacity_bytes, limits, metrics, owner)
@@ -120,13 +121,13 @@ class DiskTier:
         """Write blocks of tenants, by their tags, to segments of their own from now on."""
         self._writer.keep_apart(tenants)
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         """Remove those of some blocks that are too old, and segments without others.
 
         Marks nothing on disk: a record has the time at which its block was computed.
         """
         found = ((name, self._index.places.get(name)) for name in names)
-        old = {name: place for name, place in found if place and is_over(place.origin)}
+        old = {name: place for name, place in found if place and self._rules.is_over(place.origin)}
         self._index.forget(old)
         self._owner.gone_below(old)
         for number in sorted({place.segment for place in old.values()}):
@@ -134,22 +135,6 @@ class DiskTier:
                 if number in self._index.segments and not self._index.is_live(number):
                     await self._writer.remove(number)
         return len(old)
-
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Drop the blocks with some hashes and a matching origin, also after a restart.
-
-        Raises:
-            OSError: Not all could be marked.
-            ConfigError: The segments on disk are not read yet.
-        """
-        self._writer.drop(lambda name, _: name[1].block_hash in hashes)
-        async with self._writer.turn:  # What was being written is there now.
-            pass
-        for names in sliced([*self._index.places], self._limits.slice_blocks):
-            await self.expire(matches, [name for name in names if name[1].block_hash in hashes])
-            await asyncio.sleep(0)
-        # Marks all records of the tenant that were dropped: none of them may come back.
-        await self.erase(matches)
 
     @property
     def held_bytes(self) -> Mapping[str, int]:
@@ -168,31 +153,38 @@ class DiskTier:
         """Origin of a block."""
         return self._index.places[name].origin
 
-    async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Blocks with a matching origin, and their bytes; other work continues in the meantime."""
-        return await self._find(matches, list(self._index.segments), drop=False)
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Blocks of a scope, and their bytes; other work continues in the meantime."""
+        return await self._find(scope, list(self._index.segments), drop=False)
 
-    async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Drop blocks by their origin, and return them and their bytes.
+    async def drop(self, scope: Scope) -> None:
+        """Drop blocks of a scope, also those that wait to be written, for good.
 
-        Blocks that wait to be written are not. What is dropped comes back with the next start until
-        `erase` has returned.
-        """
-        self._writer.drop(lambda _, origin: matches(origin))
-        since = self._writer.first_active()
-        found, size = await self._find(matches, list(self._index.segments), drop=True)
-        async with self._writer.turn:  # Blocks that were written meanwhile.
-            recent = [number for number in self._index.segments if number >= since]
-            more, more_size = await self._find(matches, recent, drop=True)
-        return found | more, size + more_size
-
-    async def erase(self, matches: Matches) -> None:
-        """Mark dropped blocks on disk, so that they do not reappear after a restart.
+        Of a tenant its keys are destroyed. Otherwise dropped blocks are marked on disk, so that
+        they do not reappear after a restart; of a prompt, all of its tenant that were dropped.
 
         Raises:
-            OSError: Not all could be marked.
+            OSError: Not all could be marked, or the keys not destroyed.
             ConfigError: The segments on disk are not read yet.
         """
+        matches = self._rules.matcher(scope)
+        self._writer.drop(lambda name, origin: scope.has(name) and matches(origin))
+        since = self._writer.first_active()
+        await self._find(scope, list(self._index.segments), drop=True)
+        async with self._writer.turn:  # Blocks that were written meanwhile.
+            recent = [number for number in self._index.segments if number >= since]
+            await self._find(scope, recent, drop=True)
+        if scope.tenant is None or scope.hashes is not None or not self.is_sealed:
+            await self._erase(matches)
+            return
+        try:
+            await self.destroy_keys(scope.tenant)
+        except OSError as error:
+            await self._erase(matches)
+            raise OSError(f"the tenant's keys: {error}") from error
+
+    async def _erase(self, matches: Matches) -> None:
+        """Mark dropped blocks on disk."""
         if not self.is_ready:
             raise ConfigError(f"{self._files.folder} is still being read")
         async with self._writer.turn:
@@ -201,15 +193,16 @@ class DiskTier:
             self._index.erased(gone)
 
     async def _find(
-        self, matches: Matches, segments: list[int], *, drop: bool
+        self, scope: Scope, segments: list[int], *, drop: bool
     ) -> tuple[set[BlockName], int]:
-        """Blocks of some segments with a matching origin, and their bytes."""
-        found, num_bytes = set[BlockName](), 0
+        """Blocks of a scope in some segments, and their bytes."""
+        found, num_bytes, matches = set[BlockName](), 0, self._rules.matcher(scope)
         for number in segments:
             if not self._index.may_match(number, matches):
                 continue
             for names in sliced(self._index.segments[number], self._limits.slice_blocks):
-                part = self._index.matching(number, names, matches)
+                named = names if scope.hashes is None else list(filter(scope.has, names))
+                part = self._index.matching(number, named, matches)
                 num_bytes += sum(place.num_bytes for place in part.values())
                 found |= part.keys()
                 if drop:

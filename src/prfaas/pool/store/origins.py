@@ -14,15 +14,15 @@ in the index of the disk, and at most ORIGIN_BYTES_MAX in its record on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from prfaas.core.cache.eviction import NOT_READ_S, UNKNOWN_S
-from prfaas.wire.messages.fields import EVERY, SOURCES_MAX, Sources
+from prfaas.core.cache.keep_rules import EVERY, Origin
+from prfaas.wire.messages.fields import SOURCES_MAX, Sources
 
 PURGED = "purged"
 """Reason for the end of a block or transfer from a pool that is being purged."""
@@ -31,72 +31,10 @@ SHARED_MAX = 4096
 ORIGIN_BYTES_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Origin of a block.
-
-    Attributes:
-        sources: Pools that it came from, or was computed from; EVERY among them stands for any.
-        via: The engine or pool that handed it over.
-        transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
-        tenant: Tag of the tenant that it belongs to (`core/kv/tenant_salts.py`); empty if unknown.
-        born_s: Unix time of its computation, seconds (`eviction.py`); 0 if unknown.
-    """
-
-    sources: frozenset[str] = frozenset()
-    via: str = ""
-    transfer_id: bytes = b""
-    tenant: str = ""
-    born_s: int = UNKNOWN_S
-
-    def is_of(self, source: str) -> bool:
-        """Return True if it has to go when `source` is purged."""
-        return source in self.sources or EVERY in self.sources
-
-    @property
-    def sender(self) -> str:
-        """Pool that sent it over a link, also if another node read it from a shared tier.
-
-        Empty if it was computed at this site, or the sender cannot be told from other names.
-        """
-        others = self.sources - {EVERY, self.via}
-        if not self.transfer_id or len(others) > 1:
-            return ""
-        return next(iter(others), self.via)
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Blocks that a purge drops: those of a source, or those of a tenant.
-
-    Attributes:
-        source: Name of a pool; not used with a tenant.
-        tenant: Tag of the tenant, empty for blocks without one; None for a source.
-    """
-
-    source: str = ""
-    tenant: str | None = None
-
-    def matches(self, origin: Origin) -> bool:
-        """Return True if blocks of that origin are dropped."""
-        if self.tenant is not None:
-            return origin.tenant == self.tenant
-        return origin.is_of(self.source)
-
-    def covers(self, origin: Origin, pool: str) -> bool:
-        """The same for blocks of a pool node: if that is the source, all are."""
-        return (self.tenant is None and self.source == pool) or self.matches(origin)
-
-    def __str__(self) -> str:
-        return f"source {self.source}" if self.tenant is None else f"tenant {self.tenant or '-'}"
-
-
 LOCAL = Origin()
 """Computed here, from nothing that came from elsewhere."""
 UNKNOWN = Origin(frozenset({EVERY}))
 """Origin of a block that was stored by a version without origins."""
-Matches = Callable[[Origin], bool]
-"""Depends on the sources and the tenant of an origin alone."""
 SLICE = 4096
 """Blocks that a purge inspects before other work has its turn: a millisecond or two."""
 T = TypeVar("T")

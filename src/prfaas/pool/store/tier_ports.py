@@ -6,13 +6,14 @@ Memory asks the list of tiers, and no tier by its kind.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from prfaas.core.cache.keep_rules import KeepRules, Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
-from prfaas.pool.store.origins import LOCAL, Matches, Origin, Scope
+from prfaas.pool.store.origins import LOCAL
 
 
 @dataclass(slots=True)
@@ -66,44 +67,10 @@ class ReadBudget:
         return max(0.0, self._ends_at_s - now_s)
 
 
-class StoreRules:
-    """What a store keeps, and what it misses although it is there."""
-
-    def __init__(self) -> None:
-        self._is_barred: Matches = lambda _: False
-        self._is_over: Matches | None = None
-        self._is_purged: Matches | None = None
-        self.barred_hashes: Set[bytes] = frozenset()
-
-    def bar(self, is_barred: Matches) -> None:
-        """Refuse, from now on, new blocks for which `is_barred` returns True."""
-        self._is_barred = is_barred
-
-    def bar_hashes(self, hashes: Set[bytes]) -> None:
-        """Refuse, from now on, new blocks with these hashes, and no others."""
-        self.barred_hashes = hashes
-
-    def age(self, is_over: Matches | None) -> None:
-        """Miss blocks for which `is_over` returns True, from now on; None for no limit of ages."""
-        self._is_over = is_over
-
-    def refuse(self, is_purged: Matches) -> None:
-        """Miss blocks for which `is_purged` returns True, from now on, wherever they come from."""
-        self._is_purged = is_purged
-
-    def is_barred(self, origin: Origin) -> bool:
-        """Return True if blocks of that origin are not kept at present."""
-        return self._is_barred(origin) or self.is_old(origin)
-
-    def is_old(self, origin: Origin) -> bool:
-        """Return True if blocks of that origin are missed."""
-        if self._is_purged is not None and self._is_purged(origin):
-            return True
-        return self._is_over is not None and self._is_over(origin)
-
-
 class TierOwner(Protocol):
     """The store above a tier."""
+
+    rules: KeepRules
 
     def found_below(self, tier: LowerTier, names: Iterable[BlockName]) -> None:
         """A tier has blocks that this process did not write, or that it could not read before."""
@@ -164,18 +131,22 @@ class LowerTier(Protocol):
         """
         ...
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
-        """Remove those of some blocks that are too old; return their number."""
+    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
+        """Known blocks of a scope, also those that its source wrote; and their bytes."""
         ...
 
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Drop for good the blocks with some hashes and a matching origin.
+    async def drop(self, scope: Scope) -> None:
+        """Drop for good every block of a scope; in a shared tier those of the whole site.
 
         Raises:
             OSError: Not all could be marked on disk.
-            TransferError: Not all could be deleted.
+            TransferError: Not all could be read or deleted.
             ConfigError: The disk is still being read.
         """
+
+    async def expire(self, names: Collection[BlockName]) -> int:
+        """Remove those of some blocks that are too old; return their number."""
+        ...
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
         """Ask the tier itself for blocks.
@@ -217,7 +188,7 @@ class TierList:
         in_advance: The fastest tier that is written in advance; None without.
     """
 
-    def __init__(self, rules: StoreRules) -> None:
+    def __init__(self, rules: KeepRules) -> None:
         self._rules = rules
         self._tiers: list[LowerTier] = []
         self.in_advance: LowerTier | None = None
@@ -234,7 +205,7 @@ class TierList:
     def find(self, name: BlockName) -> LowerTier | None:
         """The fastest tier that has a block, which is not too old."""
         for tier in self._tiers:
-            if name in tier and not self._rules.is_old(tier.origin(name)):
+            if name in tier and self._rules.may_read(tier.origin(name)):
                 return tier
         return None
 
@@ -270,14 +241,3 @@ class SharedTier(LowerTier, Protocol):
 
     def learn(self, layout: Layout) -> None:
         """An engine of this node uses a layout from now on."""
-
-    async def count(self, scope: Scope) -> tuple[set[BlockName], int]:
-        """Known blocks of a source, which also wrote some, or of a tenant; and their bytes."""
-        ...
-
-    async def drop(self, scope: Scope) -> None:
-        """Delete every block of the site of a source, which also wrote some, or of a tenant.
-
-        Raises:
-            TransferError: Not all could be read or deleted.
-        """

@@ -26,14 +26,9 @@ from prfaas.wire.messages.engine import (
 from prfaas.wire.messages.gateway import (
     Evicted,
     LinkLease,
-    Pinned,
-    PinPrefix,
+    Order,
+    OrderDone,
     PoolState,
-    Purge,
-    Purged,
-    PurgeEnd,
-    PurgeEnded,
-    PurgePrefix,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -98,13 +93,8 @@ AnyMessage = (
     | TransferEnded
     | PoolState
     | LinkLease
-    | Purge
-    | PurgeEnd
-    | PurgeEnded
-    | PurgePrefix
-    | PinPrefix
-    | Pinned
-    | Purged
+    | Order
+    | OrderDone
     | Compare
     | Compared
     | Survey
@@ -120,16 +110,11 @@ OfGateway = (
     | Pull
     | Abort
     | Release
-    | Purge
-    | PurgeEnd
-    | PurgePrefix
-    | PinPrefix
+    | Order
     | Compare
     | LinkLease
 )
 """Messages of gateways to pool nodes, of which `SnapshotEnd.takes` names those that one takes."""
-NEWER_OF_GATEWAY: frozenset[str] = frozenset({"pin_prefix"})
-"""Those that a pool node which names none does not take."""
 ToSender = (
     Ping
     | Pong

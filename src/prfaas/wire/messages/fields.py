@@ -50,8 +50,6 @@ Blocks = Annotated[
 """The list of blocks that a transfer may move (`core/kv/shipping.py`)."""
 SOURCES_MAX = 8
 """Pools that a block names as where it came from; more of them are EVERY."""
-EVERY = "*"
-"""Stands for any pool; no pool can have this name."""
 Source = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"\A[ -~]+\Z")]
 """ASCII, so that as many as there may be fit into a record on disk."""
 Sources = Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)]

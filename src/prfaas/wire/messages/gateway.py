@@ -115,102 +115,50 @@ class LinkLease(Message, tag="link_lease"):
     for_ns: Nanoseconds
 
 
-class Purge(Message, tag="purge"):
-    """Drop the blocks that came from `source` in all tiers, and refuse further ones.
+class Order(Message, tag="order"):
+    """An order on the blocks of a source, a tenant or a prompt (`core/cache/keep_rules.py`).
 
-    More is taken after the `PurgeEnd` of the same gateway, and after two minutes anyway. With
-    `tenant`, the blocks of that tenant are dropped, and its keys destroyed.
+    "purge" drops the blocks in all tiers; of a tenant its keys are destroyed. None is taken until
+    the end, two minutes at most. "pin" keeps the blocks of a prompt in memory until the end, also
+    those that come later. A repetition replaces the order of the same gateway on the same scope.
     """
 
     job: Count
+    effect: Name
+    """A value of `Effect`; others are answered in words."""
     source: PurgedSource = ""
+    """Name of a pool."""
     tenant: Tag | None = None
     """Tag of a tenant, empty for blocks without one; None for a source."""
-    is_dry: bool = False
-    """Only count them."""
-
-
-class PurgeEnd(Message, tag="purge_end"):
-    """Blocks of `source`, or of `tenant`, are taken again."""
-
-    job: Count
-    source: PurgedSource = ""
-    tenant: Tag | None = None
-
-
-class PurgePrefix(Message, tag="purge_prefix"):
-    """Drop the blocks with these hashes in all tiers, and refuse further ones.
-
-    More is taken after the same message with `is_over`, and after two minutes anyway. The answers
-    are those to `Purge` and `PurgeEnd`.
-    """
-
-    job: Count
-    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]
-    """Of the blocks of a prompt, one behind the other."""
-    tenant: Tag = ""
-    """Tag of its tenant: blocks of others stay, except those without a tenant."""
-    is_dry: bool = False
-    """Only count them."""
-    is_over: bool = False
-    """Take them again."""
-
-
-class PinPrefix(Message, tag="pin_prefix"):
-    """Keep the blocks with these hashes in memory for a time, also those that come later.
-
-    A repetition replaces the pin of the same gateway on the same hashes. The answer is `Pinned`.
-    """
-
-    job: Count
-    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]
-    """Of the blocks of a prompt, one behind the other."""
-    tenant: Tag = ""
-    """Tag of its tenant: blocks of others are not pinned."""
+    hashes: Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)] | None = None
+    """Of the blocks of a prompt, one behind the other; None for all of the source or tenant."""
     for_ns: Nanoseconds = 0
-    """0 ends the pin."""
+    """0 ends the order."""
     is_dry: bool = False
-    """Only count them."""
+    """Only count the blocks."""
 
 
-class Pinned(Message, tag="pinned"):
-    """Answer to `PinPrefix`."""
-
-    job: Count
-    num_blocks: Count
-    """Blocks of the prompt that are pinned; with `is_dry`, that are in a tier."""
-    num_bytes: Count
-    num_left_out: Count = 0
-    """Blocks that are here and not pinned: no more of the memory may be pinned."""
-    problem: Text = ""
-    """Reason why nothing was done; otherwise empty."""
-
-
-class PurgeEnded(Message, tag="purge_ended"):
-    """Answer to `PurgeEnd`.
-
-    `was_barred` is false if blocks of the source were taken before: the pool node was restarted
-    since the `Purge`, or two minutes have passed.
-    """
+class OrderDone(Message, tag="order_done"):
+    """Answer to `Order`."""
 
     job: Count
-    was_barred: bool
-
-
-class Purged(Message, tag="purged"):
-    """Answer to `Purge`."""
-
-    job: Count
-    num_blocks: Count
-    """Names that no tier has any more."""
-    host_bytes: Count
-    disk_bytes: Count
-    num_transfers: Count
-    """Open transfers that were ended for it."""
-    problem: Text = ""
-    """Reason if some blocks remain; otherwise empty."""
+    num_blocks: Count = 0
+    """Names that no tier has any more; of a pin, blocks that are pinned. With `is_dry`, that are in
+    a tier."""
+    host_bytes: Count = 0
+    """Bytes of these in memory; of a pin in any tier."""
+    disk_bytes: Count = 0
     shared_bytes: Count = 0
     """In the tier of the site: every pool node of the site reports them."""
+    num_transfers: Count = 0
+    """Open transfers that were ended for a purge."""
+    num_left_out: Count = 0
+    """Blocks that are here and not pinned: no more of the memory may be pinned."""
+    was_in_force: bool = False
+    """Of the end of an order: False if it had ended before, as after a restart of the pool node.
+    Purged blocks may have been taken since."""
+    problem: Text = ""
+    """Reason why nothing was done, or some blocks remain; otherwise empty."""
 
     @property
     def num_bytes(self) -> int:

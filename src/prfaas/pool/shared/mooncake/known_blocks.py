@@ -9,9 +9,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from prfaas.core.cache.eviction import NOT_READ_S
-from prfaas.core.invariants import require
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockName
-from prfaas.pool.store.origins import UNKNOWN, Origin
+from prfaas.errors import require
+from prfaas.pool.store.origins import UNKNOWN
 
 KNOWN_MAX = 1_000_000
 """Blocks that are known: about a third of a KiB each."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
+from prfaas.core.cache.keep_rules import Origin, Scope
 from prfaas.core.kv.blocks import BlockKey, BlockName, Layout
 from prfaas.errors import TransferError
 from prfaas.log_throttle import LogThrottle
@@ -28,7 +28,7 @@ from prfaas.pool.shared.mooncake.orders import GONE, NAMES_MAX, StoreOperation, 
 from prfaas.pool.shared.mooncake.sealed_block import key_of, open_block, sealed_bytes_max
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.pool.shared.shown_blocks import ShownBlocks, TierHealth
-from prfaas.pool.store.origins import Matches, Origin, Scope, sliced
+from prfaas.pool.store.origins import sliced
 from prfaas.pool.store.tier_ports import ReadBudget, TierOwner
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class MooncakeTier(ShownBlocks[Known]):
     Args:
         pool: Name of this pool node.
         hosts: Other pool nodes of the site: they write what they send themselves.
-        owner: The store above.
+        owner: The store above, with its rules.
     """
 
     _blocks: KnownBlocks
@@ -65,24 +65,23 @@ class MooncakeTier(ShownBlocks[Known]):
         hosts: Set[str],
         metrics: PoolMetrics,
         owner: TierOwner,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings, self._keys, self._pool, self._hosts = settings, keys, pool, hosts
-        self._metrics = metrics
+        self._metrics, self._rules = metrics, owner.rules
         self._limits = settings.limits
         self.client = MooncakeClient(settings, metrics)
         self._memory = self.client.memory
         self._blocks = KnownBlocks()
         self._sizes: dict[tuple[bytes, int], int] = {}
         """Bytes of a block, by layout and group."""
-        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
+        self._health = TierHealth(self, self._blocks, owner, metrics)
         self._writer = BlockWriter(
-            self.client, keys.sealing, pool, self._blocks, self._health, metrics, clock_ns
+            self.client, keys.sealing, pool, self._blocks, self._health, metrics
         )
         self._read_s = settings.read_limit_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-mooncake-reader")
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
         self._serving: asyncio.Task[None] | None = None
 
     # --- contents ---
@@ -292,23 +291,14 @@ class MooncakeTier(ShownBlocks[Known]):
         layout_id, group = next(iter(self._sizes))
         return layout_id, BlockKey(group, bytes(32))
 
-    async def expire(self, is_over: Matches, names: Collection[BlockName]) -> int:
+    async def expire(self, names: Collection[BlockName]) -> int:
         """Forget those of some blocks that are too old. The store evicts them in its own order."""
         found = ((name, self._blocks.get(name)) for name in names)
-        old = [name for name, known in found if known is not None and is_over(known.origin)]
+        old = [name for name, known in found if known and self._rules.is_over(known.origin)]
         self._gone(old)
         return len(old)
 
     # --- purges ---
-
-    async def drop_named(self, hashes: Set[bytes], matches: Matches) -> None:
-        """Delete every block of the site, as `drop` does: others wrote blocks of the prompt too.
-
-        Raises:
-            TransferError: The store failed.
-        """
-        await self._writer.drop(matches)
-        await self.drop(Scope(tenant=""))
 
     async def drop(self, scope: Scope) -> None:
         """Delete every block of the site, of whatever source and tenant.
@@ -320,7 +310,7 @@ class MooncakeTier(ShownBlocks[Known]):
             TransferError: The store failed.
         """
         self._gone(list(self._blocks))
-        await self._writer.drop(lambda origin: scope.covers(origin, self._pool))
+        await self._writer.drop(self._rules.matcher(scope))
         self._gone(list(self._blocks))
         pattern = f"^{self._settings.prefix.replace('.', '[.]')}/.*"
         order = self.client.ask(StoreOperation.REMOVE, [pattern])

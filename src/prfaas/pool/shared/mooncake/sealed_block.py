@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.cache.keep_rules import Origin
 from prfaas.core.kv.blocks import BlockName
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
@@ -22,7 +23,7 @@ from prfaas.pool.keys.sealing import (
     seal_of,
 )
 from prfaas.pool.keys.site_keys import KeyRing, SiteKey
-from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, Origin, origin_bytes, origin_in, read_by
+from prfaas.pool.store.origins import ORIGIN_BYTES_MAX, origin_bytes, origin_in, read_by
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 

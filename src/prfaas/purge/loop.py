@@ -1,11 +1,11 @@
 """Purges: all blocks of a tenant, or that came from a pool, leave the deployment.
 
-Pool nodes drop them and take no more of the source (`pool/node/purging.py`), engines forget what
+Pool nodes drop them and take no more of the source (`pool/node/keeping.py`), engines forget what
 they hold, and only then do pool nodes take blocks of the source again: an engine that has not
 forgotten yet can bring nothing back. Each step may be done twice: what broke off is asked for
 again. A bar of a purge that broke off ends by itself. What was begun is in a file until all parts
 are done (`purge/intents.py`): a purge that a crash or a part that is gone interrupted is repeated,
-at the parts that failed (`purge/unfinished.py`).
+at the parts that failed (`Unfinished`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+from aiohttp import web
 from msgspec.structs import replace
 
+from prfaas.core.cache.keep_rules import BAR_NS, Effect
 from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import EngineError, PeerError, RequestError
+from prfaas.gateway.api.operator_api import Name, json_body
 from prfaas.gateway.engines.engine import Engine, NoResetError
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenants
 from prfaas.logs import log_event
-from prfaas.purge.intents import Intents
-from prfaas.purge.reports import TAKEN_AGAIN, report_of, unknown
+from prfaas.purge.intents import Intents, Unfinished
 from prfaas.purge.targets import Target
-from prfaas.purge.unfinished import Unfinished
 from prfaas.tasks import cancel_all
-from prfaas.wire.messages.gateway import Purged
+from prfaas.wire.messages.gateway import OrderDone
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +42,20 @@ TRIES_MAX, TRIES_FREE = 40, 4
 reset while it loads blocks."""
 REPEAT_MAX_S = 600.0
 LEFT = "it has left the deployment"
+TAKEN_AGAIN = (
+    "it accepted blocks of the source again before all engines were reset: it was restarted, or "
+    "the reset took more than two minutes; run the purge again"
+)
 _WHY = {Loop.OPERATOR: "as the operator asked", Loop.INTEGRITY: "its blocks were altered"}
+
+
+class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/purge`."""
+
+    source: Name = ""
+    tenant: Name = ""
+    prefix_of: Name = ""
+    dry_run: bool = False
 
 
 class PurgeLoop:
@@ -97,10 +113,21 @@ class PurgeLoop:
                 "a purge is running at this gateway; try again after its end", status=409
             )
         if prefix_of:
-            target = self._live.records.names.target(prefix_of, self._tenants.tag_of)
+            recent = self._live.records.names.find(prefix_of)
+            target = Target.of(recent, self._tenants.tag_of(recent.tenant))
         else:
             target = Target(source, tenant, self._tenants.tag_of(tenant) if tenant else None)
         return await self._start(target, loop, is_dry=is_dry)
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the route."""
+        router.add_post("/control/purge", self._ask)
+
+    async def _ask(self, request: web.Request) -> web.Response:
+        body = await json_body(request, PurgeBody)
+        return json_response(
+            await self.purge(body.source, body.tenant, body.prefix_of, is_dry=body.dry_run)
+        )
 
     async def repeat(self) -> None:
         """Repeat what is not done of purges, at growing intervals while that has no success."""
@@ -149,9 +176,9 @@ class PurgeLoop:
         if is_dry or (not is_known and target not in self._intents.pending()):
             found = await self._at_pools(target, is_dry=True)
             if not is_known and not any(pool.num_blocks or pool.problem for pool in found.values()):
-                raise unknown(target, pools if target.tag is None else list(tenants))
+                raise _unknown(target, pools if target.tag is None else list(tenants))
             if is_dry:
-                return report_of(target, found, {}, None)
+                return _report(target, found, {}, None)
         try:
             await asyncio.to_thread(self._intents.begin, target)
         except OSError as error:
@@ -168,7 +195,7 @@ class PurgeLoop:
         found = dict(zip(found, await asyncio.gather(*ends), strict=True))
         forgot = dict(zip((engine.name for engine in engines), problems, strict=True))
         entry = self._note(target, loop, found, forgot)
-        report = report_of(target, found, forgot, entry.as_json())
+        report = _report(target, found, forgot, entry.as_json())
         failed = {name for name, told in found.items() if told.problem}
         failed |= {name for name, problem in forgot.items() if problem} - self._no_reset
         if self._unfinished.note(target, parts, failed):
@@ -178,25 +205,28 @@ class PurgeLoop:
 
     async def _at_pools(
         self, target: Target, *, is_dry: bool, parts: frozenset[str] | None = None
-    ) -> dict[str, Purged]:
+    ) -> dict[str, OrderDone]:
         """Result of a purge at each pool node, or at those of `parts`."""
         names = [name for name in self._live.pools.names() if parts is None or name in parts]
         found = await asyncio.gather(*(self._at(pool, target, is_dry) for pool in names))
         return dict(zip(names, found, strict=True))
 
-    async def _at(self, pool: str, target: Target, is_dry: bool) -> Purged:
+    async def _at(self, pool: str, target: Target, is_dry: bool) -> OrderDone:
         try:
-            return await self._live.pools.client(pool).purge(target, is_dry=is_dry)
-        except (PeerError, KeyError) as error:
-            return Purged(0, 0, 0, 0, 0, _why(error))
+            order = target.order(Effect.PURGE, BAR_NS, is_dry=is_dry)
+            return await self._live.pools.order(pool, order)
+        except PeerError as error:
+            return OrderDone(job=0, problem=str(error))
 
-    async def _end_at(self, pool: str, target: Target, told: Purged) -> Purged:
+    async def _end_at(self, pool: str, target: Target, told: OrderDone) -> OrderDone:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._live.pools.client(pool).end_purge(target)
-        except (PeerError, KeyError) as error:
-            return replace(told, problem=told.problem or f"at its end: {_why(error)}")
-        return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)
+            end = await self._live.pools.order(pool, target.order(Effect.PURGE))
+        except PeerError as error:
+            return replace(told, problem=told.problem or f"at its end: {error}")
+        # A pool node that refuses the end, or has taken blocks since.
+        problem = told.problem or end.problem or ("" if end.was_in_force else TAKEN_AGAIN)
+        return replace(told, problem=problem)
 
     async def _forget(self, engine: Engine) -> str:
         """Have an engine forget; why it did not, or nothing."""
@@ -223,7 +253,7 @@ class PurgeLoop:
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
     def _note(
-        self, target: Target, loop: Loop, found: dict[str, Purged], forgot: dict[str, str]
+        self, target: Target, loop: Loop, found: dict[str, OrderDone], forgot: dict[str, str]
     ) -> ChangeEntry:
         failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
@@ -243,6 +273,49 @@ class PurgeLoop:
         )
 
 
-def _why(error: PeerError | KeyError) -> str:
-    """Return why a pool node did not answer; KeyError means that it is a member no longer."""
-    return str(error) if isinstance(error, PeerError) else LEFT
+def _report(
+    target: Target,
+    found: dict[str, OrderDone],
+    forgot: dict[str, str],
+    decision: dict[str, object] | None,
+) -> JsonObject:
+    """Return the report of a purge, as the API shows it.
+
+    Args:
+        found: Result at each pool node.
+        forgot: Why each engine did not forget; empty if it did.
+        decision: The entry of the purge; None for a dry run.
+    """
+    problems = [told.problem for told in found.values()] + list(forgot.values())
+    return {
+        "source": target.source,
+        "tenant": target.tenant,
+        "request": target.request,
+        "dry_run": decision is None,
+        "is_complete": not any(problems),
+        "pools": [_at_pool(name, told) for name, told in found.items()],
+        "engines": [{"name": name, "problem": problem} for name, problem in forgot.items()],
+        "decision": decision,
+    }
+
+
+def _at_pool(name: str, told: OrderDone) -> JsonObject:
+    fields = (
+        "num_blocks",
+        "host_bytes",
+        "disk_bytes",
+        "num_transfers",
+        "problem",
+        "shared_bytes",
+    )
+    return {"name": name} | {field: getattr(told, field) for field in fields}
+
+
+def _unknown(target: Target, known: list[str]) -> RequestError:
+    """Return the refusal of a purge of a pool or tenant that nobody knows."""
+    kind, name = ("pool", target.source) if target.tag is None else ("tenant", target.tenant)
+    return RequestError(
+        f"there is no {kind} {name[:80]!r}, and no block came from such a {kind}; known {kind}s: "
+        f"{', '.join(known) or 'none'}",
+        status=404,
+    )

@@ -6,12 +6,12 @@ Only names are kept: salted hashes, of which nobody learns a prompt.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.codec.codecs import Quality
+from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX
 from prfaas.errors import RequestError
-from prfaas.purge.targets import HASHES_BYTES_MAX, Target
 
 REQUESTS_MAX = 10_000
 REQUEST_BYTES = 512
@@ -73,7 +73,7 @@ class RecentNames:
         """
         names = b"".join(hashes) if self._bytes_max else b""
         cost = REQUEST_BYTES + len(names)
-        if not names or len(names) > HASHES_BYTES_MAX or cost > self._bytes_max:
+        if not names or len(names) > MANIFEST_BYTES_MAX or cost > self._bytes_max:
             return
         self._forget(tenant, request_id)
         self._names.setdefault(tenant, OrderedDict())[request_id] = names, quality
@@ -83,12 +83,6 @@ class RecentNames:
             if self._shares[tenant] <= 1 / len(self._shares):
                 victim = max(self._shares, key=self._shares.__getitem__)
             self._forget(victim, next(iter(self._names[victim])))
-
-    def target(self, request_id: str, tag_of: Callable[[str], str]) -> Target:
-        """Return the target of an order on the blocks of a request; see `find`."""
-        found = self.find(request_id)
-        tag = tag_of(found.tenant)
-        return Target(tenant=found.tenant, tag=tag, request=found.request, hashes=found.hashes)
 
     def find(self, request_id: str) -> Recent:
         """Return the names of a request.
