@@ -11,6 +11,7 @@ LOADS = {
     "deploy/renewing.py": "load before, while and after identities are replaced",
     "drill": "phases of a drill, with load before, during and after a fault",
     "gateway/churn.py": "time that a scripted engine serves a request",
+    "lab/faults.py": "a path that is slow",
     "live/relay.py": "delay of a link",
     "s3/faulty.py": "a server that answers late",
 }

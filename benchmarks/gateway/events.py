@@ -29,7 +29,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.gateway.engines.kv_event_stream import EngineFeed
-from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
+from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, SubscriptionObserver
 from prfaas.wire.kv_events import KvEventBatch
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 2**16),))
@@ -135,13 +135,12 @@ async def follow(
     """Events applied, seconds, CPU seconds, and the index."""
     index, applied = PrefixIndex(), 0
 
-    def on_batch(engine: str, batch: KvEventBatch) -> None:
-        nonlocal applied
-        applied += batch.num_events
+    class Counted(SubscriptionObserver):
+        def applied(self, engine: str, batch: KvEventBatch) -> None:
+            nonlocal applied
+            applied += batch.num_events
 
-    events = EngineEvents(
-        deployment(endpoints), index, lambda *_: LAYOUT, on_batch, on_fault=lambda *_: None
-    )
+    events = EngineEvents(deployment(endpoints), index, lambda *_: LAYOUT, Counted())
     events.start()
     for name in events.names():
         while not index.state(name).is_live:  # noqa: ASYNC110

@@ -30,7 +30,7 @@ from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.event_feed import EventFeed
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages.gateway import PoolState
+from prfaas.wire.messages.gateway import PoolState, Subscribe
 
 LAYOUT_ID = b"L" * 32
 
@@ -82,7 +82,7 @@ async def learn(identities: Path, port: int, index: PrefixIndex) -> tuple[float,
     client = PoolSubscription(
         "pool",
         ("127.0.0.1", port),
-        "gateway",
+        Subscribe(gateway="gateway"),
         identity_in(identities, "gateway").client_context(),
         Subscription("pool", index, Transfers(), lambda view: live.set() if view.is_live else None),
         PoolTiming(),

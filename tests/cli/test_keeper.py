@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prfaas.cli.host.processes import how_it_ended
 from prfaas.cli.supervision.keeper import Keeper, PartChange, Phase, restart_delay_s
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 
 from .tiny_parts import QUICK, served
 

@@ -22,7 +22,7 @@ from prfaas.cli.main import main
 from prfaas.cli.supervision.control import SOCKET_NAME, control_channel
 from prfaas.cli.supervision.keeper import KeeperTimes, PartChange, Phase, line_of
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.errors import EngineError
 
 from .tiny_parts import CRASH, QUICK, SILENT, Make, is_running, phase_of, stopped

@@ -26,6 +26,7 @@ def test_a_fact_reaches_the_subscribers_of_its_type_in_their_order() -> None:
     facts.report(Booked(3))
     facts.report(Sold(4))
     assert told == [("first", 3), ("second", 3)]
+    assert (facts.wants(Booked), facts.wants(Sold)) == (True, False)
 
 
 def test_a_guard_refuses_a_change_and_no_later_guard_is_asked() -> None:

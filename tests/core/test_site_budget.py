@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +98,8 @@ class Site:
 
     def restart(self) -> None:
         """A gateway begins: it knows nothing of the leases that the pool nodes have."""
-        self.giver = LeaseGiver([(BUDGET, frozenset(self.all))], self, lambda: self.now_ns)
+        pools: Any = self
+        self.giver = LeaseGiver([(BUDGET, frozenset(self.all))], pools, lambda: self.now_ns)
 
     def tick(self) -> int:
         """Let a tick pass; return the most that all nodes may send within it."""

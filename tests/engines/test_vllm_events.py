@@ -11,7 +11,11 @@ import pytest
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
+from prfaas.gateway.engines.kv_event_subscriber import (
+    EngineEvents,
+    EventTiming,
+    SubscriptionObserver,
+)
 from tests.gateway.conftest import until
 from tests.gateway.kv_publisher import followed_deployment
 
@@ -74,8 +78,7 @@ async def test_an_index_follows_vllms_publisher(
         followed_deployment(endpoint, replay),
         index,
         lambda pool, engine: LAYOUT,
-        lambda engine, batch: None,
-        lambda engine, fault: None,
+        SubscriptionObserver(),
         EventTiming(backoff_s=0.01),
     )
     events.start()

@@ -25,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from prfaas.config.membership import KubernetesTable
+from prfaas.config.services import KubernetesTable
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.membership.members import State
 from prfaas.gateway.app import Gateway

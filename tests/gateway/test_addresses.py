@@ -15,6 +15,7 @@ from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.pool.net.tls_sockets import connect
 from prfaas.wire.identity import identity_in
+from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.sockets import REQUEST_PROBE_S, request_socket
 
 from .conftest import World, until
@@ -59,7 +60,9 @@ async def test_a_pool_node_is_reached_at_its_second_address(
     index = PrefixIndex()
     followed = Subscription("pd-pool", index, Transfers())
     tls = identity_in(identities, "gateway").client_context()
-    client = PoolSubscription("pd-pool", (NAME, dead_first), "gateway", tls, followed, PoolTiming())
+    client = PoolSubscription(
+        "pd-pool", (NAME, dead_first), Subscribe(gateway="gateway"), tls, followed, PoolTiming()
+    )
     task = asyncio.create_task(client.run())
     await until(lambda: pool.num_subscriptions == 1)
     task.cancel()

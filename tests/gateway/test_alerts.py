@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter
 
+from prfaas.cli.parts.gateway_annexes import AnnexMetrics
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
 
@@ -21,7 +22,9 @@ LABEL = re.compile(r'(\w+)(=~?|!=)"([^"]*)"')
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    return {"gateway": GatewayMetrics().registry, "pool": PoolMetrics().registry}
+    gateway = GatewayMetrics().registry
+    AnnexMetrics(gateway)
+    return {"gateway": gateway, "pool": PoolMetrics().registry}
 
 
 def counters(registry: CollectorRegistry) -> dict[str, Counter]:

@@ -21,6 +21,7 @@ from prfaas.gateway.engines.kv_event_subscriber import (
     EngineEvents,
     EventTiming,
     SubscriptionFault,
+    SubscriptionObserver,
 )
 from prfaas.wire.kv_events import KvEventBatch
 
@@ -45,7 +46,7 @@ EXACT, INCOMPLETE, DEGRADED = SourceState.EXACT, SourceState.INCOMPLETE, SourceS
 
 
 @dataclass
-class Site:
+class Site(SubscriptionObserver):
     """An engine that publishes, and a gateway's index that follows."""
 
     index: PrefixIndex
@@ -54,6 +55,12 @@ class Site:
     batches: list[KvEventBatch] = field(default_factory=list)
     faults: Counter[SubscriptionFault] = field(default_factory=Counter)
     events: EngineEvents = field(init=False)
+
+    def applied(self, engine: str, batch: KvEventBatch) -> None:
+        self.batches.append(batch)
+
+    def failed(self, engine: str, fault: SubscriptionFault) -> None:
+        self.faults.update([fault])
 
     def state(self) -> SourceState:
         return self.index.state("decode")
@@ -80,8 +87,7 @@ async def following(
         followed_deployment(endpoint, replay),
         site.index,
         lambda pool, engine: LAYOUT,
-        lambda engine, batch: site.batches.append(batch),
-        lambda engine, fault: site.faults.update([fault]),
+        site,
         timing,
     )
     site.events = events

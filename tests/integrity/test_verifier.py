@@ -111,11 +111,12 @@ class World:
         view.end = TransferEnd.ABORTED
 
     def verifier(self, one_in: int | None = 1, **limits: float) -> Verifier:
+        site: Any = self
         return Verifier(
             one_in,
             limits,
-            self,
-            self,
+            site,
+            site,
             VerificationMetrics(self.registry),
             random.Random(1).randrange,
             pause_s=0,
@@ -367,7 +368,7 @@ class Gateway:
 
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_a_barred_source_gets_nothing_new_and_is_purged(*, is_busy: bool) -> None:
-    gateway = Gateway(is_busy=is_busy)
+    gateway: Any = Gateway(is_busy=is_busy)
     barring = Barring(gateway, gateway, gateway, gateway.note, pause_s=0)
     await barring.bar("prfaas-pool", "its blocks differ")
     assert gateway.drained == {"away"}
@@ -381,7 +382,7 @@ async def test_a_barred_source_gets_nothing_new_and_is_purged(*, is_busy: bool) 
 @pytest.mark.parametrize("state", ["drained", "gone"])
 async def test_a_source_without_engines_in_use_is_purged_and_reported(state: str) -> None:
     """An operator drained them, or they left when it had sent its blocks."""
-    gateway = Gateway()
+    gateway: Any = Gateway()
     if state == "drained":
         gateway.drained.add("away")
     else:
@@ -394,7 +395,7 @@ async def test_a_source_without_engines_in_use_is_purged_and_reported(state: str
 
 
 async def test_a_pool_of_the_pd_cluster_is_not_barred() -> None:
-    gateway = Gateway()
+    gateway: Any = Gateway()
     await Barring(gateway, gateway, gateway, gateway.note, pause_s=0).bar("pd-pool", "it differs")
     assert (gateway.drained, gateway.purges) == (set(), [])
     assert gateway.notes == [(Loop.INTEGRITY, "alarm", "altered blocks")]

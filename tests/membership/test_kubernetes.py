@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.config.membership import KubernetesTable
+from prfaas.config.services import KubernetesTable
 from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, RefusedEntry
 from prfaas.errors import ConfigError
 from prfaas.membership.endpoint_slices import (

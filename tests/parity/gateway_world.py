@@ -21,7 +21,7 @@ from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.dispatcher_setup import Profiles
 from prfaas.gateway.routing.part_states import PoolView
-from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.pool.send.link_control import LinkMeter
 from prfaas.wire.sockets import TcpInfo
 
 from .rules import (

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.core.dispatch.links import LinkBook
 from prfaas.gateway.routing.dispatch_driver import link_report
-from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
+from prfaas.pool.send.link_control import SAMPLE_NS, LinkMeter
 from prfaas.sim.resources.shared_link import SharedLink
 from prfaas.sim.system.clock import Clock
 from prfaas.units import NS_PER_S

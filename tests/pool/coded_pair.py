@@ -9,7 +9,7 @@ from typing import Any
 
 from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, Plane
-from prfaas.pool.send.send_queue import FRAGMENT_BYTES
+from prfaas.pool.send.data_sender import FRAGMENT_BYTES
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 from tests.lab.faults import FaultProxy

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.send.data_sender import FRAGMENT_BYTES
 from prfaas.pool.send.outbound_link import OutboundLink
-from prfaas.pool.send.send_queue import FRAGMENT_BYTES
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 from tests.lab.faults import FaultProxy

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -101,11 +102,12 @@ class Gateway:
         metrics = VerificationMetrics(self.registry)
         # Blocks of these tests have bytes of no type.
         limits = {"bytes": 0.5}
+        site: Any = self
         verifier = Verifier(
             1,
             limits,
-            self,
-            self,
+            site,
+            site,
             metrics,
             pause_s=0,
         )

@@ -14,8 +14,7 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.receive.block_assembly import Assembly
-from prfaas.pool.receive.fragment_reader import FragmentReader
+from prfaas.pool.receive.block_assembly import Assembly, FragmentReader
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, encode_prefix
 from prfaas.wire.sealed.records import ConnectionNumbers, SealError
 

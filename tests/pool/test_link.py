@@ -12,8 +12,8 @@ from prfaas.core.transfer.pacing import num_connections
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.pool.net.link_end import SendLimits
 from prfaas.pool.receive.inbound_transfers import ReceiveLimits
-from prfaas.pool.send.link_meter import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
-from prfaas.pool.send.send_queue import FRAGMENT_BYTES
+from prfaas.pool.send.data_sender import FRAGMENT_BYTES
+from prfaas.pool.send.link_control import IDLE_EVERY, REPORT_EVERY, LinkMeter, SampleCount
 from prfaas.wire import sockets
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Ping, Pong

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Message, Ping, Pong
-from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry, PoolState
+from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry, PoolState, Subscribe
 from prfaas.wire.tickets import TicketSigner
 
 from .sites import LAYOUT, LOOPBACK, Peer, Site, subscribe, until
@@ -82,7 +83,8 @@ class Trunk:
         """The gateway connects, and gives out leases."""
         for name, site in self.senders.items():
             self.gateway.peers[name] = await subscribe(site, self.identities)
-        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], self.gateway)
+        pools: Any = self.gateway
+        giver = LeaseGiver([(BUDGET, frozenset(SENDERS))], pools)
         self.giving = asyncio.create_task(giver.run())
 
     def fill(self, name: str) -> None:
@@ -244,7 +246,9 @@ async def test_a_gateway_knows_which_ping_a_pool_node_answered(trunk: Trunk) -> 
     followed = Subscription("prfaas-a", index, Transfers())
     address = LOOPBACK, trunk.senders["prfaas-a"].port
     tls = identity_in(trunk.identities, "gateway").client_context()
-    client = PoolSubscription("prfaas-a", address, "gateway", tls, followed, PoolTiming())
+    client = PoolSubscription(
+        "prfaas-a", address, Subscribe(gateway="gateway"), tls, followed, PoolTiming()
+    )
     running = asyncio.create_task(client.run())
     await until(lambda: followed.is_live)
     assert client.answered_ns == 0

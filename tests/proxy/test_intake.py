@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.sharing.engine_queue import EngineQueue
 from prfaas.proxy.connections import GatewayConnection
-from prfaas.proxy.intake import (
+from prfaas.proxy.turns import (
     BODY_BYTES_MAX,
     HELD_BYTES_MAX,
     REFUSED_BYTES_PER_S,
     SMALL_BYTES,
-    Intake,
+    TurnRefusedError,
+    Turns,
 )
-from prfaas.proxy.turns import TurnRefusedError
+from prfaas.units import NS_PER_S
 from tests.pool.sites import until
 from tests.ports import free_port
 
@@ -75,7 +75,7 @@ async def test_bodies_that_come_fill_the_queue_and_no_other_is_read(
     tmp_path: Path, checkpoint: Path, received: Counter[str]
 ) -> None:
     async with running(tmp_path, checkpoint, "queued_max = 2") as world:
-        coming = world.proxy._intake._coming
+        coming = world.proxy._turns.coming
         async with AsyncExitStack() as stack:
             for _ in range(3):  # One for the slot, two to wait.
                 await begin(world, stack, MIB)
@@ -108,7 +108,7 @@ async def test_the_limit_of_bytes_is_one_for_all_engines(tmp_path: Path, checkpo
         num = HELD_BYTES_MAX // BODY_BYTES_MAX
         for each in range(num):
             await begin(world, stack, BODY_BYTES_MAX, ("engine", "other")[each % 2])
-        coming = world.proxy._intake._coming
+        coming = world.proxy._turns.coming
         await until(lambda: "a" in coming and coming["a"].total() == num)
         assert await world.post("a") == 429
         assert world.metric("refused_total", reason="memory") == 1
@@ -160,14 +160,14 @@ async def test_bodies_that_are_refused_are_charged(tmp_path: Path, checkpoint: P
 
 
 def test_a_charge_ends() -> None:
-    now_s = 0.0
-    intake = Intake(EngineQueue({"engine": 1}), lambda: now_s)
+    now_ns = 0
+    intake = Turns({"engine": 1}, lambda: now_ns)
     intake.refused("a", REFUSED_BYTES_PER_S * 2)
     with pytest.raises(TurnRefusedError), intake.hold("a", SMALL_BYTES + 1):
         pass
     with intake.hold("a", SMALL_BYTES):
         pass
-    now_s = 2.0
+    now_ns = 2 * NS_PER_S
     with intake.hold("a", SMALL_BYTES + 1):
         pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prfaas.audit.file_names import logs_in
+from prfaas.audit.chain_file import logs_in
 from prfaas.audit.keys import checker
 from prfaas.core.audit.chain import LINE_BYTES_MAX, Line, parse_line
 from prfaas.core.audit.heads import Head

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.config.audit import AuditTable
+    from prfaas.config.services import AuditTable
 
 
 class OnFull(StrEnum):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from prfaas.audit.query import instant
 from prfaas.audit.reading import OnBytes, logs_of, records
-from prfaas.audit.times import instant
 from prfaas.core.billing.bill import Bill, BillLine, BillSources
 from prfaas.core.transfer.tickets import LIFETIME_MAX_NS
 from prfaas.errors import ConfigError

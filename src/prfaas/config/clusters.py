@@ -25,10 +25,10 @@ from prfaas.config.quantities import (
     DurationNs,
     RateBitsPerS,
     SizeBytes,
+    Table,
     holds_a_block,
     long_enough,
 )
-from prfaas.config.table import Table
 from prfaas.config.tenants import is_loopback
 from prfaas.config.tiers.mooncake import MooncakeTable
 from prfaas.core.codec.codecs import LinkCodec

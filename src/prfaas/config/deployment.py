@@ -13,25 +13,28 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole, PoolTable, check_roles
 from prfaas.config.engine_args import values_of
 from prfaas.config.engines.block_tokens import BLOCK_TOKENS_MAX, check_block_tokens
 from prfaas.config.governance.residency import check_regions, residency_of
-from prfaas.config.market.classes import CLASSES_MAX, ClassTable, check_classes
-from prfaas.config.market.prices import PriceTable, check_prices
-from prfaas.config.membership import MembershipTable
+from prfaas.config.market.prices import (
+    CLASSES_MAX,
+    ClassTable,
+    PriceTable,
+    check_classes,
+    check_prices,
+)
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import (
     DurationNs,
     SizeBytes,
+    Table,
     age_long_enough,
     at_least,
     long_enough,
 )
 from prfaas.config.routing import RoutingTable
-from prfaas.config.supervision import SupervisionTable
-from prfaas.config.table import Table
+from prfaas.config.services import AuditTable, MembershipTable, SupervisionTable, TracingTable
 from prfaas.config.tenants import (
     TENANTS_MAX,
     UNNAMED_OPERATOR,
@@ -42,7 +45,6 @@ from prfaas.config.tenants import (
     check_keys,
     check_shares,
 )
-from prfaas.config.tracing import TracingTable
 from prfaas.core.transfer.residency import Regions, Residency
 from prfaas.errors import ConfigError
 from prfaas.units import format_size

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from prfaas.config.addresses import split_address
 from prfaas.config.tenants import KEY_HASH
-from prfaas.config.tracing import COLLECTOR
 from prfaas.core.transfer.residency import REGION as DATA_REGION
 
+COLLECTOR = r"^https?://[^\s]+$"
 FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
 HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"

@@ -1,11 +1,11 @@
-"""Field types for quantities with units."""
+"""Types of a deployment file: the base of its tables, and quantities with units."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from prfaas.toml_tables import quantity
 from prfaas.units import format_seconds, format_size, parse_duration, parse_rate, parse_size
@@ -57,3 +57,11 @@ holds_a_block = at_least(1 << 20, "hold no block", "1MiB", format_size)
 SizeBytes = Annotated[int, BeforeValidator(_size)]
 DurationNs = Annotated[int, BeforeValidator(_duration)]
 RateBitsPerS = Annotated[int, BeforeValidator(_rate)]
+
+
+class Table(BaseModel):
+    """A table: unknown keys are errors, and values have exactly the declared type."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )

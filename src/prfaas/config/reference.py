@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from prfaas.config.audit import AuditTable
 from prfaas.config.clusters import (
     ClusterTable,
     EngineTable,
@@ -20,15 +19,18 @@ from prfaas.config.clusters import (
     TimingTable,
 )
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
-from prfaas.config.market.classes import ClassTable
-from prfaas.config.market.prices import PriceTable
-from prfaas.config.membership import KubernetesTable, MembershipTable
+from prfaas.config.market.prices import ClassTable, PriceTable
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import (
+    AuditTable,
+    KubernetesTable,
+    MembershipTable,
+    SupervisionTable,
+    TracingTable,
+)
 from prfaas.config.tenants import OperatorTable, TenantTable
 from prfaas.config.tiers.mooncake import MooncakeTable
-from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file

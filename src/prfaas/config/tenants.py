@@ -11,8 +11,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator
 
 from prfaas.config.addresses import split_address
-from prfaas.config.quantities import DurationNs, RateBitsPerS, age_long_enough
-from prfaas.config.table import Table
+from prfaas.config.quantities import DurationNs, RateBitsPerS, Table, age_long_enough
 from prfaas.core.cache.tenant_shares import RESERVES_MAX
 from prfaas.core.codec.codecs import Quality
 from prfaas.core.transfer.residency import REGION, REGIONS_MAX

@@ -17,10 +17,8 @@ from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.machine import Membership
-from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.facts import PrefillBooked
 from prfaas.core.request.fleet import RequestLimits, SharedState
-from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import Holding, holding_for
@@ -49,7 +47,7 @@ from prfaas.gateway.pools.transfer_orders import Fetcher, TicketOffice
 from prfaas.gateway.routing.change_log import Journal, make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.dispatcher_setup import NO_PLAN, Profiles
-from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.prefill_leg import Movers, PrefillLeg, Rehearsal
 from prfaas.gateway.serving.request_run import RequestServices as RunParts
@@ -68,6 +66,7 @@ from prfaas.membership.port import Source
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.sockets import raise_descriptor_limit
 from prfaas.wire.tickets import TicketSigner
@@ -184,20 +183,18 @@ class Gateway:
         self.index = PrefixIndex()
         self.records = Records(names_bytes_max=deployment.gateway.request_names)
         self.driver = Driver(deployment, profiles, self.index)
-        self.transfers = Transfers(self._transfer_over, self._transfer_judged)
+        self.transfers = Transfers(facts)
         self.journal = Journal(facts)
         self.guards = make_guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
-            name,
+            Subscribe(gateway=name, shares=self.tenants.shares, ages=self.tenants.ages),
             pool_tls,
             self.index,
             self.transfers,
             self.driver,
             timing or PoolTiming(),
-            self.tenants.shares,
-            self.tenants.ages,
         )
         self.layouts = LayoutCheck(deployment, self.pools)
         self.pools.on_change = self.layouts.note_changes
@@ -205,8 +202,7 @@ class Gateway:
             deployment,
             self.index,
             self.pools.layout,
-            self.metrics.events.applied,
-            self.metrics.events.failed,
+            self.metrics.events,
             events,
         )
         self.live = live = LiveParts(
@@ -424,15 +420,6 @@ class Gateway:
         await asyncio.to_thread(self._tracing.close)
         for annex in self.annexes:
             await annex.close()
-
-    def _transfer_over(self, transfer: TransferView) -> None:
-        self.metrics.arrived(transfer)
-        self.loops.transfer_over(transfer)
-
-    def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:
-        link, now_ns = (transfer.source, transfer.destination), time.monotonic_ns()
-        num_missing = event.num_missing if (event := transfer.best_event) else 0
-        self.guards.ended(link, told_of_link(end, num_missing), now_ns)
 
     def _app(self) -> web.Application:
         origins = Origins(self._table.allowed_origins, is_for_clients)

@@ -5,59 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.errors import RequestError
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
+from prfaas.purge.loop import PurgeLoop
 
 TRIES_MAX, PAUSE_S = 240, 5.0
 """Attempts to purge while another purge runs, and to see the end of prefills under way."""
 _log = logging.getLogger(__name__)
-
-
-class _Engine(Protocol):
-    """An engine of the gateway."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def pool(self) -> str:
-        """Its pool node."""
-
-    @property
-    def role(self) -> str:
-        """Role of its cluster."""
-
-    num_in_flight: int
-
-
-class _Engines(Protocol):
-    """Engines of the gateway."""
-
-    @property
-    def by_name(self) -> Mapping[str, _Engine]:
-        """All, by name."""
-
-
-class _Driver(Protocol):
-    """Routing of the gateway."""
-
-    def is_drained(self, name: str) -> bool:
-        """Return True if an engine gets no new requests."""
-
-    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
-        """Give an engine no new requests, or give it some again."""
-
-
-class _Purging(Protocol):
-    """Purges of the gateway."""
-
-    async def purge(self, source: str, *, is_dry: bool, loop: Loop = ...) -> Mapping[str, object]:
-        """Drop what came from a pool."""
 
 
 class Barring:
@@ -71,9 +30,9 @@ class Barring:
 
     def __init__(
         self,
-        engines: _Engines,
-        driver: _Driver,
-        purging: _Purging,
+        engines: Engines,
+        driver: Driver,
+        purging: PurgeLoop,
         note: Callable[..., ChangeEntry],
         pause_s: float = PAUSE_S,
     ) -> None:

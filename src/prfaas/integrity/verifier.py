@@ -24,7 +24,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from prfaas.core.facts import FactStream
 from prfaas.core.integrity.sampling import Sampler
@@ -32,7 +31,10 @@ from prfaas.core.integrity.suspicion import AlteredBlock, Suspicion, Suspicions,
 from prfaas.core.kv.difference import LIMITS, is_altered
 from prfaas.core.request.facts import PrefixCopied
 from prfaas.errors import PrfaasError
+from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.transfer_tracker import BlocksReceived
+from prfaas.gateway.serving.prefill_leg import PrefillLeg
+from prfaas.integrity.barring import Barring
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.received import BlockPair, Received, View, drawn
 from prfaas.logs import log_event
@@ -77,11 +79,16 @@ class Copies:
         return frozenset(source for source in found if source)
 
 
-class VerifiedSite(Protocol):
+@dataclass(frozen=True, slots=True)
+class VerifiedSite:
     """Engines and pools of a gateway."""
+
+    prefill_leg: PrefillLeg
+    pools: Pools
 
     async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
         """Have an engine compute a prompt with a salt; False if it does not."""
+        return await self.prefill_leg.compute(engine, token_ids, salt)
 
     async def compare(
         self,
@@ -91,22 +98,11 @@ class VerifiedSite(Protocol):
         limits: Mapping[str, float],
     ) -> Compared:
         """Have a pool compare blocks of a layout."""
+        return await self.pools.client(pool).compare(layout_id, pairs, limits)
 
     def stop(self, view: View, why: str) -> None:
         """End a transfer at both pools, for a reason in words."""
-
-
-class Bars(Protocol):
-    """The bar of sources."""
-
-    async def bar(self, source: str, why: str) -> None:
-        """Bar a source, for a reason in words."""
-
-    def alarm(self, why: str) -> None:
-        """Report altered blocks of an uncertain source."""
-
-    def suspect(self, source: str, why: str) -> None:
-        """Report a source that verification does not reach."""
+        self.pools.abort(view, why)
 
 
 @dataclass(slots=True)
@@ -154,7 +150,7 @@ class Verifier:
         one_in: int | None,
         limits: Mapping[str, float],
         site: VerifiedSite,
-        bars: Bars,
+        bars: Barring,
         metrics: VerificationMetrics,
         draw: Callable[[int], int] = secrets.randbelow,
         pause_s: float = PAUSE_S,

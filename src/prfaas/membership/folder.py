@@ -11,8 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from prfaas.config.clusters import EngineRole
 from prfaas.config.names import PART_NAME, PATTERNS, ZMQ, HostPort, PartName, Url
-from prfaas.config.quantities import RateBitsPerS
-from prfaas.config.table import Table
+from prfaas.config.quantities import RateBitsPerS, Table
 from prfaas.core.membership.members import Listed, Member, MemberKind, RefusalCause, RefusedEntry
 from prfaas.errors import ConfigError
 from prfaas.membership.entries import link_settings

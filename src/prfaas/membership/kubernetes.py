@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from prfaas.config.membership import KubernetesTable
+from prfaas.config.services import KubernetesTable
 from prfaas.errors import ConfigError, PeerError
 from prfaas.membership.endpoint_slices import EndpointSlice, SliceMembers, read_slice
 from prfaas.membership.port import OnList
@@ -110,10 +110,7 @@ class Kubernetes:
         slices: dict[str, EndpointSlice] = {}
         query = {"labelSelector": self._table.selector, "limit": str(PAGE_ITEMS)}
         for _ in range(PAGES_MAX):
-            async with (
-                asyncio.timeout(self._timing.list_s),
-                self._get(http, query) as response,
-            ):
+            async with asyncio.timeout(self._timing.list_s), self._get(http, query) as response:
                 page = msgspec.json.decode(await _read(response))
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):
                 raise PeerError("the API server answers a list without items")

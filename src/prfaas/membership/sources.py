@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.config.membership import MembershipTable
+from prfaas.config.services import MembershipTable
 from prfaas.membership.folder import Folder
 from prfaas.membership.kubernetes import Kubernetes
 from prfaas.membership.port import Source

@@ -45,7 +45,7 @@ class ConnectionCounts:
     """Counts the connections of each site, over the ports of all engines."""
 
     def __init__(self, agreements: Agreements, metrics: ProxyMetrics) -> None:
-        self._agreements, self._metrics = agreements, metrics
+        self.agreements, self._metrics = agreements, metrics
         self._open = Counter[str]()
         self.head_s, self.idle_s, self.linger_s = HEAD_S, IDLE_S, LINGER_S
 
@@ -59,15 +59,15 @@ class ConnectionCounts:
             transport.get_extra_info("ssl_object") if transport is not None else None
         )
         try:
-            name = peer_name(secured, self._agreements.contracts.site_of_gateway.keys())
-            return self._agreements.authorities.site_of(name, peer_certificate(secured))
+            name = peer_name(secured, self.agreements.contracts.site_of_gateway.keys())
+            return self.agreements.authorities.site_of(name, peer_certificate(secured))
         except PeerError:
             return None
 
     def limit(self, site: str) -> int:
         """Return the most connections of a site: what its contract allows, and a part of the
         descriptors that is there for each site."""
-        sites = self._agreements.contracts.by_site
+        sites = self.agreements.contracts.by_site
         contract = sites.get(site)
         if contract is None:
             return STRANGERS_MAX

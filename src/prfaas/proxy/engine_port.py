@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
 from typing import NamedTuple
 
 import aiohttp
@@ -12,17 +12,15 @@ from aiohttp import hdrs, web
 
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.sharing.engine_queue import QueueRefusal
-from prfaas.errors import RequestError
-from prfaas.membership.agreements import Agreements
+from prfaas.errors import EngineError, RequestError
+from prfaas.gateway.http.responses import read_answer
 from prfaas.proxy.bodies import Prefill, computed_in, read_prefill
 from prfaas.proxy.connections import ConnectionCounts, refused
-from prfaas.proxy.intake import BODY_BYTES_MAX, Intake
 from prfaas.proxy.metrics import ProxyMetrics
-from prfaas.proxy.turns import EngineTurn, TurnRefusedError, Turns
+from prfaas.proxy.turns import BODY_BYTES_MAX, EngineTurn, TurnRefusedError, Turns
 from prfaas.wire.plain_http import name_server
 
 BODY_S, PAGE_S = 60.0, 5.0
-ANSWER_BYTES_MAX = 32 << 20
 PASSED_HEADERS = ("traceparent", "X-Request-Id")
 PAGES = ("/health", "/v1/models")
 """Pages of the engine that gateways read as they are."""
@@ -48,28 +46,21 @@ class ProxyEnginePort:
     """Answers the gateways of all sites for one engine.
 
     Args:
-        turns: Decides whose prompt is next.
-        intake: Decides whose prompt is read.
+        turns: Decides whose prompt is read, and whose is next.
         connections: Know the site at the other end.
-        on_used: Called with a site, its tokens and the time at the engine, ns.
     """
 
     def __init__(
         self,
         engine: str,
         url: str,
-        agreements: Agreements,
         turns: Turns,
-        intake: Intake,
         connections: ConnectionCounts,
         metrics: ProxyMetrics,
         http: aiohttp.ClientSession,
-        on_used: Callable[[str, int, int], None],
     ) -> None:
-        self._engine, self._url = engine, url
-        self._agreements, self._turns, self._intake = agreements, turns, intake
-        self._http, self._on_used = http, on_used
-        self._connections, self._metrics = connections, metrics
+        self._engine, self._url, self._http = engine, url, http
+        self._turns, self._connections, self._metrics = turns, connections, metrics
         self._pages: dict[str, tuple[float, asyncio.Task[_Page | None]]] = {}
         """When the engine was asked for a page, seconds, and its answer."""
 
@@ -106,8 +97,8 @@ class ProxyEnginePort:
                 asyncio.timeout(PAGE_S),
                 self._http.get(self._url + path, allow_redirects=False) as reply,
             ):
-                return _Page(reply.status, await _read(reply), reply.content_type)
-        except (TimeoutError, aiohttp.ClientError, OSError):
+                return _Page(reply.status, await read_answer(reply), reply.content_type)
+        except (EngineError, aiohttp.ClientError, OSError):
             return None
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -139,7 +130,7 @@ class ProxyEnginePort:
             return refused(415, "a prefill is not compressed")
         outcome = "left"
         try:
-            with self._intake.hold(site, num_bytes):
+            with self._turns.hold(site, num_bytes):
                 answer = await self._take(request, site)
             outcome = _outcome(answer.status)
             return answer
@@ -152,17 +143,17 @@ class ProxyEnginePort:
 
     async def _take(self, request: web.Request, site: str) -> web.Response:
         try:
-            with self._intake.read(site, self._engine):
+            with self._turns.read(site, self._engine):
                 async with asyncio.timeout(BODY_S):
                     body = await request.read()
             prefill = read_prefill(body)
         except RequestError as error:
-            self._intake.refused(site, len(body))
+            self._turns.refused(site, len(body))
             return refused(400, str(error))
         except (TimeoutError, web.HTTPRequestEntityTooLarge):
             return refused(408, "the body did not come in time, or is too large")
-        if not self._agreements.claim(tenant_tag(prefill.cache_salt), site):
-            self._intake.refused(site, len(body))
+        if not self._connections.agreements.claim(tenant_tag(prefill.cache_salt), site):
+            self._turns.refused(site, len(body))
             self._metrics.refused.labels(reason="salt").inc()
             return refused(403, "the cache salt is of another site, or one too many")
         num_tokens = prefill.num_tokens
@@ -184,12 +175,8 @@ class ProxyEnginePort:
         headers: dict[str, str],
         turn: EngineTurn,
     ) -> web.Response:
-        metrics = self._metrics
-        metrics.waited.labels(site=site).observe(turn.waited_ns / 1e9)
-        metrics.tokens.labels(site=site, kind="asked").inc(num_tokens)
-        computed = num_tokens
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        self._metrics.asked(site, num_tokens, turn.waited_ns)
+        computed, began_ns = num_tokens, time.monotonic_ns()
         try:
             async with self._http.post(
                 f"{self._url}/v1/completions",
@@ -197,21 +184,18 @@ class ProxyEnginePort:
                 headers={"Content-Type": "application/json", **headers},
                 allow_redirects=False,
             ) as reply:
-                body = await _read(reply)
+                body = await read_answer(reply)
             computed = computed_in(body, num_tokens) if reply.status == 200 else 0
             if reply.status == 200:
                 turn.computed = computed
             return web.Response(status=reply.status, body=body, content_type="application/json")
-        except (aiohttp.ClientError, OSError) as error:
+        except (EngineError, aiohttp.ClientError, OSError) as error:
             computed = 0
             if isinstance(error, aiohttp.ClientConnectorError):
                 turn.computed = 0  # It never had the prompt: the share is not charged either.
             return refused(502, f"engine {self._engine} does not answer")
         finally:
-            metrics.tokens.labels(site=site, kind="computed").inc(computed)
-            held_s = loop.time() - began
-            metrics.held_seconds.labels(site=site).inc(held_s)
-            self._on_used(site, computed, round(held_s * 1e9))
+            self._metrics.used(site, computed, time.monotonic_ns() - began_ns)
 
     def _site(self, request: web.Request) -> str | web.Response:
         """Site of the gateway that asks, by its certificate; the answer for all others."""
@@ -219,15 +203,6 @@ class ProxyEnginePort:
             return site
         self._metrics.refused.labels(reason="unknown").inc()
         return refused(403, "no contract has a gateway with this certificate", is_last=True)
-
-
-async def _read(reply: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for part in reply.content.iter_any():
-        body += part
-        if len(body) > ANSWER_BYTES_MAX:
-            raise aiohttp.ClientPayloadError("the answer is too long")
-    return bytes(body)
 
 
 def _outcome(status: int) -> str:

@@ -19,12 +19,11 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
 from prfaas.config.addresses import split_address
 from prfaas.config.governance.contracts import SharedEngineTable, load_contracts
-from prfaas.core.billing.usage import Amounts, Meter, UsageKey, UsagePhase, usage_record
+from prfaas.core.billing.usage import usage_record
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.connections import ConnectionCounts
 from prfaas.proxy.engine_port import ProxyEnginePort
-from prfaas.proxy.intake import Intake
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
 from prfaas.series import CONTENT_TYPE
@@ -75,7 +74,6 @@ class Proxy:
         if not self._engines:
             raise ConfigError(f"{settings.contracts} has no [engines.ENGINE]: nothing to serve")
         self._turns = Turns({name: table.slots for name, table in self._engines.items()})
-        self._intake = Intake(self._turns.queue)
         self.connections = ConnectionCounts(self._agreements, self.metrics)
         self._context = settings.identity.server_context()
         self._agreements.authorities.trust(self._context)
@@ -84,7 +82,6 @@ class Proxy:
             if settings.audit is not None
             else None
         )
-        self._meter = Meter()
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
         self.ports: dict[str, int] = {}
@@ -133,17 +130,7 @@ class Proxy:
         self._agreements.authorities.trust(self._context)
 
     async def _open(self, name: str, table: SharedEngineTable, http: aiohttp.ClientSession) -> None:
-        port = ProxyEnginePort(
-            name,
-            table.url,
-            self._agreements,
-            self._turns,
-            self._intake,
-            self.connections,
-            self.metrics,
-            http,
-            self._used,
-        )
+        port = ProxyEnginePort(name, table.url, self._turns, self.connections, self.metrics, http)
         await self._serve(name, port.app(), split_address(table.listen), self._context)
 
     async def _serve(
@@ -191,12 +178,8 @@ class Proxy:
             if looks % RECORD_LOOKS == 0:
                 self._record()
 
-    def _used(self, site: str, tokens: int, held_ns: int) -> None:
-        key = UsageKey(site, UsagePhase.PREFILL_REMOTE, "", "")
-        self._meter.add(key, Amounts(1, tokens, held_ns))
-
     def _record(self) -> None:
-        for key, amounts in self._meter.take().items():
+        for key, amounts in self.metrics.meter.take().items():
             if self._audit is not None:
                 self._audit.write(usage_record(key, amounts))
 

@@ -1,17 +1,30 @@
-"""Turns: requests wait for `EngineQueue`, which decides without a clock, on an event loop."""
+"""Turns: bodies of prefills are held and read within limits, and wait for `EngineQueue`.
+
+Too many bodies of a site are refused unread. The queue decides without a clock; here is the event
+loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from prfaas.core.admission.contracts import Contract
 from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
 from prfaas.units import NS_PER_S
+
+BODY_BYTES_MAX = 32 << 20
+HELD_BYTES_MAX = 256 << 20
+"""Bodies of one site that come, wait or run, together."""
+REFUSED_BYTES_PER_S = 4 << 20
+"""Rate of bodies of one site that are read and then refused."""
+SMALL_BYTES = 64 << 10
+"""A body up to this costs no more than its refusal would."""
 
 
 class TurnRefusedError(Exception):
@@ -36,7 +49,7 @@ class EngineTurn:
 
 
 class Turns:
-    """Hands out turns at engines.
+    """Hands out turns at engines, for the ports of all of them.
 
     Args:
         slots: Requests that each engine gets at a time.
@@ -51,6 +64,50 @@ class Turns:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._running: dict[int, asyncio.Task[object]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._paid_at_ns: dict[str, int] = {}
+        """Instant from which a site may have a long body read again."""
+        self._held_bytes = Counter[str]()
+        self.coming: dict[str, Counter[str]] = {}
+        """Bodies that are being read, by site and engine."""
+
+    @contextmanager
+    def hold(self, site: str, num_bytes: int) -> Iterator[None]:
+        """Hold a body until the end of the block.
+
+        Raises:
+            TurnRefusedError: It is too long, the site has too many bytes here, or too many of its
+                bodies were refused.
+        """
+        if num_bytes > SMALL_BYTES and self._paid_at_ns.get(site, 0) > self._clock_ns():
+            raise TurnRefusedError(QueueRefusal.REFUSALS)
+        if num_bytes > BODY_BYTES_MAX or self._held_bytes[site] + num_bytes > HELD_BYTES_MAX:
+            raise TurnRefusedError(QueueRefusal.MEMORY)
+        self._held_bytes[site] += num_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes[site] -= num_bytes
+
+    def refused(self, site: str, num_bytes: int) -> None:
+        """A body of a site was read in vain."""
+        since_ns = max(self._paid_at_ns.get(site, 0), self._clock_ns())
+        self._paid_at_ns[site] = since_ns + num_bytes * NS_PER_S // REFUSED_BYTES_PER_S
+
+    @contextmanager
+    def read(self, site: str, engine: str) -> Iterator[None]:
+        """Read a body in the block.
+
+        Raises:
+            TurnRefusedError: The site may have no more requests, with those whose bodies come.
+        """
+        coming = self.coming.setdefault(site, Counter())
+        coming[engine] += 1
+        try:
+            if (why := self.queue.refuses(site, coming)) is not None:
+                raise TurnRefusedError(why)
+            yield
+        finally:
+            coming[engine] -= 1
 
     def agree(self, contracts: Iterable[Contract]) -> None:
         """Put contracts in force; requests of sites without one end."""

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.engines.timing.blocks import DrawnAnswer, Rows, block_bytes, stained
+from prfaas.engines.timing.blocks import DrawnAnswer, NewBlock, Rows, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Events
 from prfaas.errors import ConfigError
@@ -85,8 +85,8 @@ async def test_rows_go_to_who_asked_first() -> None:
 async def test_a_row_holds_a_block() -> None:
     rows = Rows("rows", LAYOUT, 1500 * 4)
     try:
-        rows.write(2, block_bytes(KEY, 1000))
-        assert rows.read(2, 0) == block_bytes(KEY, 1000)
+        rows.fill([2], [NewBlock(KEY, 16, b"stain")])
+        assert rows.blocks([2], [KEY]) == [(KEY, block_bytes(KEY, 1000, b"stain"))]
     finally:
         rows.close()
 

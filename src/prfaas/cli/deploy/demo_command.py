@@ -138,19 +138,24 @@ async def _stream(
     """Ask the gateway, streamed, as a client would."""
     url = f"{topology.gateway_url}/v1/chat/completions"
     body = _body(topology, messages) | {"stream": True}
-    pieces: list[str] = []
     async with session.post(url, json=body, headers={"X-Request-Id": request_id}) as reply:
         if reply.status != 200:
             raise EngineError(f"the gateway answered {reply.status}: {await reply.text()}")
-        async for line in reply.content:
-            field, _, value = line.decode().partition(":")
-            data = value.strip()
-            # A comment, sent while the stream waits, has no field name.
-            if field == "data" and data != "[DONE]":
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise EngineError(f"the stream broke: {chunk['error']}")
-                pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+        return await streamed_text(reply)
+
+
+async def streamed_text(reply: aiohttp.ClientResponse) -> str:
+    """Text of a streamed answer; EngineError if the stream has an error."""
+    pieces: list[str] = []
+    async for line in reply.content:
+        field, _, value = line.decode().partition(":")
+        data = value.strip()
+        # A comment, sent while the stream waits, has no field name.
+        if field == "data" and data != "[DONE]":
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise EngineError(f"the stream broke: {chunk['error']}")
+            pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
     return "".join(pieces)
 
 

@@ -53,11 +53,7 @@ def check_pool(deployment: Deployment, name: str) -> tuple[list[str], list[str]]
         *unusable_disk_keys(here),
         *socket_problems(here.pool_socket(name)),
     ]
-    warnings = [
-        *open_secrets(here, [name]),
-        *short_lived(here, [name]),
-        *pool_traps(here),
-    ]
+    warnings = [*open_secrets(here, [name]), *short_lived(here, [name]), *pool_traps(here)]
     return problems, warnings
 
 

@@ -25,12 +25,7 @@ from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.config.governance.residency import pool_footprint
 from prfaas.core.transfer.residency import Regions
-from prfaas.engines.launch import (
-    Command,
-    engine_command,
-    shared_memory_files,
-    timing_command,
-)
+from prfaas.engines.launch import Command, engine_command, shared_memory_files, timing_command
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S
 from prfaas.wire.certificates import faults

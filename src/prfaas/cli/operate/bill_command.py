@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from prfaas.audit.query import instant
 from prfaas.audit.reading import num_bytes
-from prfaas.audit.times import instant
 from prfaas.billing.reading import Period, logs_in_folders, make_bill
 from prfaas.billing.report import DIMENSIONS, as_csv, as_json, as_table
 from prfaas.cli.common.options import PATH

@@ -11,12 +11,7 @@ import click
 
 from prfaas.cli.common.options import ParsedType
 from prfaas.cli.operate.control_client import PrintedGateway, talks
-from prfaas.cli.operate.ctl_views import (
-    decision_line,
-    explain_lines,
-    status_lines,
-    story_lines,
-)
+from prfaas.cli.operate.ctl_views import decision_line, explain_lines, status_lines, story_lines
 from prfaas.cli.operate.prefix_command import prefix
 from prfaas.cli.supervision.commands import parts, restart
 from prfaas.errors import ConfigError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.billing.metrics import UsageMetrics
-from prfaas.cli.parts.gateway_plan import load_profiles, with_market
+from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.tenant_salts import tenant_tag
@@ -28,20 +28,15 @@ from prfaas.gateway.app import Gateway, run_gateway
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.request_body import read_small
 from prfaas.gateway.http.responses import json_response
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.serving.prefill_leg import PrefillLeg
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.metrics import VerificationMetrics
-from prfaas.integrity.received import View
-from prfaas.integrity.verifier import Verifier
-from prfaas.market.price_file import MarketClock
+from prfaas.integrity.verifier import VerifiedSite, Verifier
+from prfaas.market.price_file import MarketClock, deployment_market
 from prfaas.membership.port import Source
 from prfaas.planner.report.what_if import WhatIf
 from prfaas.prefixes.steering import Steering
 from prfaas.purge.loop import PurgeLoop
 from prfaas.tasks import cancel_all
-from prfaas.wire.messages.comparing import Compared
-from prfaas.wire.messages.fields import Key
 
 BODY_BYTES_MAX = 1 << 16
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -79,7 +74,8 @@ def make_gateway(
         ConfigError: The plan, the price file, the tokenizer, an identity or the salt is missing or
             invalid, or the audit log cannot be written.
     """
-    profiles = with_market(deployment, load_profiles(deployment))
+    found = load_profiles(deployment)
+    profiles = replace(found, market=deployment_market(deployment, found.sites))
     gateway = Gateway(deployment, endpoints, sources, profiles, **settings)
     gateway.annexes.append(GatewayAnnexes(gateway))
     return gateway
@@ -124,7 +120,7 @@ class GatewayAnnexes:
         self._repeating: asyncio.Task[None] | None = None
         self.steering = Steering(live, gateway.fetcher, gateway.transfers, gateway.tenants)
         barring = Barring(live.engines, driver, self.purging, live.journal.note)
-        site = _Site(gateway.parts.prefill_leg, live.pools)
+        site = VerifiedSite(gateway.parts.prefill_leg, live.pools)
         routing = deployment.routing
         self.verifier = Verifier(
             routing.verify_one_in, routing.verify_limits, site, barring, metrics.verification
@@ -160,29 +156,6 @@ class GatewayAnnexes:
 
 def _unrecorded(_: Mapping[str, object]) -> None:
     """Write no record: there is no audit log."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """The engines and pools of a gateway, for verification."""
-
-    prefill_leg: PrefillLeg
-    pools: Pools
-
-    async def compute(self, engine: str, token_ids: Sequence[int], salt: str) -> bool:
-        return await self.prefill_leg.compute(engine, token_ids, salt)
-
-    async def compare(
-        self,
-        pool: str,
-        layout_id: bytes,
-        pairs: Sequence[tuple[Key, Key]],
-        limits: Mapping[str, float],
-    ) -> Compared:
-        return await self.pools.client(pool).compare(layout_id, pairs, limits)
-
-    def stop(self, view: View, why: str) -> None:
-        self.pools.abort(view, why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Profiles and prices of a gateway, from the operator's plan."""
+"""Profiles of a gateway, from the operator's plan."""
 
 from __future__ import annotations
 
@@ -14,20 +14,10 @@ from prfaas.core.routing.predictions import Costs
 from prfaas.errors import ConfigError
 from prfaas.gateway.routing.dispatcher_setup import Profiles
 from prfaas.market.make import planned_site
-from prfaas.market.price_file import deployment_market
 
 if TYPE_CHECKING:
     from prfaas.planner.answer.plan_loader import Question
     from prfaas.planner.problem import PrfaasCluster
-
-
-def with_market(deployment: Deployment, profiles: Profiles) -> Profiles:
-    """Add the prices of a deployment to its profiles.
-
-    Raises:
-        ConfigError: The price file is invalid.
-    """
-    return replace(profiles, market=deployment_market(deployment, profiles.sites))
 
 
 def load_profiles(deployment: Deployment) -> Profiles:

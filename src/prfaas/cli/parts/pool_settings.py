@@ -168,8 +168,8 @@ def follow_sources(path: Path) -> Following:
     Args:
         path: Of a `PeersFile`.
     """
-    from prfaas.config.membership import PeersFile
     from prfaas.config.names import PATTERNS
+    from prfaas.config.services import PeersFile
     from prfaas.membership.peer_entries import PeerClusters
     from prfaas.membership.sources import sources_of
     from prfaas.toml_tables import read_toml, validated

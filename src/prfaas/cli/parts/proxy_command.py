@@ -30,12 +30,7 @@ from prfaas.cli.common.signals import run_until_stopped
 )
 @logs
 def proxy(
-    *,
-    contracts: Path,
-    name: str,
-    identities: Path,
-    admin: tuple[str, int],
-    audit: Path | None,
+    *, contracts: Path, name: str, identities: Path, admin: tuple[str, int], audit: Path | None
 ) -> None:
     """Share the engines of a PrfaaS cluster between sites, as CONTRACTS has it.
 

@@ -29,11 +29,7 @@ from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.report import json_report, model_report
-from prfaas.planner.report.json_report import (
-    deployment_settings,
-    is_of_the_file,
-    recommended,
-)
+from prfaas.planner.report.json_report import deployment_settings, is_of_the_file, recommended
 from prfaas.planner.report.terminal import print_plan
 from prfaas.presentation import console_for, recorded_page, write_file
 from prfaas.sweeps import SweepPlace
@@ -108,22 +104,7 @@ def _transport(view: MapView, question: Question) -> TcpEnds:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """Options of the output of a model.
-
-    Args:
-        config: Path of a `config.json`, or a name in the catalogue.
-        kv_dtype: Format of keys and values, or "auto".
-        state_dtype: Format of recurrent states, or "auto".
-        block_size: Block, tokens, or None.
-        times: Profile file with prefill times, or None for a roofline.
-        accelerator: Catalogue name, for the roofline.
-        gpus: GPUs of the roofline's instance.
-        efficiency: Share of the tensor peak, in (0, 1].
-        active_parameters: Weights that one token uses, or None for the catalogue's or an
-            estimate from the config.
-        tokens: Lengths of prompts, tokens; empty for those that are shown by default.
-        as_json: JSON instead of tables.
-    """
+    """Options of `prfaas model`; "auto" and None are described there."""
 
     config: str
     kv_dtype: str

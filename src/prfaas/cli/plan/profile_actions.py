@@ -12,12 +12,7 @@ import aiohttp
 import click
 
 from prfaas.errors import ConfigError
-from prfaas.planner.hardware.fit import (
-    ResumedFit,
-    fit_prefill,
-    fit_resumed,
-    profile_toml,
-)
+from prfaas.planner.hardware.fit import ResumedFit, fit_prefill, fit_resumed, profile_toml
 from prfaas.planner.hardware.measure import (
     HttpEngine,
     NoPrefixCacheError,

@@ -161,10 +161,7 @@ def _with_progress(name: str, scenario: Scenario) -> ScenarioRun:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"simulating {name}", total=None)
-        return run(
-            scenario,
-            lambda done, total: progress.update(task, completed=done, total=total),
-        )
+        return run(scenario, lambda done, total: progress.update(task, completed=done, total=total))
 
 
 Made = TypeVar("Made")

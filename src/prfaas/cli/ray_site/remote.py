@@ -22,7 +22,7 @@ from prfaas.cli.host.processes import GRACE_S, KILL_S, ProcessPart
 from prfaas.cli.ray_site.hosts import Host
 from prfaas.cli.ray_site.parts import Members, PartSpec, write_members
 from prfaas.cli.supervision.keeper import TIMES, Keeper, PartChange, Phase
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.tasks import cancel_all
 
 POLL_S = 0.2

@@ -33,7 +33,7 @@ import aiohttp
 
 from prfaas.cli.common.signals import EXIT_MISTAKE
 from prfaas.cli.host.processes import ProcessPart, how_it_ended
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.errors import EngineError
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S

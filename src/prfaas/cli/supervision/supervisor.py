@@ -9,7 +9,7 @@ import aiohttp
 
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.keeper import TIMES, Keeper, KeeperTimes, PartChange, Phase, answers
-from prfaas.config.supervision import SupervisionTable
+from prfaas.config.services import SupervisionTable
 from prfaas.errors import ConfigError, EngineError
 from prfaas.tasks import cancel_all
 

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 
 from prfaas.config.addresses import split_address
 from prfaas.config.names import PATTERNS, FilePathText, HostPort, PartName, Url
-from prfaas.config.quantities import RateBitsPerS
-from prfaas.config.table import Table
+from prfaas.config.quantities import RateBitsPerS, Table
 from prfaas.core.admission.contracts import SITES_MAX, Contract
 from prfaas.core.cache.tenant_shares import RESERVES_MAX, Share
 from prfaas.toml_tables import read_toml, validated

@@ -15,8 +15,7 @@ from prfaas.config.names import (
     HostPort,
     RegionName,
 )
-from prfaas.config.quantities import DurationNs, SizeBytes
-from prfaas.config.table import Table
+from prfaas.config.quantities import DurationNs, SizeBytes, Table
 
 DEADLINE_NS, DEADLINE_NS_MIN, DEADLINE_NS_MAX = 10**9, 10**6, 60 * 10**9
 BUFFER_BYTES, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 128 << 20, 16 << 20, 16 << 30

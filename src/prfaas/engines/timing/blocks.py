@@ -25,8 +25,10 @@ from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, block
 from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.engines.orders import PushOrder, checkpoints_of, push_of
 from prfaas.errors import ConfigError
-from prfaas.wire.messages.engine import Push
+from prfaas.wire.messages.engine import EngineHello, Push
 from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.survey import EngineShape
 
 CLEAN = b""
 """The stain of a sequence with only correct blocks."""
@@ -179,6 +181,7 @@ class Rows:
     """
 
     def __init__(self, name: str, layout: Layout, num_bytes: int) -> None:
+        self._name, self._layout = name, layout
         self.row_bytes = max(group.block_bytes for group in layout.groups)
         self.num_rows = num_bytes // self.row_bytes
         if not self.num_rows:
@@ -222,20 +225,41 @@ class Rows:
             if not taken.cancelled():
                 taken.set_result(self._pop(count))
 
+    def hello(self, facts: dict[str, str]) -> EngineHello:
+        """First message to the pool node.
+
+        Args:
+            facts: Facts of the layout id.
+        """
+        return EngineHello(
+            engine=self._name,
+            layout=layout_spec(self._layout),
+            row_bytes=self.row_bytes,
+            num_rows=self.num_rows,
+            extents=self.extents,
+            facts=facts,
+            model=facts.get("model.name", ""),
+            shape=EngineShape(ranks=1, block_tokens=self._layout.tokens_per_hash),
+        )
+
     @property
     def num_free(self) -> int:
         """Free rows."""
         return len(self._free)
 
-    def write(self, row: int, data: bytes) -> None:
-        """Fill a row."""
-        start = row * self.row_bytes
-        self._memory[start : start + len(data)] = data
+    def fill(self, rows: list[int], blocks: Sequence[NewBlock]) -> None:
+        """Write computed blocks, one a row."""
+        for row, block in zip(rows, blocks, strict=True):
+            size, start = self._sizes[block.key.group], row * self.row_bytes
+            self._memory[start : start + size] = block_bytes(block.key, size, block.stain)
 
-    def read(self, row: int, group: int) -> bytes:
-        """The block of a cache group in a row."""
-        start = row * self.row_bytes
-        return self._memory[start : start + self._sizes[group]]
+    def blocks(self, rows: list[int], keys: Sequence[BlockKey]) -> list[tuple[BlockKey, bytes]]:
+        """The blocks in rows."""
+        starts = [row * self.row_bytes for row in rows]
+        return [
+            (key, self._memory[start : start + self._sizes[key.group]])
+            for key, start in zip(keys, starts, strict=True)
+        ]
 
     def close(self) -> None:
         """Unmap."""

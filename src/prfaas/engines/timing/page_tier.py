@@ -18,11 +18,8 @@ from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order
 from prfaas.engines.sglang.pool_calls import PoolCalls
-from prfaas.engines.timing.blocks import NewBlock, PrefixNames, Rows, block_bytes
+from prfaas.engines.timing.blocks import NewBlock, PrefixNames, Rows
 from prfaas.tasks import cancel_all
-from prfaas.wire.messages.engine import EngineHello
-from prfaas.wire.messages.layouts import layout_spec
-from prfaas.wire.messages.survey import EngineShape
 
 PAGES_MAX = 128
 """Pages of one call, as SGLang's storage threads move them."""
@@ -60,7 +57,6 @@ class PageTier:
         facts: dict[str, str],
         wait_s: float = WAIT_S,
     ) -> None:
-        self._sizes = {group.index: group.block_bytes for group in layout.groups}
         self._names = PrefixNames(layout)
         self.lineage: Lineage[bytes] = Lineage()
         self.rows = Rows(engine, layout, host_memory)
@@ -72,16 +68,7 @@ class PageTier:
         self._prefetch, self._backup = (ThreadPoolExecutor(1) for _ in range(2))
         self._calls = PoolCalls(
             pool,
-            EngineHello(
-                engine=engine,
-                layout=layout_spec(layout),
-                row_bytes=self.rows.row_bytes,
-                num_rows=self.rows.num_rows,
-                extents=self.rows.extents,
-                facts=facts,
-                model=facts.get("model.name", ""),
-                shape=EngineShape(ranks=1, block_tokens=layout.tokens_per_hash),
-            ),
+            self.rows.hello(facts),
             self.rows.descriptor,
             wait_s,
         )
@@ -141,9 +128,7 @@ class PageTier:
             self.lineage.loaded((key.block_hash for key in keys), sources)
             if not all(loaded):
                 return None
-            return [
-                (key, self.rows.read(row, key.group)) for key, row in zip(keys, rows, strict=True)
-            ]
+            return self.rows.blocks(rows, keys)
         finally:
             self.rows.give(rows)
 
@@ -177,9 +162,7 @@ class PageTier:
         try:
             if entry.sources and entry.era < self._era:
                 return
-            for row, block in zip(rows, blocks, strict=True):
-                size = self._sizes[block.key.group]
-                self.rows.write(row, block_bytes(block.key, size, block.stain))
+            self.rows.fill(rows, blocks)
             keys = [block.key for block in blocks]
             await self._run(self._backup, self._calls.store, keys, rows, entry.sources)
         finally:

@@ -19,15 +19,13 @@ from prfaas.engines.block_requests import ASK_AGAIN_NS, BlockRequests, BlockStat
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in
 from prfaas.engines.pool_client import PoolConnection
-from prfaas.engines.timing.blocks import NewBlock, PrefixNames, PushOfRequest, Rows, block_bytes
+from prfaas.engines.timing.blocks import NewBlock, PrefixNames, PushOfRequest, Rows
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, EngineHello, Load, PushDone, Store
+from prfaas.wire.messages.engine import REQUEST_CHARS_MAX, Load, PushDone, Store
 from prfaas.wire.messages.fields import Key
-from prfaas.wire.messages.layouts import layout_spec
-from prfaas.wire.messages.survey import EngineShape
 
 BATCH_ROWS_MAX = 64
 """Blocks of one job: their bytes are made between two turns of the event loop."""
@@ -72,7 +70,6 @@ class TimingTier:
         self, engine: str, layout: Layout, pool: Path, host_memory: int, facts: dict[str, str]
     ) -> None:
         self._layout = layout
-        self._sizes = {group.index: group.block_bytes for group in layout.groups}
         self._names = PrefixNames(layout)
         self.lineage: Lineage[bytes] = Lineage()
         self.rows = Rows(engine, layout, host_memory)
@@ -90,16 +87,7 @@ class TimingTier:
         self._tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._write())}
         self._client = PoolConnection(
             pool,
-            EngineHello(
-                engine=engine,
-                layout=layout_spec(layout),
-                row_bytes=self.rows.row_bytes,
-                num_rows=self.rows.num_rows,
-                extents=self.rows.extents,
-                facts=facts,
-                model=facts.get("model.name", ""),
-                shape=EngineShape(ranks=1, block_tokens=layout.tokens_per_hash),
-            ),
+            self.rows.hello(facts),
             self.rows.descriptor,
             self._on_message,
             self._on_lost,
@@ -247,9 +235,7 @@ class TimingTier:
             self.lineage.loaded((key.block_hash for key in keys), result.sources)
             if not result.ok:
                 return None
-            return [
-                (key, self.rows.read(row, key.group)) for key, row in zip(keys, rows, strict=True)
-            ]
+            return self.rows.blocks(rows, keys)
         finally:
             self.rows.give(rows)
 
@@ -268,9 +254,7 @@ class TimingTier:
         if new.sources and new.era < self._era:
             self.rows.give(rows)
             return
-        for row, block in zip(rows, blocks, strict=True):
-            size = self._sizes[block.key.group]
-            self.rows.write(row, block_bytes(block.key, size, block.stain))
+        self.rows.fill(rows, blocks)
         push = self._pushes.get(new.request)
         pushed = [push is not None and push.takes(block) for block in blocks]
         job = self._number()

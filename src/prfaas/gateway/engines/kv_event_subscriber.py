@@ -81,6 +81,16 @@ class SubscriptionFault(StrEnum):
     """The engine did not answer a request for a replay."""
 
 
+class SubscriptionObserver:
+    """Observer of subscriptions; this one notes nothing."""
+
+    def applied(self, engine: str, batch: KvEventBatch) -> None:
+        """A batch of an engine was applied."""
+
+    def failed(self, engine: str, fault: SubscriptionFault) -> None:
+        """A subscription to an engine has failed."""
+
+
 class _GoneError(Exception):
     """The connection is over."""
 
@@ -99,14 +109,14 @@ class EngineClient:
         table: EngineTable,
         feed: EngineFeed,
         layout: Callable[[], Layout | None],
-        on_fault: Callable[[SubscriptionFault], None],
+        observer: SubscriptionObserver,
         timing: EventTiming,
     ) -> None:
         self._engine = engine
         self._endpoint = table.kv_events or ""
         self._replay_endpoint = table.kv_events_replay
         self._layout = layout
-        self._on_fault = on_fault
+        self._observer = observer
         self._context: Context | None = None
         self._is_joined = False
         self._said = LogThrottle(every_ns=round(timing.gap_logged_every_s * NS_PER_S))
@@ -142,7 +152,7 @@ class EngineClient:
                 level = logging.WARNING if self._is_joined else logging.DEBUG
                 self._say(level, "kv_events_lost", why=str(error) or repr(error))
                 if self._is_joined:
-                    self._on_fault(SubscriptionFault.LOST)
+                    self._failed(SubscriptionFault.LOST)
             finally:
                 self.feed.lost()
 
@@ -183,7 +193,7 @@ class EngineClient:
                 await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
-        self._on_fault(SubscriptionFault.GAP)
+        self._failed(SubscriptionFault.GAP)
         self._say_gap(seq)
         for _ in range(REPLAYS_MAX):
             if not await self._replay():
@@ -214,8 +224,11 @@ class EngineClient:
                         self._ask(socket)
                 await asyncio.sleep(0)
         self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
-        self._on_fault(SubscriptionFault.NOT_REPLAYED)
+        self._failed(SubscriptionFault.NOT_REPLAYED)
         return False
+
+    def _failed(self, fault: SubscriptionFault) -> None:
+        self._observer.failed(self._engine, fault)
 
     def _say_gap(self, seq: int) -> None:
         if self._said.is_new("kv_events_gap"):
@@ -246,8 +259,6 @@ class EngineEvents:
     Args:
         index: Follows what they hold.
         layout: Layout of an engine by its pool and name; None while it is not announced.
-        on_batch: Called with an engine's name and each batch of it that is applied.
-        on_fault: Called with an engine's name and each fault of its subscription.
         timing: Times of the subscriptions.
     """
 
@@ -256,14 +267,12 @@ class EngineEvents:
         deployment: Deployment,
         index: PrefixIndex,
         layout: Callable[[str, str], Layout | None],
-        on_batch: Callable[[str, KvEventBatch], None],
-        on_fault: Callable[[str, SubscriptionFault], None],
+        observer: SubscriptionObserver,
         timing: EventTiming | None = None,
     ) -> None:
         self._context: Context | None = None
         self._index, self._layout = index, layout
-        self._on_batch, self._on_fault = on_batch, on_fault
-        self._timing = timing or EventTiming()
+        self._observer, self._timing = observer, timing or EventTiming()
         self._clients: dict[str, EngineClient] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         for cluster in deployment.clusters.values():
@@ -275,9 +284,9 @@ class EngineEvents:
             self._clients[name] = EngineClient(
                 name,
                 table,
-                EngineFeed(name, self._index, partial(self._on_batch, name)),
+                EngineFeed(name, self._index, partial(self._observer.applied, name)),
                 partial(self._layout, table.pool, name),
-                partial(self._on_fault, name),
+                self._observer,
                 self._timing,
             )
 

@@ -32,7 +32,7 @@ from prfaas.gateway.pools.transfer_orders import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.dispatcher_setup import Profiles
-from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.routing.transfer_tracker import TransferArrived, Transfers
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
@@ -201,9 +201,9 @@ class PrefixReplication:
             if begun:
                 self._note(source, destination, begun)
 
-    def over(self, transfer: TransferView) -> None:
+    def arrived(self, fact: TransferArrived) -> None:
         """A transfer ended; it may have been a copy."""
-        self._over(transfer.transfer_id)
+        self._over(fact.view.transfer_id)
 
     def _start(
         self, source: str, destination: str, copy: Copy[bytes], book: LinkBook, now_ns: int
@@ -281,6 +281,7 @@ class Loops:
         if deployment.routing.replication is not None:
             settings = copy_settings(deployment.routing, BEAT_S * LOOP_EVERY)
             self.copier = PrefixReplication(driver, transfers, fetcher, settings, journal)
+            facts.subscribe(TransferArrived, self.copier.arrived)
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)
@@ -291,11 +292,6 @@ class Loops:
     def all(self) -> list[PeriodicLoop]:
         """Running loops."""
         return [loop for loop in (self.reroling, self.copier) if loop is not None]
-
-    def transfer_over(self, transfer: TransferView) -> None:
-        """A transfer ended at its destination."""
-        if self.copier is not None:
-            self.copier.over(transfer)
 
 
 def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:

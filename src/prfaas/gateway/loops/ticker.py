@@ -14,10 +14,11 @@ from prfaas.core.control.threshold_loop import Evidence, Pressures
 from prfaas.core.dispatch.types import ThresholdMoved
 from prfaas.core.resilience.quarantine import Guards
 from prfaas.core.transfer.site_budget import TICK_NS, LeaseBook, demand
+from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S, format_seconds, seconds_of
-from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.base import Ping
 from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry
 
 BEAT_S = 1.0
@@ -141,22 +142,6 @@ def _by_pressure(found: Pressures, pressed: str) -> tuple[str, dict[str, Number]
     }
 
 
-class PoolPort(Protocol):
-    """Connections of a gateway to pool nodes."""
-
-    def names(self) -> list[str]:
-        """Names of all pools."""
-
-    def answered_ns(self, pool: str) -> int:
-        """Time of the last `Ping` that a pool answered; 0 is none, or that it is not connected."""
-
-    def telemetry(self) -> Mapping[tuple[str, str], LinkTelemetry]:
-        """Latest measurements of every link, by source and destination."""
-
-    def send(self, pool: str, message: Message) -> bool:
-        """Send a message to a pool; False if it is not connected."""
-
-
 class LeaseGiver:
     """Gives out the budgets of all sites that have one.
 
@@ -167,7 +152,7 @@ class LeaseGiver:
     def __init__(
         self,
         sites: Iterable[tuple[int, frozenset[str]]],
-        pools: PoolPort,
+        pools: Pools,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         now_ns = clock_ns()
@@ -175,7 +160,7 @@ class LeaseGiver:
         self._pools, self._clock_ns = pools, clock_ns
 
     @classmethod
-    def of(cls, clusters: Iterable[ClusterTable], pools: PoolPort) -> LeaseGiver:
+    def of(cls, clusters: Iterable[ClusterTable], pools: Pools) -> LeaseGiver:
         """Return one for the sites of a deployment file."""
         sites = [(c.link_budget, frozenset(c.pools)) for c in clusters if c.link_budget]
         return cls(sites, pools)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prfaas.config.deployment import Deployment
-from prfaas.config.market.classes import RESERVED, ClassTable
+from prfaas.config.market.prices import RESERVED, ClassTable
 from prfaas.config.tenants import TenantTable
 from prfaas.core.market.classes import ServiceClass
 from prfaas.errors import RequestError

@@ -80,17 +80,14 @@ class PoolSubscription:
         self,
         pool: str,
         address: tuple[str, int],
-        gateway: str,
+        hello: Subscribe,
         tls: ssl.SSLContext,
         subscription: Subscription,
         timing: PoolTiming,
-        shares: Mapping[str, tuple[float, float]] = {},
-        ages: Mapping[str, int] = {},
     ) -> None:
-        self._shares, self._ages = dict(shares), dict(ages)
         self._pool = pool
         self._address = address
-        self._gateway = gateway
+        self._hello = hello
         self._tls = tls
         self._timing = timing
         self._channel: Channel | None = None
@@ -204,8 +201,7 @@ class PoolSubscription:
         channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))
         self._channel = channel
         self.subscription.begin()
-        hello = Subscribe(gateway=self._gateway, shares=self._shares, ages=self._ages)
-        channel.send(hello)
+        channel.send(self._hello)
         if self._unreached or not self._said or self._was_live:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
         self._unreached = ""
@@ -247,26 +243,23 @@ class Pools:
     """All pool nodes of a deployment.
 
     Args:
+        hello: First message to each of them.
         tls: Our identity, for dialling.
         index: Index of their blocks.
         transfers: Tracker of their transfers.
         driver: Receives their state and that of their links.
         timing: Times of the subscriptions.
-        shares: Reserve and limit of tenants in every pool, by their tags.
-        ages: Largest ages of blocks by the tags of tenants, seconds.
     """
 
     def __init__(
         self,
         endpoints: Endpoints,
-        gateway: str,
+        hello: Subscribe,
         tls: ssl.SSLContext,
         index: PrefixIndex,
         transfers: Transfers,
         driver: Driver,
         timing: PoolTiming,
-        shares: Mapping[str, tuple[float, float]] = {},
-        ages: Mapping[str, int] = {},
     ) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
         """Called when a pool node has reported a change of its engines or links."""
@@ -277,7 +270,7 @@ class Pools:
 
         def client(pool: str, address: tuple[str, int]) -> PoolSubscription:
             followed = Subscription(pool, index, transfers, partial(tell, pool))
-            return PoolSubscription(pool, address, gateway, tls, followed, timing, shares, ages)
+            return PoolSubscription(pool, address, hello, tls, followed, timing)
 
         self._make = client
         self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}

@@ -12,10 +12,12 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.changes import ChangeEntry, Loop, Number
 from prfaas.core.facts import FactStream
+from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.facts import SettingChanged
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import Guards, Target, label_of
 from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.transfer_tracker import TransferJudged
 from prfaas.logs import log_event
 
 ENTRIES_MAX = 1000
@@ -28,7 +30,7 @@ class Journal:
     """The last changes, the oldest forgotten first."""
 
     def __init__(self, facts: FactStream | None = None) -> None:
-        self._facts = facts or FactStream()
+        self.facts = facts or FactStream()
         self._entries: deque[ChangeEntry] = deque(maxlen=ENTRIES_MAX)
         self._num_entries = 0
 
@@ -49,7 +51,7 @@ class Journal:
             self._num_entries, time.time(), loop, action, what, old, new, why, dict(numbers or {})
         )
         self._entries.append(entry)
-        self._facts.report(SettingChanged(entry, acting_operator.get()))
+        self.facts.report(SettingChanged(entry, acting_operator.get()))
         fields = {"loop": loop.value, "action": action, "what": what, "old": old, "new": new}
         log_event(_log, logging.INFO, "control", **fields, why=why, **entry.numbers)
         return entry
@@ -72,7 +74,7 @@ _WHY = {
 
 
 def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Guards:
-    """Breakers of all engines and links; every change is recorded in the journal."""
+    """Breakers of all engines and links; transfers judge links, and changes are recorded."""
     local = deployment.with_role(ClusterRole.PD)
     remote = deployment.with_role(ClusterRole.PRFAAS)
     engines = [name for cluster in (*local, *remote) for name in cluster.engines]
@@ -88,4 +90,13 @@ def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Gua
         )
 
     at_local = frozenset(name for cluster in local for name in cluster.engines)
-    return Guards([*engines, *deployment.links], driver, changed, [at_local])
+    guards = Guards([*engines, *deployment.links], driver, changed, [at_local])
+
+    def judged(fact: TransferJudged) -> None:
+        view = fact.view
+        num_missing = event.num_missing if (event := view.best_event) else 0
+        outcome = told_of_link(fact.end, num_missing)
+        guards.ended((view.source, view.destination), outcome, time.monotonic_ns())
+
+    journal.facts.subscribe(TransferJudged, judged)
+    return guards

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 from prfaas.wire.messages.gateway import TransferEnded
@@ -80,6 +81,25 @@ class TransferView:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferArrived:
+    """A fact: the destination of a transfer has reported its end; once a transfer."""
+
+    view: TransferView
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJudged:
+    """A fact: the end by which a link is judged is known; once a transfer.
+
+    Attributes:
+        end: The first fault that a pool reports, or else the destination's end.
+    """
+
+    view: TransferView
+    end: TransferEnd
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksReceived:
     """A fact: a request has ended, and may have used blocks of another cluster.
 
@@ -108,20 +128,10 @@ class BlocksReceived:
 
 
 class Transfers:
-    """Views by transfer id, the oldest forgotten first.
+    """Views by transfer id, the oldest forgotten first."""
 
-    Args:
-        on_arrived: Called once a transfer, when its destination reported its end.
-        on_judged: Called once a transfer with the end that its link is judged by: the first fault
-            that a pool reports, or else the destination's end.
-    """
-
-    def __init__(
-        self,
-        on_arrived: Callable[[TransferView], None] = lambda _: None,
-        on_judged: Callable[[TransferView, TransferEnd], None] = lambda *_: None,
-    ) -> None:
-        self._on_arrived, self._on_judged = on_arrived, on_judged
+    def __init__(self, facts: FactStream | None = None) -> None:
+        self._facts = facts or FactStream()
         self._views: OrderedDict[bytes, TransferView] = OrderedDict()
 
     def open(
@@ -149,7 +159,7 @@ class Transfers:
             self._judge(view, event.kind)
         view.report(event.kind, at_destination)
         if at_destination:
-            self._on_arrived(view)
+            self._facts.report(TransferArrived(view))
 
     def refused(self, pool: str, message: Refused) -> None:
         """Handle a pool's refusal of a pull, which has no other end."""
@@ -167,4 +177,4 @@ class Transfers:
     def _judge(self, view: TransferView, end: TransferEnd) -> None:
         if not view.is_judged:
             view.is_judged = True
-            self._on_judged(view, end)
+            self._facts.report(TransferJudged(view, end))

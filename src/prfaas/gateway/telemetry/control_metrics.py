@@ -19,7 +19,7 @@ from prfaas.core.dispatch.links import Link
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.routing.calibration import Calibration
-from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault
+from prfaas.gateway.engines.kv_event_subscriber import SubscriptionFault, SubscriptionObserver
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
@@ -63,7 +63,7 @@ def _is_at(read: Callable[[], object], state: Enum) -> float:
     return float(read() is state)
 
 
-class EventMetrics:
+class EventMetrics(SubscriptionObserver):
     """Metrics of KV events and of the index's size."""
 
     def __init__(self, make: Families) -> None:

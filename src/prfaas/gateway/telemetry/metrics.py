@@ -22,7 +22,7 @@ from prfaas.gateway.http.connections import ClientConnections, Closed
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.routing.transfer_tracker import TransferArrived, TransferView
 from prfaas.gateway.telemetry.control_metrics import (
     ControlMetrics,
     EventMetrics,
@@ -172,9 +172,10 @@ class GatewayMetrics:
         )
 
     def follow(self, facts: FactStream) -> None:
-        """Count changes of settings, and requests without a right."""
+        """Count changes of settings, requests without a right, and transfers."""
         facts.subscribe(SettingChanged, lambda fact: self.control.changed(fact.change))
         facts.subscribe(RequestRefused, self._refused_right)
+        facts.subscribe(TransferArrived, lambda fact: self._arrived(fact.view))
 
     def _refused_right(self, fact: RequestRefused) -> None:
         if not fact.operator:
@@ -243,7 +244,7 @@ class GatewayMetrics:
             stage, reason = record.fallback.stage, record.fallback.reason
             self._fallbacks.labels(stage, label(stage, reason)).inc()
 
-    def arrived(self, transfer: TransferView) -> None:
+    def _arrived(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""
         self._kv_bytes.labels(transfer.source, transfer.destination).inc(transfer.num_bytes)
         self.control.arrived(transfer)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.config.tracing import TracingTable
+from prfaas.config.services import TracingTable
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.telemetry.request_records import RequestRecord
 from prfaas.telemetry import is_sampled, is_traceparent, make_provider

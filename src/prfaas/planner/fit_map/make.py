@@ -83,10 +83,7 @@ class FitMap:
 
 
 def make_map(
-    question: Question,
-    axes: Axes,
-    transport: TcpEnds,
-    on_progress: Progress | None = None,
+    question: Question, axes: Axes, transport: TcpEnds, on_progress: Progress | None = None
 ) -> FitMap:
     """Plan every point of the axes.
 

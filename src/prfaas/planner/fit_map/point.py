@@ -288,7 +288,7 @@ def _transports(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
         (
             "TCP buffers of 64 MiB in place of 4 (tcp_wmem, tcp_rmem)",
             replace(transport, window_bytes=16 * transport.window_bytes),
-        ),
+        )
     ]
     if transport.num_nodes or len(plans.problem.prfaas) == 1:
         changed.append(("twice as many pool nodes", replace(transport, num_nodes=2 * nodes)))

@@ -208,12 +208,7 @@ def break_even_bandwidth(problem: Problem, mode: StageMode) -> float | None:
     for _ in range(30):
         middle = float(np.sqrt(low * high))
         low, high = (
-            (low, middle)
-            if gain(with_bandwidth(problem, middle), mode) > 0
-            else (
-                middle,
-                high,
-            )
+            (low, middle) if gain(with_bandwidth(problem, middle), mode) > 0 else (middle, high)
         )
     return total * high
 

@@ -22,7 +22,7 @@ from prfaas.core.transfer.tcp_goodput import Probe
 from prfaas.errors import ConfigError, PeerError, TransferError, words_of
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.listener import Listener
-from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.pool.net.tls_sockets import connect, readable, shake_hands, writable
 from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name
@@ -190,25 +190,19 @@ def _refuse(_: object) -> None:
 
 async def _drop(secured: ssl.SSLSocket, bytes_max: int) -> int:
     """Read until the end, or until it is enough."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
     nowhere, total, turn = bytearray(TURN_BYTES), 0, 0
-    loop.add_reader(secured.fileno(), ready.set)
-    try:
-        while total < bytes_max:
-            try:
-                count = secured.recv_into(nowhere)
-            except ssl.SSLWantReadError:
-                ready.clear()
-                await ready.wait()
-                continue
-            if not count:
-                break
-            total, turn = total + count, turn + count
-            if turn > TURN_BYTES:
-                turn = 0
-                await asyncio.sleep(0)
-    finally:
-        loop.remove_reader(secured.fileno())
+    while total < bytes_max:
+        try:
+            count = secured.recv_into(nowhere)
+        except ssl.SSLWantReadError:
+            await readable(secured)
+            continue
+        if not count:
+            break
+        total, turn = total + count, turn + count
+        if turn > TURN_BYTES:
+            turn = 0
+            await asyncio.sleep(0)
     return total
 
 
@@ -313,17 +307,12 @@ def _grown(before: list[TcpInfo], after: list[TcpInfo], counter: str) -> int:
 
 
 async def _pour(secured: ssl.SSLSocket) -> None:
-    loop, ready, turn = asyncio.get_running_loop(), asyncio.Event(), 0
-    loop.add_writer(secured.fileno(), ready.set)
-    try:
-        while True:
-            try:
-                turn += secured.send(_PAYLOAD)
-            except ssl.SSLWantWriteError:
-                ready.clear()
-                await ready.wait()
-            if turn > TURN_BYTES:
-                turn = 0
-                await asyncio.sleep(0)
-    finally:
-        loop.remove_writer(secured.fileno())
+    turn = 0
+    while True:
+        try:
+            turn += secured.send(_PAYLOAD)
+        except ssl.SSLWantWriteError:
+            await writable(secured)
+        if turn > TURN_BYTES:
+            turn = 0
+            await asyncio.sleep(0)

@@ -45,8 +45,7 @@ from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send.block_sender import Sending
 from prfaas.pool.send.link_coding import LinkCoding
-from prfaas.pool.send.outbound_link import OutboundLink
-from prfaas.pool.send.site_share import SiteShare
+from prfaas.pool.send.outbound_link import OutboundLink, SiteShare
 from prfaas.pool.shared.opening import open_shared
 from prfaas.pool.sites.sites import Sites
 from prfaas.pool.store.block_store import BlockStore

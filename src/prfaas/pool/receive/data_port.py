@@ -20,9 +20,8 @@ from prfaas.log_throttle import LogThrottle
 from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.net.link_end import LinkEnd
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
-from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer
+from prfaas.pool.receive.block_assembly import Assembly, BlockBuffer, FragmentReader
 from prfaas.pool.receive.decoding import Decoding
-from prfaas.pool.receive.fragment_reader import FragmentReader
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 from prfaas.wire.frames import FrameDecoder

@@ -7,18 +7,20 @@ import contextlib
 import logging
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError, without_frames
 from prfaas.logs import log_event
 from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.net.link_end import SEND_LIMITS, Destination, LinkEnd
 from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding, Scratch
-from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.tasks import Backoff
 from prfaas.units import NS_PER_S
 from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
@@ -31,6 +33,49 @@ from prfaas.wire.sealed.streams import SealedParts
 from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)
+
+
+FRAGMENT_BYTES = 128 << 10
+"""Until something is known of the path."""
+
+
+class SendQueue:
+    """A `LinkShare` between the node's loop, which fills it, and the lanes, which empty it.
+
+    `with queue as share:` holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self._share = LinkShare(FRAGMENT_BYTES)
+        self._lock = threading.Lock()
+        self.on_more: Callable[[], object] = lambda: None
+        """Called when there is something to send."""
+
+    def __enter__(self) -> LinkShare:
+        self._lock.acquire()
+        return self._share
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def add(self, block: OutgoingBlock) -> None:
+        """Queue a block."""
+        with self._lock:
+            self._share.add(block)
+        self.on_more()
+
+    def lost(self, connection: int) -> None:
+        """Send unacknowledged fragments of this connection again."""
+        with self._lock:
+            self._share.lost(connection)
+        self.on_more()
+
+    def take(self, connection: int) -> Fragment | None:
+        """Return the next fragment of this connection; None if the queue is empty."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            return self._share.take(connection, now_ns)
+
 
 FRAGMENT_BYTES_LARGEST = 1 << 20
 PAGE_BYTES = 4096
@@ -345,7 +390,8 @@ class DataSenders:
         if bits_per_s:
             share = bits_per_s // 8 // min(self._num_wanted, self._num_max or self._num_wanted)
             self._fragment_bytes = fragment_bytes(share, rtt_ns, self._limits.fragment_bytes_min)
-            self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
+            with self._queue as queue:
+                queue.fragment_bytes = _expanded(self._fragment_bytes, self._coding.expansion)
         self._fit()
         self._fill()
 

@@ -22,10 +22,9 @@ from prfaas.core.transfer.transfer_state import ChangedLink, TransferEnd
 from prfaas.errors import PeerError, words_of
 from prfaas.logs import log_event
 from prfaas.pool.net.link_end import Destination, LinkEnd
-from prfaas.pool.send.data_sender import DataSenders, LinkSession
+from prfaas.pool.send.data_sender import DataSenders, LinkSession, SendQueue
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_control import LinkControl
-from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.tasks import cancel_all
 from prfaas.wire.channel import Channel

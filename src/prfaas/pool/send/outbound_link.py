@@ -3,12 +3,14 @@
 A transfer outlives its connections (`dialer.py`): what the peer has not said to have goes again
 when the link is back, and only when it stays away for longer than the grace time are transfers
 given up.
+
+`SiteShare` divides what the node may send among its links to other sites.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prfaas.core.cache.keep_rules import Matches
@@ -18,13 +20,14 @@ from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
 from prfaas.core.transfer.link_scheduler import OutgoingBlock
 from prfaas.core.transfer.sender import Sender
+from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
 from prfaas.core.transfer.transfer_state import SENT, EndedTransfer, TransferEnd
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, check_invariants
 from prfaas.pool.net.link_end import Destination, LinkEnd
+from prfaas.pool.send.data_sender import SendQueue
 from prfaas.pool.send.dialer import Dialer
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_control import LinkControl
-from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import SOURCE, Grant, TicketChecks
 from prfaas.records import methods_of
@@ -103,7 +106,8 @@ class OutboundLink:
             AssertionError: It does not.
         """
         self.machine.validate()
-        self.queue.validate()
+        with self.queue as share:
+            check_invariants(share.invariants())
 
     def report(self, event: on.TransferInput) -> None:
         """Report what happened, and do what follows.
@@ -142,7 +146,8 @@ class OutboundLink:
 
         It has none while another transfer has anything to send: nobody waits for a checkpoint.
         """
-        has_room = not self.queue.queued_beside(transfer_id)
+        with self.queue as share:
+            has_room = not share.queued_beside(transfer_id)
         outcome = "sent" if has_room else "withheld"
         self._checkpoint_bytes.labels(peer=self.peer, outcome=outcome).inc(len(block.data))
         if has_room:
@@ -232,15 +237,18 @@ class OutboundLink:
         )
 
     def _close_queue(self, action: do.CloseQueue) -> None:
-        self.queue.finish(action.transfer_id)
+        with self.queue as share:
+            share.finish(action.transfer_id)
 
     def _landed(self, action: do.Landed) -> None:
-        for block in action.blocks:
-            block.payload.pins -= 1
-            self.queue.arrived(action.transfer_id, block.name)
+        with self.queue as share:
+            for block in action.blocks:
+                block.payload.pins -= 1
+                share.arrived(action.transfer_id, block.name)
 
     def _withdraw(self, action: do.Withdraw) -> None:
-        self.queue.drop(action.transfer_id)
+        with self.queue as share:
+            share.drop(action.transfer_id)
         for block in action.blocks:
             block.payload.pins -= 1
 
@@ -252,3 +260,48 @@ class OutboundLink:
 
 
 _METHODS = methods_of(OutboundLink, do.SENT)
+
+
+class SiteShare:
+    """Limits links by the lease that stands, or by an equal share of the budget.
+
+    A link whose own budget is less than its part keeps to its own.
+
+    Args:
+        budget_bits_per_s: Of the site; 0 limits nothing.
+        site: Names of the pool nodes of the site, this one included.
+    """
+
+    def __init__(
+        self,
+        budget_bits_per_s: int,
+        site: frozenset[str],
+        links: Mapping[str, OutboundLink],
+    ) -> None:
+        self._is_limited = budget_bits_per_s > 0
+        self._leases = HeldLeases(budget_bits_per_s, len(site))
+        self._site, self._links = site, links
+        self.apply()
+
+    def take(self, gateway: str, lease: Lease) -> None:
+        """Follow a lease that a gateway gave."""
+        if self._is_limited:
+            self._leases.take(gateway, lease, time.monotonic_ns())
+            self.apply()
+
+    def apply(self) -> None:
+        """Divide what the node may send now by what waits for each link."""
+        if not self._is_limited:
+            return
+        remote = {peer: link for peer, link in self._links.items() if peer not in self._site}
+        wanted = {}
+        for peer, link in remote.items():
+            seen = link.telemetry
+            wanted[peer] = demand(seen.queued_bytes + seen.in_flight_bytes, 0)
+        held = self._leases.bits_per_s(time.monotonic_ns())
+        most = max(held, self._leases.equal_bits_per_s)
+        idle = next((peer for peer, rate in wanted.items() if not rate), "")
+        # The same for each idle link: what it would have if it asked for all.
+        asking = allocate(most, wanted | {idle: float(most)})[idle] if idle else 0
+        for peer, rate in allocate(held, wanted).items():
+            remote[peer].control.limit(max(1, rate), max(1, asking))

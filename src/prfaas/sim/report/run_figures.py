@@ -202,16 +202,6 @@ def comparison_table(found: Mapping[str, Results]) -> Table:
 
 Runs = Mapping[str, RunFigures]
 _PLOT_COLUMNS = 120
-_SERIES: Mapping[str, Callable[[SeriesSample], float]] = {
-    "work before a PD-P instance, s": lambda s: s.local_wait_ns / NS_PER_S,
-    "work before a PrfaaS instance, s": lambda s: s.remote_wait_ns / NS_PER_S,
-    "link backlog, GB": lambda s: s.link_backlog_bytes / 1e9,
-    "requests waiting for decode": lambda s: s.num_decode_waiting,
-    "offload threshold, thousand tokens": lambda s: s.offload_threshold / 1e3,
-    "PD instances that prefill": lambda s: s.num_prefill,
-    "PD instances that decode": lambda s: s.num_decode,
-    "PrfaaS instances": lambda s: s.num_prfaas,
-}
 
 
 def print_report(
@@ -250,7 +240,7 @@ def _over_time(runs: Runs) -> list[Text]:
         for name, run in runs.items()
     ]
     plots = [shown("link egress, Gbit/s", egress)]
-    for title, value in _SERIES.items():
+    for title, value in _COLUMNS.items():
         lines = [
             (name, [s.at_ns / NS_PER_S for s in run.samples], [value(s) for s in run.samples])
             for name, run in runs.items()

@@ -63,11 +63,7 @@ class MooncakeRows:
     """
 
     def __init__(
-        self,
-        block_tokens: int = BLOCK_TOKENS,
-        *,
-        complete: bool = True,
-        unit: Unit | None = None,
+        self, block_tokens: int = BLOCK_TOKENS, *, complete: bool = True, unit: Unit | None = None
     ) -> None:
         self._block_tokens, self._complete = block_tokens, complete
         self.unit = unit

@@ -80,9 +80,7 @@ def read_body(data: bytes, model: str) -> tuple[Body, Mapping[str, Any]]:
         raise RequestError(str(error)) from None
     if body.model is not None and body.model != model:
         raise RequestError(
-            f"The model `{body.model[:256]}` does not exist.",
-            status=404,
-            param="model",
+            f"The model `{body.model[:256]}` does not exist.", status=404, param="model"
         )
     return body, raw
 

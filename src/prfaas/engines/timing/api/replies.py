@@ -17,9 +17,7 @@ Json = dict[str, Any]
 
 def error_body(message: str, error_type: str, param: str | None, status: int) -> Json:
     """An error."""
-    return {
-        "error": {"message": message, "type": error_type, "param": param, "code": status},
-    }
+    return {"error": {"message": message, "type": error_type, "param": param, "code": status}}
 
 
 @dataclass(slots=True)
