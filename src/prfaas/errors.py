@@ -95,5 +95,14 @@ def check_invariants(found: Iterable[tuple[str, bool]]) -> None:
         AssertionError: One does not.
     """
     for what, holds in found:
-        if not holds:
-            raise AssertionError(what)
+        require(holds, what)
+
+
+def require(holds: bool, what: str) -> None:
+    """Check one thing that has to hold.
+
+    Raises:
+        AssertionError: It does not.
+    """
+    if not holds:
+        raise AssertionError(what)

@@ -208,6 +208,8 @@ async def running(
         await until(lambda: is_well(world))
         try:
             yield world
+            for checked in (gateway.engines, gateway.pools, gateway.connections):
+                checked.validate()
         finally:
             await gateway.close()
             for part in parts:

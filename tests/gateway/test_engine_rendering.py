@@ -123,7 +123,7 @@ async def test_results_end_with_their_engine(world: World, checkpoint: Path) -> 
     rendering = world.gateway._rendering
     engine = world.gateway.engines.by_name["decode"]
     await until(lambda: compared(world) is True)
-    engine.is_ready = False
+    engine.is_ready, engine.why_down = False, "it was told so"
     rendering.engine_changed(engine)
     assert compared(world) is None
     assert "decode" not in rendering._tasks

@@ -79,6 +79,8 @@ def _history(draw: Draw, drawn: Counter[type[Event]], done: Done) -> None:
             continue
         number, kind = draw.choice(numbers[-3:]), draw.choices(kinds, weights)[0]
         _both(both, number, MAKERS[kind](draw), drawn, done)
+    for lives in both:
+        lives.world.dispatcher.validate()
 
 
 def _come(

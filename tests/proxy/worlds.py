@@ -123,6 +123,7 @@ async def running(
     world = World(local, proxy, sessions)
     try:
         yield world
+        proxy._turns.validate()
     finally:
         for session in sessions.values():
             await session.close()

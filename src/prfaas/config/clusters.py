@@ -381,11 +381,8 @@ class ClusterTable(Table):
 
 
 def check_roles(clusters: Collection[tuple[str, ClusterTable]], *, reroling: bool) -> None:
-    """Roles of engines are given for all PD engines or for none, and make a working split.
-
-    Raises:
-        ValueError: They do not.
-    """
+    """Roles of engines are given for all PD engines or for none, and make a working split;
+    ValueError if they do not."""
     roles: dict[str, EngineRole] = {}
     sites: set[str] = set()
     for cluster, table in clusters:
@@ -422,11 +419,7 @@ def check_roles(clusters: Collection[tuple[str, ClusterTable]], *, reroling: boo
 def _check_apart(
     apart: Sequence[str], clusters: Collection[tuple[str, ClusterTable]], given: set[EngineRole]
 ) -> None:
-    """See that `has_roles` does not contradict the rest.
-
-    Raises:
-        ValueError: It does.
-    """
+    """See that `has_roles` does not contradict the rest; ValueError if it does."""
     homes = [cluster for cluster, table in clusters if table.role is ClusterRole.PD]
     if apart != homes:
         raise ValueError(

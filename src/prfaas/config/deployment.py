@@ -303,11 +303,8 @@ class Deployment(Table):
         return residency_of(self.clusters, self.tenants)
 
     def check_one_local(self) -> None:
-        """Check that a gateway can run the deployment: its requests are decoded in one cluster.
-
-        Raises:
-            ConfigError: There are several PD clusters.
-        """
+        """Check that a gateway can run the deployment: its requests are decoded in one cluster;
+        ConfigError if there are several PD clusters."""
         names = list(self.clusters_of(ClusterRole.PD))
         if len(names) > 1:
             raise ConfigError(
@@ -340,11 +337,8 @@ class Deployment(Table):
         return named + [(key, UNNAMED_OPERATOR) for key in self.gateway.operator_keys]
 
     def run_by(self, gateway: str) -> Deployment:
-        """The same deployment, as one of its gateways runs it.
-
-        Raises:
-            KeyError: There is no such gateway.
-        """
+        """The same deployment, as one of its gateways runs it; KeyError if there is no such
+        gateway."""
         if gateway == self.gateway.name:
             return self
         update = {"name": gateway, "listen": self.gateway.replicas[gateway]}

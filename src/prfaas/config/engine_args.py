@@ -44,13 +44,10 @@ def size_of(args: list[str], names: tuple[str, ...], default: int = 1) -> int:
 
 
 def check_parallelism(args: list[str], *, kv_events: bool) -> None:
-    """See that an engine's ranks are such as prfaas can serve.
+    """See that an engine's ranks are such as prfaas can serve; ValueError if they are not.
 
     Args:
         kv_events: True if its KV events are subscribed to.
-
-    Raises:
-        ValueError: They are not.
     """
     stages, ranks = size_of(args, PIPELINE), size_of(args, DATA)
     if stages > 1:

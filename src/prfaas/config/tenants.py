@@ -109,11 +109,8 @@ def check_keys(
     operators: Mapping[str, OperatorTable],
     operator_keys: list[str],
 ) -> None:
-    """A key belongs to one tenant, or to one operator.
-
-    Raises:
-        ValueError: One hash is given twice, or two operators have one name.
-    """
+    """A key belongs to one tenant, or to one operator; ValueError if one hash is given twice, or
+    two operators have one name."""
     if operator_keys and UNNAMED_OPERATOR in operators:
         raise ValueError(
             f"operators.{UNNAMED_OPERATOR}: the keys of gateway.operator_keys have this name; "

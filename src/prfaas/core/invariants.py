@@ -1,13 +1,17 @@
-"""Invariants of stateful classes: each `validate` method requires its own."""
+"""Checks of what has to hold between two calls of an object with state.
+
+`validate` of a class names its invariants. Tests call it when they end; the product never does.
+"""
 
 from __future__ import annotations
 
 
-def require(holds: bool, what: str) -> None:
-    """Require that something holds.
+def hold(**invariants: bool) -> None:
+    """Check invariants, each named by the words of its keyword.
 
     Raises:
-        AssertionError: It does not; the message is `what`.
+        AssertionError: Some do not hold; the message has all of them.
     """
-    if not holds:
-        raise AssertionError(what)
+    broken = [name.replace("_", " ") for name, holds in invariants.items() if not holds]
+    if broken:
+        raise AssertionError("does not hold: " + ", ".join(broken))

@@ -23,9 +23,8 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import Holding, holding_for
 from prfaas.gateway.admission.quarantine import PromptQuarantine
-from prfaas.gateway.api.auth import Access, is_for_clients
+from prfaas.gateway.api.auth import Access, RequestAdmission, is_for_clients
 from prfaas.gateway.api.completions import CompletionService
-from prfaas.gateway.api.entrance import RequestAdmission
 from prfaas.gateway.api.health import Views
 from prfaas.gateway.api.kv_lookup import KvLookup, TokenApi
 from prfaas.gateway.api.operator_api import ControlApi

@@ -39,13 +39,11 @@ def read_prices(path: Path, clusters: Mapping[str, object]) -> dict[str, PriceTa
 
 
 def deployment_market(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> Market | None:
-    """The market of a deployment; None where nothing asks for one.
+    """The market of a deployment; None where nothing asks for one; ConfigError if the price file is
+    invalid.
 
     Args:
         sites: Clusters of its plan.
-
-    Raises:
-        ConfigError: The price file is invalid.
     """
     routing, tables = deployment.routing, deployment.prices
     if routing.price_file is not None:

@@ -44,11 +44,8 @@ def make_market_plan(
     hysteresis: float,
     problem: Problem,
 ) -> MarketPlan:
-    """Prices and revocations of a scenario.
-
-    Raises:
-        ConfigError: One is that of no cluster, or has a date.
-    """
+    """Prices and revocations of a scenario; ConfigError if one is that of no cluster, or has a
+    date."""
     remote = {cluster.name: planned_site(cluster) for cluster in problem.prfaas}
     sites = {problem.pd.name: planned_site(problem.pd), **remote}
     try:

@@ -76,11 +76,7 @@ def peer_entries(
 
 
 def cluster_of(deployment: Deployment, name: str) -> str:
-    """The cluster of a pool node.
-
-    Raises:
-        ValueError: It is in none.
-    """
+    """The cluster of a pool node; ValueError if it is in none."""
     for cluster, table in deployment.clusters.items():
         if name in table.pools:
             return cluster

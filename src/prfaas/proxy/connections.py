@@ -10,8 +10,6 @@ import asyncio
 import resource
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from functools import partial
 
 from aiohttp import web
 
@@ -24,6 +22,7 @@ from prfaas.wire.site_authorities import peer_certificate
 
 HANDSHAKE_S = 10.0
 """Time limit of the TLS handshake: until then, a connection is of no site."""
+TLS_LIMITS = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": HANDSHAKE_S}
 HEAD_S = 10.0
 """Time limit of the head of the first request."""
 IDLE_S = 75.0
@@ -91,33 +90,13 @@ class ConnectionCounts:
         if not self._open[site]:
             del self._open[site]
 
-    async def listen(
-        self, runner: web.AppRunner, address: tuple[str, int], context: ssl.SSLContext
-    ) -> asyncio.Server:
-        """Serve an application whose runner is set up; close the answer before the runner.
-
-        Raises:
-            OSError: The address cannot be listened on.
-        """
-        server = runner.server
-        if server is None:
-            raise RuntimeError("the runner is not set up")
-        server.request_handler = partial(_begin, server.request_handler)
-        return await asyncio.get_running_loop().create_server(
-            partial(GatewayConnection, server, self),
-            *address,
-            ssl=context,
-            ssl_handshake_timeout=HANDSHAKE_S,
-            ssl_shutdown_timeout=HANDSHAKE_S,
-        )
-
 
 class GatewayConnection(TimedHandler):
     """One connection of a gateway."""
 
     __slots__ = ("_connections", "_site", "is_refused")
 
-    def __init__(self, server: web.Server, connections: ConnectionCounts) -> None:
+    def __init__(self, connections: ConnectionCounts, server: web.Server) -> None:
         super().__init__(server)
         self._connections = connections
         self._site: str | None = None
@@ -162,19 +141,6 @@ class GatewayConnection(TimedHandler):
         """End it; nothing waits for a peer that may not read."""
         if self.transport is not None:
             self.transport.abort()
-
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-async def _begin(handle: Handler, request: web.BaseRequest) -> web.StreamResponse:
-    """Handle a request; one on a connection beyond the limit of its site is refused."""
-    connection = request.protocol
-    if isinstance(connection, GatewayConnection):
-        connection.lift()  # A request has limits of its own.
-        if connection.is_refused:
-            return refused(429, "this site has too many connections", is_last=True)
-    return await handle(request)
 
 
 def _is_unread(request: web.BaseRequest) -> bool:

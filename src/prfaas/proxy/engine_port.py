@@ -15,7 +15,7 @@ from prfaas.core.sharing.engine_queue import QueueRefusal
 from prfaas.errors import EngineError, RequestError
 from prfaas.gateway.http.responses import read_answer
 from prfaas.proxy.bodies import Prefill, computed_in, read_prefill
-from prfaas.proxy.connections import ConnectionCounts, refused
+from prfaas.proxy.connections import ConnectionCounts, GatewayConnection, refused
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import BODY_BYTES_MAX, EngineTurn, TurnRefusedError, Turns
 from prfaas.wire.plain_http import name_server
@@ -198,7 +198,12 @@ class ProxyEnginePort:
             self._metrics.used(site, computed, time.monotonic_ns() - began_ns)
 
     def _site(self, request: web.Request) -> str | web.Response:
-        """Site of the gateway that asks, by its certificate; the answer for all others."""
+        """Site of the gateway that asks, by its certificate; the answer for all others, and for
+        connections beyond the limit of their site."""
+        if isinstance(connection := request.protocol, GatewayConnection):
+            connection.lift()  # A request has limits of its own.
+            if connection.is_refused:
+                return refused(429, "this site has too many connections", is_last=True)
         if (site := self._connections.site_of(request.transport)) is not None:
             return site
         self._metrics.refused.labels(reason="unknown").inc()

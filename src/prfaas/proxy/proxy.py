@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -22,13 +22,13 @@ from prfaas.config.governance.contracts import SharedEngineTable, load_contracts
 from prfaas.core.billing.usage import usage_record
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
-from prfaas.proxy.connections import ConnectionCounts
+from prfaas.proxy.connections import TLS_LIMITS, ConnectionCounts, GatewayConnection
 from prfaas.proxy.engine_port import ProxyEnginePort
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.proxy.turns import Turns
 from prfaas.series import CONTENT_TYPE
 from prfaas.wire.identity import Identity
-from prfaas.wire.plain_http import EngineResponse, listen, name_server
+from prfaas.wire.plain_http import EngineResponse, PlainHandler, listen, name_server
 from prfaas.wire.sockets import raise_descriptor_limit, request_socket
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Proxy:
             try:
                 for name, table in self._engines.items():
                     await self._open(name, table, http)
-                await self._serve("admin", self._admin(), self._settings.admin, None)
+                await self._serve("admin", self._admin(), self._settings.admin)
                 log.info("proxy %s: %s", self._settings.name, self.ports)
                 ready()
                 await self._follow()
@@ -131,14 +131,17 @@ class Proxy:
 
     async def _open(self, name: str, table: SharedEngineTable, http: aiohttp.ClientSession) -> None:
         port = ProxyEnginePort(name, table.url, self._turns, self.connections, self.metrics, http)
-        await self._serve(name, port.app(), split_address(table.listen), self._context)
+        make = partial(GatewayConnection, self.connections)
+        tls = {"ssl": self._context, **TLS_LIMITS}
+        await self._serve(name, port.app(), split_address(table.listen), make, **tls)
 
     async def _serve(
         self,
         name: str,
         app: web.Application,
         address: tuple[str, int],
-        context: ssl.SSLContext | None,
+        connection: Callable[[web.Server], PlainHandler] = PlainHandler,
+        **tls: Any,
     ) -> None:
         # A gateway that leaves ends its request: the place at the engine is for others.
         runner = web.AppRunner(
@@ -148,10 +151,7 @@ class Proxy:
         self._runners.append(runner)
         host, port = address
         try:
-            if context is None:
-                listener = await listen(runner, host, port)
-            else:
-                listener = await self.connections.listen(runner, address, context)
+            listener = await listen(runner, host, port, connection, **tls)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         self._listeners.append(listener)

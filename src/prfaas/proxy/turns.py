@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from prfaas.core.admission.contracts import Contract
 from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
+from prfaas.errors import check_invariants
 from prfaas.units import NS_PER_S
 
 BODY_BYTES_MAX = 32 << 20
@@ -69,6 +70,25 @@ class Turns:
         self._held_bytes = Counter[str]()
         self.coming: dict[str, Counter[str]] = {}
         """Bodies that are being read, by site and engine."""
+
+    def validate(self) -> None:
+        """Check what has to hold whenever nothing is being done.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        coming = [num for each in self.coming.values() for num in each.values()]
+        held = list(self._held_bytes.values())
+        check_invariants(
+            [
+                (
+                    "a request runs that nobody asked for",
+                    self._running.keys() <= self._waiting.keys(),
+                ),
+                ("a body ended that never began", min([*coming, *held], default=0) >= 0),
+                (f"sites hold {held} bytes", max(held, default=0) <= HELD_BYTES_MAX),
+            ]
+        )
 
     @contextmanager
     def hold(self, site: str, num_bytes: int) -> Iterator[None]:

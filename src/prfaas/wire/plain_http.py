@@ -11,6 +11,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -137,8 +139,18 @@ class TimedHandler(PlainHandler):
             self._time_limit = None
 
 
-async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+async def listen(
+    runner: web.AppRunner,
+    host: str,
+    port: int,
+    connection: Callable[[web.Server], PlainHandler] = PlainHandler,
+    **tls: Any,
+) -> asyncio.Server:
     """Serve an application whose runner is set up; close the answer before the runner.
+
+    Args:
+        connection: Makes each connection.
+        tls: As of `asyncio.loop.create_server`.
 
     Raises:
         OSError: The address cannot be listened on.
@@ -146,4 +158,4 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
     server, loop = runner.server, asyncio.get_running_loop()
     if server is None:
         raise RuntimeError("the runner is not set up")
-    return await loop.create_server(lambda: PlainHandler(server), host, port)
+    return await loop.create_server(partial(connection, server), host, port, **tls)

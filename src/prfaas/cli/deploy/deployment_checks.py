@@ -205,7 +205,6 @@ def short_lived(deployment: Deployment, names: Sequence[str] | None = None) -> I
     """A line for every identity on this machine that ends soon.
 
     Args:
-        deployment: Whose identities they are.
         names: The parts; all that are started here if absent.
     """
     for name in identity_names(deployment) if names is None else names:
@@ -217,7 +216,6 @@ def open_secrets(deployment: Deployment, names: Sequence[str] | None = None) -> 
     """A line for every secret on this machine that not only its owner can read.
 
     Args:
-        deployment: Whose secrets they are.
         names: Parts whose keys are meant; all that are started here if absent.
     """
     directory = deployment.security.identities
@@ -244,11 +242,8 @@ def _is_of_a_pod(found: os.stat_result) -> bool:
 
 
 def check_targets(deployment: Deployment, sites: Mapping[str, PlannedSite]) -> None:
-    """See that targets of classes leave time for the round trip of a link.
-
-    Raises:
-        ConfigError: One is below the round trips of all links of the plan.
-    """
+    """See that targets of classes leave time for the round trip of a link; ConfigError if one is
+    below the round trips of all links of the plan."""
     trips = [(site.rtt_ns, name) for name, site in sites.items() if site.rtt_ns]
     if not trips:
         return

@@ -36,11 +36,7 @@ def renew_parts(
     supervisor: Supervisor, deployment: Deployment, now: datetime.datetime
 ) -> list[str]:
     """Renew what ends soon of the parts started here, and have them read it; ConfigError if the
-    authority cannot be read.
-
-    Returns:
-        Names of the identities that are new.
-    """
+    authority cannot be read; returns names of the identities that are new."""
     due = renew_due(deployment.security.identities, identity_names(deployment), now)
     names = [identity.certificate.stem for identity in due]
     for change in supervisor.changes():

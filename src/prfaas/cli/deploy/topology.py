@@ -142,7 +142,6 @@ def identity_problems(deployment: Deployment, names: Sequence[str] | None = None
     """Return missing or invalid identities of parts started here that are not created.
 
     Args:
-        deployment: Whose parts they are.
         names: The parts; all that are started here if absent.
     """
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)

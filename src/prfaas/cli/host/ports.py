@@ -16,7 +16,6 @@ def admin_port(state: Path, name: str) -> int:
 
     Args:
         state: State directory of the deployment.
-        name: Of the pool node.
     """
     digest = hashlib.sha256(f"{state.absolute()}/{name}".encode()).digest()
     return FIRST_PORT + int.from_bytes(digest[:4], "big") % NUM_PORTS

@@ -91,11 +91,7 @@ class AnnexMetrics:
 
 
 class GatewayAnnexes:
-    """Annexes of one gateway.
-
-    Raises:
-        ConfigError: The audit log cannot be written.
-    """
+    """Annexes of one gateway; ConfigError if the audit log cannot be written."""
 
     def __init__(self, gateway: Gateway) -> None:
         live, facts = gateway.live, gateway.facts
@@ -189,11 +185,7 @@ def _sizes() -> bytes:
 
 
 def _settings(data: bytes) -> JsonObject:
-    """The question in a body.
-
-    Raises:
-        RequestError: 400, it is invalid.
-    """
+    """The question in a body; RequestError if 400, it is invalid."""
     try:
         settings = as_object(from_json(data)).get("settings")
     except ValueError as error:

@@ -94,7 +94,6 @@ def member_files(deployment: Deployment, places: Mapping[str, Address]) -> dict[
     """Text of the member files by name.
 
     Args:
-        deployment: The whole deployment.
         places: Addresses of the pool nodes and engines that are members.
     """
     found: dict[str, dict[str, Any]] = {}

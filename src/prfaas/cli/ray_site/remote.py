@@ -52,7 +52,6 @@ class PartActor:
     """A part on this host. Its process ends with the actor.
 
     Args:
-        spec: The part.
         table: Limits of its restarts.
         directory: Working directory, where relative paths of the deployment file start.
     """
@@ -124,7 +123,6 @@ class RemoteKeeper(Keeper):
 
     Args:
         host: Where the part runs.
-        spec: The part.
         members: Called for the member files of now.
         on_host: Called with the name of the part and the address of its node.
         more: See `Keeper`.

@@ -31,7 +31,6 @@ class RaySite:
     """The parts of a deployment file on a Ray cluster; ConfigError if the file is of no such site.
 
     Args:
-        deployment: The file's content.
         file: Its absolute path, the same on every host.
         needs: Resources of an "engine", a "pool" and a "gateway".
         num_engines: Engines of each cluster at the start; the others of the file are spares.

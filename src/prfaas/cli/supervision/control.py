@@ -38,7 +38,6 @@ async def control_channel(
     the socket cannot be made, or the log cannot be written.
 
     Args:
-        supervisor: Has the parts.
         state: State directory of the deployment; no other `up` uses it.
         settings: Audit log of restarts; None without.
         scale: Changes the number of engines of a cluster; None where that is fixed.

@@ -65,8 +65,6 @@ class PartChange:
     """A part in a new phase.
 
     Attributes:
-        part: The part.
-        phase: Its phase.
         reason: Reason of its last end, as a predicate of the part; "" before anything has ended it.
         failures: Failures in a row.
         due_at_s: Time of its next start where it waits for that, seconds of the Unix epoch.
@@ -116,7 +114,6 @@ class Keeper:
     """Starts a part, watches it, and restarts it.
 
     Args:
-        part: The part.
         table: Limits of its restarts.
         http: For questions to it.
         on_change: Called at every change of its phase.

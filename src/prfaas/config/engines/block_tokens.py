@@ -30,14 +30,11 @@ def events_refused(tokens: int, size: int) -> str:
 
 
 def check_block_tokens(engines: Mapping[str, tuple[list[str], bool]], tokens: int | None) -> None:
-    """See that blocks of a length can be made of the blocks of engines.
+    """See that blocks of a length can be made of the blocks of engines; ValueError if they cannot.
 
     Args:
         engines: Arguments of each engine, and True if its KV events are subscribed to.
         tokens: Length of shared blocks; None if it is not set.
-
-    Raises:
-        ValueError: They cannot.
     """
     if tokens is None:
         return

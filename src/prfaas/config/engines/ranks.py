@@ -46,11 +46,8 @@ def _tables(name: Any, table: object) -> Iterator[tuple[Any, object]]:
 
 
 def _shifted(name: Any, key: str, endpoint: object, rank: int) -> object:
-    """The endpoint of a rank's publisher: vLLM adds the rank to the port.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """The endpoint of a rank's publisher: vLLM adds the rank to the port; ValueError if it has
+    none."""
     if not isinstance(endpoint, str):
         return endpoint
     if not endpoint.startswith("tcp://"):

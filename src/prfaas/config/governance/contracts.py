@@ -103,11 +103,7 @@ class ContractsFile(Table):
 
 
 def load_contracts(path: Path) -> ContractsFile:
-    """Read a contracts file.
-
-    Raises:
-        ConfigError: It cannot be read, or breaks a rule.
-    """
+    """Read a contracts file; ConfigError if it cannot be read, or breaks a rule."""
     return validated(ContractsFile, read_toml(path), path, words=PATTERNS)
 
 

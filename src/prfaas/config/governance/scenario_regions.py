@@ -21,11 +21,7 @@ class ResidencyTable(BaseModel):
     """Regions that a tenant of `workload.tenants` is limited to."""
 
     def among(self, clusters: Collection[str]) -> Residency:
-        """The rule for these clusters.
-
-        Raises:
-            ConfigError: A region is given for another one.
-        """
+        """The rule for these clusters; ConfigError if a region is given for another one."""
         if unknown := self.clusters.keys() - set(clusters):
             raise ConfigError(
                 f"residency.clusters: {sorted(unknown)} are not clusters: {sorted(clusters)}"

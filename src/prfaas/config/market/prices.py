@@ -39,11 +39,8 @@ class ClassTable(Table):
 def check_classes(
     classes: Mapping[str, ClassTable], tenants: Mapping[str, TenantTable], *, has_plan: bool
 ) -> None:
-    """See that classes can be served, and that tenants have classes that exist.
-
-    Raises:
-        ValueError: One has not.
-    """
+    """See that classes can be served, and that tenants have classes that exist; ValueError if one
+    has not."""
     for name, service in classes.items():
         if service.ttft is not None and not has_plan:
             raise ValueError(
@@ -154,11 +151,7 @@ class PriceFile(Table):
 def check_prices(
     prices: Mapping[str, PriceTable], clusters: Collection[str], place: str = "prices"
 ) -> None:
-    """See that prices are those of clusters that exist.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """See that prices are those of clusters that exist; ValueError if one is not."""
     for name in prices:
         if name not in clusters:
             raise ValueError(

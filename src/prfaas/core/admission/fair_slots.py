@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
+from prfaas.core.invariants import hold
 from prfaas.units import NS_PER_S
 
 TENANTS_MAX = 4096
@@ -313,6 +314,23 @@ class FairSlots:
             self._begin(request, is_reserved)
             started.append(request)
         return started
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        runs = [each for number, each in self._requests.items() if number not in self._waiting]
+        queued = [n for each in self._tenants.values() for lane in each.waiting for n in lane]
+        hold(
+            running_sequences_are_those_of_requests=self.num_running
+            == sum(each.width for each in runs)
+            == sum(each.running for each in self._tenants.values()),
+            the_reserve_is_that_of_requests=self._num_reserved
+            == sum(self._requests[number].width for number in self._reserved),
+            each_waits_in_one_queue=sorted(queued) == sorted(self._waiting),
+            pending_tokens_are_those_of_requests=self._pending_tokens
+            == [sum(lane.values()) for lane in self._pending]
+            and sorted(self.pending)
+            == sorted(number for number, each in self._requests.items() if each.is_pending),
+        )
 
     def _next(self, num_slots: int, num_engines: Sequence[int]) -> int | None:
         request = self._first(lambda *_: True, num_engines)

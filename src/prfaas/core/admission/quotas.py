@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
+from prfaas.core.invariants import hold
 from prfaas.units import NS_PER_S
 
 MINUTE_NS = 60 * NS_PER_S
@@ -100,6 +101,11 @@ class TokenBucket:
         """Until it is full."""
         return -(-(self._full - self._at(now_ns)) // self.units)
 
+    @property
+    def is_sound(self) -> bool:
+        """Return True if it is not more than full."""
+        return self._level <= self._full
+
     def _at(self, now_ns: int) -> int:
         if self._seen_at_ns is not None:
             passed_ns = max(0, now_ns - self._seen_at_ns)
@@ -145,6 +151,14 @@ class Quota:
     def leave(self, num_sequences: int = 1) -> None:
         """A request that was admitted has ended, with all its sequences."""
         self.num_in_flight -= num_sequences
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        buckets = (self.requests, self.tokens, self._link)
+        hold(
+            as_many_leave_as_enter=self.num_in_flight >= 0,
+            no_bucket_is_more_than_full=all(each is None or each.is_sound for each in buckets),
+        )
 
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:
         """Charge tokens, or refund them if negative."""

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import NamedTuple
 
+from prfaas.core.invariants import hold
 from prfaas.core.routing.predictions import PathWork
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
@@ -178,6 +179,22 @@ class Balance:
         else:
             self._remote_ns += sign * work.remote_ns
             self._shipped_bytes += sign * work.shipped_bytes
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        short, long = self._movable[: self._num_short], self._movable[self._num_short :]
+        stay = [work for work in self._recent if work.remote_ns is None]
+        hold(
+            movable_are_those_that_can_go=sorted(self._movable)
+            == sorted(work for work in self._recent if work.remote_ns is not None)
+            == self._movable,
+            sums_are_those_of_requests=(self._local_ns, self._remote_ns, self._shipped_bytes)
+            == (
+                sum(work.local_ns for work in (*short, *stay)),
+                sum(work.remote_ns or 0 for work in long),
+                sum(work.shipped_bytes for work in long),
+            ),
+        )
 
     def evidence(self, num_local: float, num_remote: float, bits_per_s: float) -> Evidence | None:
         """Return the threshold that plan and evidence give together; None without any evidence.

@@ -33,6 +33,7 @@ from prfaas.core.dispatch.types import (
     Routed,
     ThresholdMoved,
 )
+from prfaas.core.invariants import hold
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.market.choice import RequestTerms
 from prfaas.core.market.classes import terms_of
@@ -142,6 +143,22 @@ class Dispatcher:
         link = self.links.between(source, destination)
         link.why_down = None if up else why_down
         return [] if up else self.requests.crossing(source, destination)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        self.requests.validate()
+        self.rooms.validate()
+        for stage in {id(stage): stage for stage in self._stage_of.values()}.values():
+            stage.validate()
+        for link in self.links:
+            link.book.validate()
+            link.balance.validate()
+        if self.requests.decode_book is not None:
+            self.requests.decode_book.validate()
+        hold(
+            nothing_is_in_transit_without_requests=len(self.requests) > 0
+            or not self.rooms.taken_bytes
+        )
 
     # Reports
 

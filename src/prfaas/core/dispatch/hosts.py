@@ -12,6 +12,7 @@ Free memory in destination pools for blocks in transit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from prfaas.core.dispatch.links import Links
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, Candidate, Fetched, score
 from prfaas.core.dispatch.types import Arrival
+from prfaas.core.invariants import hold
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.kv.source_sets import SourceSet, longest_first
@@ -81,6 +83,13 @@ class DestinationMemory:
         pool, num_bytes = self._by_request.pop(request_id, ("", 0))
         if num_bytes:
             self._taken[pool] -= num_bytes
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        taken = Counter[str]()
+        for pool, num_bytes in self._by_request.values():
+            taken[pool] += num_bytes
+        hold(taken_bytes_are_those_of_requests=taken == Counter(self._taken))
 
     @property
     def taken_bytes(self) -> int:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from prfaas.core.invariants import hold
+
 WAITING_MAX = 256
 """Jobs of a queue that are listed; those behind them will not start soon."""
 
@@ -248,6 +250,18 @@ class InstanceLoad:
         """Work that waits at an instance, what it works on left out."""
         load = self._loads[name]
         return load.work_ns - _first_ns(load) + load.foreign_ns
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        loads = self._loads.values()
+        hold(
+            work_is_the_sum_of_the_jobs=all(
+                load.work_ns == sum(job.work_ns for job in load.jobs.values()) for load in loads
+            ),
+            the_order_has_the_ready_ones=self.order
+            == sorted((load.free_at_ns, load.name) for load in loads if load.ready),
+            no_work_is_negative=all(load.foreign_ns >= 0 <= load.work_ns for load in loads),
+        )
 
     def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
         """A report against what is known."""

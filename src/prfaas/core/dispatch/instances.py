@@ -26,6 +26,7 @@ from prfaas.core.dispatch.scoring import (
     pick,
 )
 from prfaas.core.dispatch.types import Arrival, ClusterMember
+from prfaas.core.invariants import hold
 from prfaas.core.kv.source_sets import SourceSet, by_length, longest_first
 from prfaas.core.routing.decision import Reason
 
@@ -229,6 +230,17 @@ class PrefillInstances:
         if chosen.pulled_from:
             hit = max(hit, chosen.hit_tokens)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        pools = [(name, pool) for pool, names in self.by_pool.items() for name in names]
+        hold(
+            every_instance_is_in_its_pool=sorted(pools)
+            == sorted((name, each.pool) for name, each in self.instances.items()),
+            every_instance_is_counted=self.num_open.keys() == self.instances.keys()
+            and all(num >= 0 for num in self.num_open.values()),
+        )
+        self.book.validate()
 
     def kind(self, name: str, arrival: Arrival) -> _Kind:
         """Facts that instances share which differ by wait and open requests alone."""

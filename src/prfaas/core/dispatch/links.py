@@ -24,6 +24,7 @@ from types import MappingProxyType
 
 from prfaas.core.control.threshold_loop import CHANGE_MIN, Balance, Pressures, ThresholdLoop
 from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, ThresholdMoved
+from prfaas.core.invariants import hold
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import LinkState, PathSignals
@@ -128,6 +129,13 @@ class LinkBook:
     def rtt_ns(self) -> int:
         """The last round trip, however old; 0 is unknown."""
         return 0 if self._report is None else self._report.rtt_ns
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        hold(
+            promises_are_of_open_transfers=self.num_open >= 0
+            and (self._promised_bytes > 0) == (self.num_open > 0)
+        )
 
     @property
     def promised_bytes(self) -> int:

@@ -9,6 +9,7 @@ Whatever a request has booked is given back once, however it ends.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -19,6 +20,7 @@ from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.route_finder import RouteFinder, RouteOption
 from prfaas.core.dispatch.stages import DecodeFlow
 from prfaas.core.dispatch.types import Arrival, ClusterMember, LocalCluster, Routed
+from prfaas.core.invariants import hold
 from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path
@@ -465,6 +467,33 @@ class OpenRequests:
             self._routes.local.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
             self.decode_book.leave(entry.decode)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        promised, streaming, decoding = Counter[Link](), Counter[str](), Counter[str]()
+        booked = Counter[str]()
+        for entry in self._entries.values():
+            for link, num_bytes in entry.promised:
+                promised[link] += num_bytes
+            if entry.prefilling:
+                booked[entry.routed.prefill] += 1
+            if entry.streams:
+                streaming[entry.routed.decode or ""] += 1
+            decoding[(self.decode_book and entry.decode) or entry.routed.decode or ""] += 1
+        count = self.decode_book.num_on if self.decode_book else self._routes.local.num_open.get
+        hold(
+            links_have_the_promises_of_requests=all(  # and copies of hot prefixes
+                link.book.promised_bytes >= promised[link] for link in self._routes.links
+            ),
+            streams_are_those_of_requests=streaming == Counter(self.instances.num_streaming),
+            decoding_requests_are_counted=all(
+                count(name) == num for name, num in decoding.items() if name
+            ),
+            jobs_are_prefills_of_requests=all(
+                book.num_jobs(name) <= booked[name] for name, book in self._book_of.items()
+            ),
+        )
+        self._decode_flow.validate()
 
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """End the wait for the prefill."""

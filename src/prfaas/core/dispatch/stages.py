@@ -27,6 +27,7 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
+from prfaas.core.invariants import hold
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.core.routing.observed import FirstTokens, NominalWork, ObservedRates, nominal_ns
@@ -249,6 +250,17 @@ class DecodeBook:
         """Requests assigned and not left."""
         return sum(self._counts.values())
 
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        ready = [name for name, is_ready in self._ready.items() if is_ready]
+        hold(
+            no_count_is_negative=all(count >= 0 for count in self._counts.values()),
+            the_order_has_the_ready_ones=all(
+                order == sorted((self._counts[n], n) for n in ready if self._pool_of[n] == pool)
+                for pool, order in self._order.items()
+            ),
+        )
+
     def _first(self, pool: str, avoid: str) -> tuple[int, str] | None:
         """Count and name of the least loaded ready instance of a pool; None without any."""
         for first in self._order[pool]:
@@ -331,6 +343,14 @@ class DecodeFlow:
     def num_held(self) -> int:
         """Requests in transit, waiting and decoding; 0 when all is over."""
         return len(self._landed_at_ns) + len(self._order)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        begun = sorted((at_ns, number) for number, at_ns in self._begun_at_ns.items())
+        hold(
+            the_order_has_those_that_decode=self._order == begun,
+            nobody_lands_and_decodes=not self._landed_at_ns.keys() & self._begun_at_ns.keys(),
+        )
 
     def _free_after_ns(self, ahead: int, now_ns: int) -> int:
         """Time until a place is free for a request with `ahead` others before it.

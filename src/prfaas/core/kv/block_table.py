@@ -23,6 +23,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from prfaas.core.invariants import hold
 from prfaas.core.kv.blocks import HASH_BYTES
 
 _TAIL = HASH_BYTES // 8
@@ -222,6 +223,17 @@ class BlockTable:
         self._slots.clear(keys[~kept])
         self._slots.values[self._slots.claim(keys[kept])] = values[kept]
         self._move(MOVED_PER_KEY * len(keys) + MOVED_MIN)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        old = self._old
+        held = self._slots.keys[self._slots.values != 0]
+        hold(
+            taken_slots_are_counted=self._slots.num_taken == np.count_nonzero(self._slots.keys),
+            a_value_has_a_key=bool(held.all()) and len(np.unique(held)) == len(held),
+            moved_slots_are_empty=old is None or not old.values[: self._num_moved].any(),
+            a_key_has_one_value=old is None or not np.isin(old.keys[old.values != 0], held).any(),
+        )
 
     def _make_room(self, num_keys: int, num_live: int) -> None:
         slots = self._slots

@@ -23,6 +23,7 @@ from enum import IntFlag, StrEnum
 
 import numpy as np
 
+from prfaas.core.invariants import hold
 from prfaas.core.kv.block_table import (
     BlockTable,
     Flags,
@@ -368,6 +369,22 @@ class PrefixIndex:
                 self._named.clear()
             found = self._named[bits] = [self._by_number[n].name for n in numbers_of(bits)]
         return found
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        numbers = {source.number for source in self._sources.values()}
+        hold(
+            a_number_is_of_one_source=len(numbers) == len(self._sources)
+            and not numbers & set(self._free)
+            and len(numbers) + len(self._free) == len(self._by_number),
+            the_bits_are_those_of_the_states=all(
+                (self._live >> source.number & 1) == source.state.is_live
+                and (self._degraded >> source.number & 1) == (source.state is SourceState.DEGRADED)
+                for source in self._sources.values()
+            ),
+        )
+        self._sets.validate()
+        self._table.validate()
 
     def _set_state(self, source: _Source, state: SourceState) -> None:
         source.state, bit = state, 1 << source.number

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from prfaas.core.invariants import hold
 from prfaas.core.kv.block_table import Values
 
 Planes = tuple[int, int, int]
@@ -95,6 +96,19 @@ class SourceSets:
         for old, new, count in zip(found.tolist(), kept, counts.tolist(), strict=True):
             self.move(old, new, count)
         return np.array(kept, np.uint32)[place]
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        counted = zip(self._anywhere, self._num_blocks, strict=True)
+        hold(
+            live_blocks_are_those_that_a_source_has=self.num_live
+            == sum(num for anywhere, num in counted if anywhere),
+            no_count_is_negative=min(self._num_blocks) >= 0,
+            a_number_stands_for_its_combination=all(
+                self._planes[number] == planes for planes, number in self._numbers.items()
+            ),
+            free_numbers_have_no_blocks=not any(self._num_blocks[number] for number in self._free),
+        )
 
     def _count(self, number: int, change: int) -> None:
         if number == 0:

@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from prfaas.core.invariants import hold
 from prfaas.core.membership.members import (
     Listed,
     Member,
@@ -120,6 +121,17 @@ class Membership:
         self._addresses: Counter[str] = Counter()
         """Of the members that have joined; parts that a gateway was started with may share one."""
         self._counts: Counter[MemberKind] = Counter()
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        joined = [each.member for each in self._joined.values()]
+        hold(
+            addresses_are_those_of_members=self._addresses
+            == Counter(member.address for member in joined),
+            kinds_are_those_of_members=self._counts == Counter(member.kind for member in joined),
+            none_waits_that_has_joined=not self._waiting.keys() & self._joined.keys(),
+            few_that_left_are_shown=len(self._gone) <= GONE_SHOWN_MAX,
+        )
 
     # Events
 

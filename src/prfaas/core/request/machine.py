@@ -123,6 +123,10 @@ class Route:
     deadline_ns: int | None = None
     holds: bool = False
 
+    def is_for_prefill(self, pull: Movement) -> bool:
+        """Return True if a pulled prefix is on another host than decode."""
+        return pull.destination != self.pools[1]
+
 
 class RequestLife:
     """One request, from its route to its end.
@@ -195,13 +199,9 @@ class RequestLife:
         is_decoding = self.stage is _DECODING
         if is_decoding and hand_off is not None and hand_off.is_open:
             return _HAND_OFF
-        if pull is None or not pull.is_open or (is_decoding and self._is_for_prefill(pull)):
+        if pull is None or not pull.is_open or (is_decoding and self.route.is_for_prefill(pull)):
             return None
         return _PULL
-
-    def _is_for_prefill(self, pull: Movement) -> bool:
-        """Return True if a pulled prefix is on another host than decode."""
-        return pull.destination != self.route.pools[1]
 
     def _set_alarm(self, actions: list[AnyAction]) -> None:
         """Have the driver wake this life when a watch has to be looked at.
@@ -281,7 +281,7 @@ class RequestLife:
         """Go on without this prefill: another engine computes what has not arrived."""
         why = "the prefill leg was given up"
         actions, pull = self.blocks.abort(_HAND_OFF, why, now_ns), self.blocks.open(_PULL)
-        if pull is not None and self._is_for_prefill(pull):
+        if pull is not None and self.route.is_for_prefill(pull):
             self.blocks.pull_outcome = ENDED_EARLY
             actions += self.blocks.abort(_PULL, why, now_ns)
         actions.append(fallback)
@@ -297,7 +297,7 @@ class RequestLife:
         one that decodes."""
         number, books, route = self.route.number, self._books, self.route
         again, pull = None, self.blocks.pull
-        if self._prefills_left and (pull is None or self._is_for_prefill(pull)):
+        if self._prefills_left and (pull is None or self.route.is_for_prefill(pull)):
             avoid = route.prefill
             again = books.prefill_again(number, avoid, now_ns, offloadable=offloadable)
         if again is None:
@@ -375,9 +375,6 @@ class RequestLife:
         fallback = FellBack(stage, why, f"the prefill leg was ended: {why}")
         return [_STOP_PREFILL, *self._leave_prefill(fallback, died, now_ns)]
 
-    def _pull_not_asked(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        return self._lose_pull(NOT_ASKED, now_ns)
-
     def _lose_pull(self, why: str, now_ns: int) -> list[AnyAction]:
         """Let the waiting engine compute the missing part of a pulled prefix."""
         self.blocks.pull_outcome = why
@@ -412,8 +409,8 @@ class RequestLife:
             else:
                 # Decode does not wait for blocks that are late.
                 actions += self.blocks.abort(_HAND_OFF, "the blocks are late", now_ns)
-                fallback = FellBack("transfer", alarm, "the local path is sooner by now")
-                actions.append(self._fall_back(fallback, now_ns))
+                self._books.fall_back(self.route.number, now_ns)
+                actions.append(FellBack("transfer", alarm, "the local path is sooner by now"))
         return actions
 
     def _is_live(self, watch: Watch) -> bool:
@@ -469,9 +466,6 @@ class RequestLife:
     def _fail(self, now_ns: int) -> list[AnyAction]:
         return [*self._stop(Outcome.FAILED, now_ns), Fail()]
 
-    def _stopped(self, event: Stopped, now_ns: int) -> list[AnyAction]:
-        return self._stop(event.outcome, now_ns)
-
     def _stop(self, outcome: Outcome, now_ns: int) -> list[AnyAction]:
         actions: list[AnyAction] = [_STOP_PREFILL] if self.stage is _PREFILLING else []
         actions += self.blocks.abort_all("the request ended early", now_ns)
@@ -489,12 +483,6 @@ class RequestLife:
                 self._blame(now_ns)
         self._books.end(self.route.number, now_ns)
 
-    # Steps
-
-    def _fall_back(self, fallback: FellBack, now_ns: int) -> FellBack:
-        self._books.fall_back(self.route.number, now_ns)
-        return fallback
-
     def _blame(self, now_ns: int) -> None:
         """It was the engines' fault: another one served the request, or there is none to ask."""
         suspects, self._suspects = self._suspects, []
@@ -507,13 +495,13 @@ _HANDLE: dict[type[Event], Callable[[RequestLife, Any, int], list[AnyAction]]] =
     PrefillDone: RequestLife._prefilled,
     PrefillFailed: RequestLife._prefill_failed,
     TransferEnded: RequestLife._transfer_ended,
-    PullNotAsked: RequestLife._pull_not_asked,
+    PullNotAsked: lambda life, _event, now_ns: life._lose_pull(NOT_ASKED, now_ns),
     PoolLost: RequestLife._pool_lost,
     TurnCame: RequestLife._turn_came,
     EngineBroke: RequestLife._engine_broke,
     FirstToken: RequestLife._first_token,
     Finished: RequestLife._finished,
-    Stopped: RequestLife._stopped,
+    Stopped: lambda life, event, now_ns: life._stop(event.outcome, now_ns),
     Woke: RequestLife._woke,
 }
 _HANDLERS = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from prfaas.core.invariants import hold
 from prfaas.units import NS_PER_S
 
 
@@ -76,6 +77,10 @@ class Budget:
             return None
         self._balance = left
         return wait_ns
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        hold(no_more_is_saved_than_the_reserve=self._balance <= self._settings.reserve)
 
     def _fill(self, now_ns: int) -> None:
         gained = (now_ns - self._filled_at_ns) * self._settings.per_s / NS_PER_S

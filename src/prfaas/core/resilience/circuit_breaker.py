@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prfaas.core.invariants import hold
 from prfaas.units import NS_PER_S
 
 
@@ -108,6 +109,14 @@ class Breaker:
     def gave_up(self) -> None:
         """A request ended without telling anything, its client having left: probe again."""
         self._probing_since_ns = None
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        least_ns, most_ns = self._settings.open_ns, self._settings.open_max_ns
+        hold(
+            failures_are_among_the_outcomes=0 <= self._num_failed <= self._num_outcomes,
+            it_opens_within_its_times=least_ns <= self._open_ns <= most_ns,
+        )
 
     def _is_probing(self, now_ns: int) -> bool:
         """Return True if a probe is under way; one of which nothing is heard is forgotten in the

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prfaas.core.invariants import hold
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerOutcome, BreakerState
 from prfaas.units import NS_PER_S
 
@@ -107,6 +108,17 @@ class Guards:
         """Time has passed, or somebody is gone: half open what has been open long enough."""
         for target in [*self.unsettled] if self.unsettled else ():
             self._apply(target, now_ns)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        closed = BreakerState.CLOSED
+        hold(
+            unsettled_are_those_that_are_not_closed=self.unsettled.keys()
+            == {target for target, each in self.breakers.items() if each.state is not closed},
+            every_stand_in_is_guarded=all(self.breakers.keys() >= group for group in self._needed),
+        )
+        for breaker in self.breakers.values():
+            breaker.validate()
 
     def _apply(self, target: Target, now_ns: int) -> None:
         breaker = self.breakers[target]
@@ -230,6 +242,13 @@ class Quarantine:
         if digest in self._running:
             self._running.discard(digest)
             self._window = min(2 * self._window, WINDOW_MAX)
+
+    def validate(self) -> None:
+        """Check what has to hold between two calls (`hold`)."""
+        hold(
+            suspects_have_a_limit=len(self._suspects) <= SUSPECTS_MAX,
+            few_run_at_a_time=len(self._running) <= WINDOW_MAX >= self._window >= 1,
+        )
 
     def left(self, digest: bytes) -> None:
         """A suspect ended without a first token, for another reason than an engine's death."""

@@ -68,11 +68,7 @@ class DrawnAnswer:
 
 
 class PrefixNames:
-    """Names of the blocks of prompts.
-
-    Args:
-        layout: Of the blocks.
-    """
+    """Names of the blocks of prompts."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._span = layout, layout.boundary_tokens
@@ -130,11 +126,7 @@ class NewBlock:
 
 
 class PushOfRequest:
-    """The push that a prefill leg asks for.
-
-    Args:
-        layout: Of the blocks.
-    """
+    """The push that a prefill leg asks for."""
 
     def __init__(self, layout: Layout, order: PushOrder) -> None:
         self._layout, self._order = layout, order

@@ -16,7 +16,6 @@ class DeviceCache:
     """Blocks by their hash, least recently used first out.
 
     Args:
-        layout: The blocks.
         events: Observer of added and removed blocks.
     """
 

@@ -25,7 +25,6 @@ class InstanceProfile:
         step_ns: Decode step time by batch and mean context.
         batch_max: Limit of concurrent sequences.
         kv_capacity_bytes: KV cache of running sequences; None when it never binds.
-        layout: Its blocks.
         facts: Facts of the layout id.
     """
 

@@ -60,7 +60,6 @@ class TimingTier:
 
     Args:
         engine: Name of the instance.
-        layout: Its blocks.
         pool: Unix socket of the pool node.
         host_memory: Bytes shared with the pool node.
         facts: Facts of the layout id.

@@ -14,8 +14,7 @@ from aiohttp import web
 from prfaas.core.request.events import Outcome
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
-from prfaas.gateway.api.auth import TENANT
-from prfaas.gateway.api.entrance import AdmittedRequest, RequestAdmission
+from prfaas.gateway.api.auth import TENANT, AdmittedRequest, RequestAdmission
 from prfaas.gateway.http.errors import (
     RejectedError,
     TimedOutError,

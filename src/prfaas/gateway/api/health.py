@@ -10,8 +10,7 @@ from aiohttp import web
 from prfaas import __version__
 from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
-from prfaas.gateway.api.auth import OPERATOR
-from prfaas.gateway.api.entrance import RequestAdmission
+from prfaas.gateway.api.auth import OPERATOR, RequestAdmission
 from prfaas.gateway.http.errors import UnavailableError, error_response
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import query_number

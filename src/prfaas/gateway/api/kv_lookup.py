@@ -18,8 +18,7 @@ from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.prefix_index import Tier
 from prfaas.core.kv.source_sets import Hits
 from prfaas.errors import RequestError
-from prfaas.gateway.api.auth import TENANT
-from prfaas.gateway.api.entrance import RequestAdmission
+from prfaas.gateway.api.auth import TENANT, RequestAdmission
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response

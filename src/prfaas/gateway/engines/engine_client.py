@@ -15,7 +15,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.quarantine import Guards
-from prfaas.errors import EngineError
+from prfaas.errors import EngineError, check_invariants
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,
@@ -110,6 +110,18 @@ class Engines:
         await cancel_all(self._ending)
         if self._session is not None:
             await self._session.close()
+
+    def validate(self) -> None:
+        """Check what has to hold whenever nothing is being done.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        for name, engine in self.by_name.items():
+            legs, num = len(engine.legs), engine.num_in_flight
+            is_one = engine.is_ready != bool(engine.why_down)
+            is_up = f"{name} is up and down at once", is_one
+            check_invariants([is_up, (f"{name} has {legs} legs, {num} in flight", legs <= num)])
 
     def choose(self, role: ClusterRole) -> Engine | None:
         """The ready engine of a role that takes the longest prompts; the first among equals."""

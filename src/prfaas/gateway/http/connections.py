@@ -27,7 +27,7 @@ from typing import Any
 from aiohttp import StreamReader, web
 
 from prfaas.config.deployment import ClientTlsTable
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, check_invariants
 from prfaas.gateway.http.errors import error_body
 from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response
@@ -310,6 +310,18 @@ class ClientConnections:
     def num_busy(self) -> int:
         """Connections with a request under way."""
         return len(self._busy)
+
+    def validate(self) -> None:
+        """Check what has to hold whenever nothing is being done.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        states = (self._waiting.keys(), self._kept.keys(), self._busy)
+        num = sum(map(len, states))
+        one_each = len(set[ClientConnection]().union(*states)) == num
+        over = f"{num} connections, at most {self.limit} are allowed"
+        check_invariants([("a connection has two states", one_each), (over, num <= self.limit)])
 
     def __call__(self) -> asyncio.Protocol:
         """Return the protocol of a connection that was accepted."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from prfaas.config.addresses import Endpoints, join_address
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.errors import PeerError, words_of
+from prfaas.errors import PeerError, check_invariants, words_of
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.part_states import PoolView
@@ -275,6 +275,17 @@ class Pools:
         self._make = client
         self._clients = {pool: client(pool, where) for pool, where in endpoints.pools.items()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def validate(self) -> None:
+        """Check what has to hold whenever nothing is being done.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        others = self._tasks.keys() - self._clients.keys()
+        check_invariants([(f"pools {others} have left, and are followed", not others)])
+        for client in self._clients.values():
+            client.subscription.validate()
 
     def start(self) -> None:
         """Begin to connect."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.errors import PeerError
+from prfaas.errors import PeerError, check_invariants
 from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.wire.messages.base import Goodbye, Message, Ping
@@ -69,6 +69,23 @@ class Subscription:
     def is_live(self) -> bool:
         """Return True if the snapshot is complete and no event was missed since."""
         return self._index.is_live(self._pool)
+
+    def validate(self) -> None:
+        """Check what has to hold whenever nothing is being done.
+
+        Raises:
+            AssertionError: It does not.
+        """
+        pool, view, is_live = self._pool, self.view, self.is_live
+        contents = (self.tiers, self.tenants, self.takes, self.num_leased, self.leased_bytes)
+        layouts = {layout.layout_id for layout in view.layouts.values()}
+        check_invariants(
+            [
+                (f"{pool} is live for one of index and routing", view.is_live == is_live),
+                (f"{pool} is not connected, and has contents", is_live or not any(contents)),
+                (f"{pool} has facts of a layout of no engine", self.facts.keys() <= layouts),
+            ]
+        )
 
     def begin(self) -> None:
         """A connection stands; a snapshot comes next."""

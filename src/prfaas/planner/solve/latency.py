@@ -112,13 +112,10 @@ def queued_ttft(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> Latency:
     """TTFT with queueing at an arrival rate, transfers overlapped; ConfigError if the rate is not
-    above 0.
+    above 0; returns all figures inf when a stage is saturated.
 
     Args:
         problem: The question; its workload gives the variation of arrivals.
-
-    Returns:
-        All figures inf when a stage is saturated.
     """
     if arrival_per_s <= 0:
         raise ConfigError(f"arrival rate is {arrival_per_s} req/s; it has to be above 0")

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from prfaas.core.kv.blocks import BlockName
 from prfaas.errors import TransferError
@@ -214,19 +215,18 @@ class PackFronts:
         pool: str,
         timing: S3Timing,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self._bucket, self._keys, self._pool = bucket, keys, pool
         self._tenants = tenants
-        self._timing, self._metrics, self._clock_ns = timing, metrics, clock_ns
+        self._timing, self._metrics = timing, metrics
         self._skipped: dict[PackName, int | None] = {}
         """Time at which an unreadable pack is read again; None for one with an unknown key."""
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
 
     @property
     def skipped(self) -> frozenset[PackName]:
         """Packs that cannot be read at present."""
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         over = [name for name, until in self._skipped.items() if until and until <= now_ns]
         for name in over:
             del self._skipped[name]
@@ -254,7 +254,7 @@ class PackFronts:
                 return None
             except AlteredError as error:
                 problem = error
-        until_ns = self._clock_ns() + int(self._timing.reread_s * NS_PER_S)
+        until_ns = time.monotonic_ns() + int(self._timing.reread_s * NS_PER_S)
         self._skip(name, until_ns, "altered", str(problem))
         return None
 
@@ -304,18 +304,16 @@ class BucketFollower:
         health: TierHealth,
         timing: S3Timing,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self.packs, self._fronts, self._index, self._marks = packs, fronts, index, marks
         self._health, self._timing, self._metrics = health, timing, metrics
-        self._clock_ns = clock_ns
         self._layouts: set[bytes] = set()
         self.is_listed = False
         """True once all packs of the known layouts are in the index."""
         self._is_awaited = True
         """True until a refresh for the known layouts has ended, or was waited for long enough."""
         self._refreshed: asyncio.Future[None] | None = None
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
 
     def learn(self, layout_id: bytes) -> None:
         """Read packs of a layout from now on."""
@@ -349,12 +347,12 @@ class BucketFollower:
     async def run(self) -> None:
         """Follow the bucket until cancelled."""
         while True:
-            began_ns = self._clock_ns()
+            began_ns = time.monotonic_ns()
             self._health.hurry.clear()
             pause_s = self._timing.refresh_s
             if self._health.may_ask:
                 await self._refresh()
-                pause_s = max(pause_s, LIST_RATIO * (self._clock_ns() - began_ns) / NS_PER_S)
+                pause_s = max(pause_s, LIST_RATIO * (time.monotonic_ns() - began_ns) / NS_PER_S)
             if not self.is_listed or not self._health.is_up:
                 pause_s = self._timing.retry_s
             with contextlib.suppress(TimeoutError):
@@ -378,7 +376,7 @@ class BucketFollower:
             self._metrics.count_shared("list", "ok")
             self._health.succeeded()
             self.is_listed = layouts == self._layouts
-            self._health.found(self._index.put_back(self._clock_ns()))
+            self._health.found(self._index.put_back(time.monotonic_ns()))
             await self._evict()
         if self.is_listed or not self._health.is_up:
             self._wait_no_longer()

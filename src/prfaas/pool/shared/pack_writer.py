@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import TransferError
@@ -49,10 +48,9 @@ class PackWriter(SealingWriter):
         settings: S3Settings,
         contents: BucketFollower,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self._pack_bytes, self._timing = settings.pack_bytes, settings.timing
-        super().__init__(PACKS_HELD * self._pack_bytes, metrics, "prfaas-shared-writer", clock_ns)
+        super().__init__(PACKS_HELD * self._pack_bytes, metrics, "prfaas-shared-writer")
         self._bucket, self._keys, self._tenants = bucket, keys, tenants
         self._contents, self._writer = contents, contents.packs.pool
         self._open: dict[bytes, PackBuilder] = {}
@@ -113,7 +111,7 @@ class PackWriter(SealingWriter):
             name, data = await asyncio.get_running_loop().run_in_executor(
                 self._thread, pack.finish, self._writer, time.time_ns() // 10**6
             )
-            self._breaker.began(self._clock_ns())
+            self._breaker.began(time.monotonic_ns())
             await self._bucket.write(name.path, data, self._timing.write_s)
         except TransferError as error:
             self._failed(len(pack.names))

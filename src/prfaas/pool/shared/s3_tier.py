@@ -65,10 +65,9 @@ class S3Tier(ShownBlocks[PackedBlock]):
         hosts: Set[str],
         metrics: PoolMetrics,
         owner: TierOwner,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings, self._bucket, self._pool = settings, bucket, pool
-        self._hosts, self._metrics, self._clock_ns = hosts, metrics, clock_ns
+        self._hosts, self._metrics = hosts, metrics
         self._rules = owner.rules
         self.capacity_bytes = settings.limit_bytes
         self._blocks = PackIndex()
@@ -77,10 +76,8 @@ class S3Tier(ShownBlocks[PackedBlock]):
             bucket, SiteKeyWrapper(keys), self._marks, metrics, settings.timing.request_s
         )
         self._packs = PackList(bucket, pool, settings.limit_bytes)
-        self._fronts = PackFronts(
-            bucket, keys, self._tenants, pool, settings.timing, metrics, clock_ns
-        )
-        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
+        self._fronts = PackFronts(bucket, keys, self._tenants, pool, settings.timing, metrics)
+        self._health = TierHealth(self, self._blocks, owner, metrics)
         self._follower = BucketFollower(
             self._packs,
             self._fronts,
@@ -89,15 +86,12 @@ class S3Tier(ShownBlocks[PackedBlock]):
             self._health,
             settings.timing,
             metrics,
-            clock_ns,
         )
-        self._writer = PackWriter(
-            bucket, keys, self._tenants, settings, self._follower, metrics, clock_ns
-        )
+        self._writer = PackWriter(bucket, keys, self._tenants, settings, self._follower, metrics)
         self._read_s = settings.deadline_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-shared-reader")
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
 
     # --- contents ---
 
@@ -157,7 +151,7 @@ class S3Tier(ShownBlocks[PackedBlock]):
                 # It may have been purged meanwhile.
                 return place.digest if self._blocks.get(name) is place else None
         self._health.altered(f"blocks are altered, such as one in {place.pack.name.path}")
-        until_ns = self._clock_ns() + int(self._settings.timing.reread_s * NS_PER_S)
+        until_ns = time.monotonic_ns() + int(self._settings.timing.reread_s * NS_PER_S)
         if self._blocks.set_aside(name, place, until_ns):
             self._health.gone([name])
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Generic, Protocol, TypeVar
@@ -43,10 +44,9 @@ class TierHealth:
         blocks: Iterable[BlockName],
         owner: TierOwner,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self._tier, self._blocks, self._owner = tier, blocks, owner
-        self._metrics, self._clock_ns = metrics, clock_ns
+        self._metrics = metrics
         self._breaker = Breaker(BREAKER)
         self.is_up = True
         self.hurry = asyncio.Event()
@@ -56,16 +56,16 @@ class TierHealth:
     @property
     def may_ask(self) -> bool:
         """Return True if a background request may be sent now."""
-        return self.is_up or self._breaker.allows(self._clock_ns())
+        return self.is_up or self._breaker.allows(time.monotonic_ns())
 
     def began(self) -> None:
         """A background request was sent."""
-        self._breaker.began(self._clock_ns())
+        self._breaker.began(time.monotonic_ns())
 
     def read(self) -> None:
         """A read for an engine succeeded. It may have begun before the tier went down."""
         if self.is_up:
-            self._breaker.succeeded(self._clock_ns())
+            self._breaker.succeeded(time.monotonic_ns())
 
     def opened(self) -> None:
         """A block is what was stored."""
@@ -81,8 +81,8 @@ class TierHealth:
 
     def failed(self, why: str) -> None:
         """A request failed."""
-        self._breaker.failed(self._clock_ns())
-        if self.is_up and not self._breaker.allows(self._clock_ns()):
+        self._breaker.failed(time.monotonic_ns())
+        if self.is_up and not self._breaker.allows(time.monotonic_ns()):
             self.is_up = False
             self._metrics.shared_up.set(0)
             log.error("shared tier: it fails, its blocks are misses for now: %s", why)
@@ -91,8 +91,8 @@ class TierHealth:
 
     def succeeded(self) -> None:
         """A background request succeeded."""
-        self._breaker.succeeded(self._clock_ns())
-        if not self.is_up and self._breaker.allows(self._clock_ns()):
+        self._breaker.succeeded(time.monotonic_ns())
+        if not self.is_up and self._breaker.allows(time.monotonic_ns()):
             self.is_up = True
             self._metrics.shared_up.set(1)
             log.warning("shared tier: it answers again")

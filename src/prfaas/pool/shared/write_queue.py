@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from prfaas.core.cache.keep_rules import Matches
-from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker
+from prfaas.errors import require
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.tier_ports import StoredBlock
 
@@ -52,9 +52,8 @@ class SealingWriter(ABC):
         limit_bytes: int,
         metrics: PoolMetrics,
         thread: str,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._limit_bytes, self._metrics, self._clock_ns = limit_bytes, metrics, clock_ns
+        self._limit_bytes, self._metrics = limit_bytes, metrics
         self.held_bytes = 0
         self._breaker = Breaker()
         self._offers: deque[BlockToWrite] = deque()
@@ -76,7 +75,7 @@ class SealingWriter(ABC):
             False if it is dropped at once: too much waits, or the tier takes nothing.
         """
         size = len(block.data)
-        if not self._breaker.allows(self._clock_ns()):
+        if not self._breaker.allows(time.monotonic_ns()):
             return self._refused("shared_down")
         if self.held_bytes and self.held_bytes + size > self._limit_bytes:
             return self._refused("shared_full")
@@ -162,12 +161,12 @@ class SealingWriter(ABC):
 
     def _wrote(self, num_bytes: int) -> None:
         """So many sealed bytes were written."""
-        self._breaker.succeeded(self._clock_ns())
+        self._breaker.succeeded(time.monotonic_ns())
         self._metrics.count_shared("write", "ok")
         self._metrics.shared_bytes.labels(direction="written").inc(num_bytes)
 
     def _failed(self, num_blocks: int) -> None:
         """A write failed: its blocks are dropped."""
-        self._breaker.failed(self._clock_ns())
+        self._breaker.failed(time.monotonic_ns())
         self._metrics.count_shared("write", "failed")
         self._metrics.blocks_dropped.labels(reason="shared_write").inc(num_blocks)

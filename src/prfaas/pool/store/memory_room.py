@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
-from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
+from prfaas.errors import require
 from prfaas.pool.store.arena import Arena, LooseMemory, charged_bytes
 from prfaas.pool.store.tier_ports import StoredBlock, StoreObserver, TierList
 
@@ -187,19 +187,21 @@ class MemoryRoom:
     def add(self, name: BlockName, block: StoredBlock) -> None:
         """Keep a block that is not in memory; others of its tenant may have to make way."""
         is_new = self._tiers.find(name) is None
-        size = len(block.data)
+        size, tenant = len(block.data), block.origin.tenant
+        charged = charged_bytes(size)
         self.blocks[name] = block
         self.used_bytes += size
         if LooseMemory.owns(block.data):
             self._outside[name] = size
-        self._arena_stored_bytes += self._arena_bytes(name)
-        self._order.added(name, *owned(block))
-        self.clean_bytes -= charged_bytes(size)
+        else:
+            self._arena_stored_bytes += charged
+        self._order.added(name, tenant, charged)
+        self.clean_bytes -= charged
         if is_new:
             layout_id, key = name
             self._observer.stored(layout_id, [key])
             self._tiers.offer(name, block)
-        self._make_way(block.origin.tenant)
+        self._make_way(tenant)
         self.spill()
 
     def used(self, name: BlockName, block: StoredBlock) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from prfaas.core.request.actions import FellBack
+from prfaas.core.request.events import AnyEvent, Outcome, Stopped, TurnCame
 from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.quarantine import PAUSE_NS, SURVIVED_NS, Quarantine, Target, label_of
 from prfaas.sim.system.clock import Clock
@@ -45,11 +46,11 @@ class SimulatedSuspects:
     """Suspects of a run, by index of their request: no two requests have the same prompt.
 
     Args:
-        go_on: Called with a request that may run again, or with one that is refused and False.
+        report: Called with a request, and the event that it may run again or is refused.
     """
 
-    def __init__(self, clock: Clock, go_on: Callable[[int, bool], None]) -> None:
-        self._clock, self._go_on, self._quarantine = clock, go_on, Quarantine()
+    def __init__(self, clock: Clock, report: Callable[[int, AnyEvent], None]) -> None:
+        self._clock, self._report, self._quarantine = clock, report, Quarantine()
         self._waiting: deque[int] = deque()
         self.are_there = False
         """True from the first time that an instance died with a request."""
@@ -59,7 +60,7 @@ class SimulatedSuspects:
         digest, now_ns, self.are_there = _digest(index), self._clock.now_ns, True
         self._quarantine.killed(digest, (engine, now_ns), 1, now_ns)
         if self._quarantine.refused_ns(digest, now_ns):
-            self._go_on(index, False)
+            self._report(index, Stopped(Outcome.FAILED))
         else:
             self._clock.after(PAUSE_NS, self._wait, index)
 
@@ -80,7 +81,7 @@ class SimulatedSuspects:
         while self._waiting and self._quarantine.begin(_digest(self._waiting[0])):
             index = self._waiting.popleft()
             self._clock.after(SURVIVED_NS, self._survived, index)
-            self._go_on(index, True)
+            self._report(index, TurnCame())
 
 
 def _digest(index: int) -> bytes:

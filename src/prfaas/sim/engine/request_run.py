@@ -29,7 +29,6 @@ from prfaas.core.request.events import (
     PrefillFailure,
     Stopped,
     TransferEnded,
-    TurnCame,
     Woke,
 )
 from prfaas.core.request.fleet import SharedState
@@ -48,8 +47,7 @@ from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import Setup
 
-_BEGUN, _PREFILL_DONE, _FIRST_TOKEN = Begun(), PrefillDone(), FirstToken()
-_TURN_CAME, _WOKE = TurnCame(), Woke()
+BEGUN, _PREFILL_DONE, _FIRST_TOKEN, _WOKE = Begun(), PrefillDone(), FirstToken(), Woke()
 _COMMITTED = {blocks: TransferEnded(blocks, TransferEnd.COMMITTED) for blocks in Blocks}
 _ALL = 2**62
 _FOUND_ALL = Finished(_ALL, _ALL)
@@ -119,7 +117,6 @@ class SimulatedRequestRun(Executor):
         "_parts",
         "_waits_for",
         "decoder",
-        "is_remote",
         "life",
         "request",
         "routed",
@@ -128,7 +125,8 @@ class SimulatedRequestRun(Executor):
 
     def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
         self._parts, self.request, self._do = parts, request, self.methods
-        self._take(routed)
+        self.routed = routed
+        self._resume_after(routed.hit_tokens)
         pools = routed.prefill_pool, routed.destination
         # Where instances only decode, one is chosen once it is needed.
         decode = routed.decode or ""
@@ -148,11 +146,7 @@ class SimulatedRequestRun(Executor):
 
     # Events and actions
 
-    def begin(self) -> None:
-        """The route stands."""
-        self._report(_BEGUN)
-
-    def _report(self, event: AnyEvent) -> None:
+    def report(self, event: AnyEvent) -> None:
         """Execute the actions of an event; events that occur meanwhile follow."""
         if self._is_reporting:
             self._events.append(event)
@@ -194,13 +188,9 @@ class SimulatedRequestRun(Executor):
     def _on_route(self) -> Routed:
         """The route; another one than before if the prefill was given up."""
         if self.life.route.routed is not self.routed:
-            self._take(self.life.route.routed)
+            self.routed = self.life.route.routed
+            self._resume_after(self.routed.hit_tokens)
         return self.routed
-
-    def _take(self, routed: Routed) -> None:
-        """Begin an attempt on a route."""
-        self.routed, self.is_remote = routed, routed.decision.path is _REMOTE
-        self._resume_after(routed.hit_tokens)
 
     def _resume_after(self, hit_tokens: int) -> None:
         """Begin an attempt that computes the prompt after a prefix."""
@@ -209,8 +199,11 @@ class SimulatedRequestRun(Executor):
         request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - hit_tokens
 
-    def _await_blocks(self, _: actions.AwaitBlocks) -> None:
-        """Nothing: engines wait for blocks here."""
+    def _do_nothing(self, action: actions.Action) -> None:
+        """Engines wait for blocks here, pools forget what no request waits for, and the outcome
+        tells of a failure."""
+
+    _await_blocks = _release = _fail = _do_nothing
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
@@ -219,19 +212,13 @@ class SimulatedRequestRun(Executor):
         self._waits_for = None
         parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
 
-    def _start_decode(self, action: actions.StartDecode) -> None:
-        self._decode_on(action.engine)
-
     def _hold_back(self, action: actions.HoldBack) -> None:
         self._parts.suspects.killed(self.request.index, action.engine)
 
-    def turn_came(self, *, may_run: bool) -> None:
-        """A prompt that an instance died with may be tried again, or may not."""
-        self._report(_TURN_CAME if may_run else Stopped(Outcome.FAILED))
-
     def _continue_on(self, action: actions.ContinueOn) -> None:
         self.decoder = ""
-        self._parts.clock.after(action.after_ns, self._decode_on, action.engine)
+        start = actions.StartDecode(action.engine)
+        self._parts.clock.after(action.after_ns, self._start_decode, start)
 
     def _abort(self, action: actions.Abort) -> None:
         """Keep blocks that have arrived."""
@@ -256,12 +243,6 @@ class SimulatedRequestRun(Executor):
     def _retry(self, action: actions.Retry) -> None:
         self._parts.reactions.retried(is_allowed=action.is_allowed)
 
-    def _release(self, _: actions.Release) -> None:
-        """Nothing: pools forget what no request waits for."""
-
-    def _fail(self, _: actions.Fail) -> None:
-        """Nothing: the outcome tells of a failure."""
-
     def _wake_at(self, action: actions.WakeAt) -> None:
         at_ns = self.wakes_at_ns = action.at_ns
         self._parts.clock.at(at_ns, self.wake, at_ns)
@@ -270,13 +251,14 @@ class SimulatedRequestRun(Executor):
         """The instant has come at which the machine wanted to be woken, if it is of use still."""
         if at_ns == self.wakes_at_ns and self.life.watches:
             self.wakes_at_ns = None
-            self._report(_WOKE)
+            self.report(_WOKE)
 
     # The prefill leg
 
     def _prefill(self) -> None:
         """Queue the prompt at the instance that prefills."""
         request, routed, parts = self.request, self.routed, self._parts
+        is_remote = routed.decision.path is _REMOTE
         instance = parts.prefill_instance(routed.prefill)
         if not instance.up:
             self.prefill_failed(may_have_died=False)
@@ -289,8 +271,8 @@ class SimulatedRequestRun(Executor):
         if transport is None:
             chunks = parts.chunks(num_new_tokens, held)
         else:
-            chunks = transport.costs.chunks(num_new_tokens, held, is_local=not self.is_remote)
-        request.offloaded = request.offloaded or self.is_remote
+            chunks = transport.costs.chunks(num_new_tokens, held, is_local=not is_remote)
+        request.offloaded = request.offloaded or is_remote
         instance.submit(PrefillJob(request, request.attempt, chunks, transport))
 
     def _num_bytes(self, which: Blocks, transport: Transport) -> int:
@@ -309,7 +291,7 @@ class SimulatedRequestRun(Executor):
             copied = slice(routed.prefill_pool_tokens // span, routed.hit_tokens // span)
             copies = self.request.block_ids[copied]
             parts.front.caches.pools[routed.prefill_pool].demote(copies)
-        self._report(_PREFILL_DONE)
+        self.report(_PREFILL_DONE)
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""
@@ -317,7 +299,7 @@ class SimulatedRequestRun(Executor):
         parts.guards.ended(name, BreakerOutcome.FAILED, parts.clock.now_ns)
         parts.front.set_ready(name, ready=False, now_ns=parts.clock.now_ns)
         why = f"{name} is down"
-        self._report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
+        self.report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
 
     # Blocks in transit
 
@@ -331,11 +313,11 @@ class SimulatedRequestRun(Executor):
             event = _COMMITTED[which]
             if not is_planned:
                 event = replace(event, num_bytes=self._num_bytes(which, transport))
-            self._report(event)
+            self.report(event)
             return
         self._keep_what_came(transport)
         transport.give_up(self.request)
-        self._report(TransferEnded(which, kind))
+        self.report(TransferEnded(which, kind))
 
     def link_lost(self, transport: Transport) -> None:
         """A link is dead that blocks of the request were to take."""
@@ -346,9 +328,9 @@ class SimulatedRequestRun(Executor):
 
     # The decode leg
 
-    def _decode_on(self, name: str) -> None:
+    def _start_decode(self, action: actions.StartDecode) -> None:
         """Decode on an instance, once the blocks that it waits for have come or can not."""
-        parts, life = self._parts, self.life
+        parts, life, name = self._parts, self.life, action.engine
         self.decoder, decoder = name, parts.decoders[name]
         if parts.guards.unsettled:
             parts.guards.began(name, parts.clock.now_ns)
@@ -358,7 +340,7 @@ class SimulatedRequestRun(Executor):
         num_tokens_at_end = self.request.num_prompt_tokens + self.request.num_output_tokens
         if not decoder.fits(parts.setup.costs.kv_bytes(num_tokens_at_end)):
             parts.guards.ended(name, BreakerOutcome.NOTHING, parts.clock.now_ns)
-            self._report(Stopped(Outcome.FAILED))
+            self.report(Stopped(Outcome.FAILED))
             return
         which = life.awaited
         blocks = None if which is None else life.blocks.get(which)
@@ -389,12 +371,8 @@ class SimulatedRequestRun(Executor):
         ):
             request.landed_at_ns = parts.clock.now_ns
             parts.decoders[self.decoder].submit(request)
-        else:
-            self._recompute()
-
-    def _recompute(self) -> None:
-        """Have the instance that decodes compute what has not arrived."""
-        request, parts = self.request, self._parts
+            return
+        # The instance that decodes computes what has not arrived.
         front = parts.front
         self._found_tokens = front.caches.hits(request).get(front.pool_of[self.decoder], 0)
         self._resume_after(self._found_tokens)
@@ -415,7 +393,7 @@ class SimulatedRequestRun(Executor):
             self.request.first_token_at_ns = self._parts.clock.now_ns
         if self._parts.suspects.are_there:
             self._parts.suspects.left(self.request.index, is_cleared=True)
-        self._report(_FIRST_TOKEN)
+        self.report(_FIRST_TOKEN)
 
     def finished(self) -> None:
         """All tokens are there."""
@@ -423,7 +401,7 @@ class SimulatedRequestRun(Executor):
         parts.guards.ended(self.decoder, _GOOD, parts.clock.now_ns)
         if self._found_tokens != _ALL or self.life.blocks.pull is not None:
             found = Finished(self._found_tokens, self.request.num_hit_tokens)
-        self._report(found)
+        self.report(found)
 
     def broke(self, *, had_request: bool) -> None:
         """The instance that decodes died, or is not there."""
@@ -435,4 +413,4 @@ class SimulatedRequestRun(Executor):
             # A stream that breaks does not tell why; one that is not answered does.
             parts.front.set_ready(name, ready=False, now_ns=parts.clock.now_ns)
         kind = DecodeFailure.BROKEN if is_broken else DecodeFailure.UNREACHABLE
-        self._report(EngineBroke(kind, had_request, why=f"{name} is down"))
+        self.report(EngineBroke(kind, had_request, why=f"{name} is down"))

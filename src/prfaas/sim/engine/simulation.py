@@ -25,12 +25,12 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.dispatch_driver import News, SimulatedDriver
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
-from prfaas.sim.engine.request_run import RunParts, SimulatedRequestRun
+from prfaas.sim.engine.request_run import BEGUN, RunParts, SimulatedRequestRun
 from prfaas.sim.engine.role_changes import RoleChanges
 from prfaas.sim.engine.signals import NUM_SAMPLES_MAX, Series, SimulatedReplication, Telemetry
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
-from prfaas.sim.resources.shared_link import HostLinks, SharedLink
+from prfaas.sim.resources.shared_link import HostLinks, Purpose, SharedLink
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Arrivals, Clock, Progress
 from prfaas.sim.system.request import Request
@@ -67,7 +67,7 @@ class Simulation(RunParts):
         self.open: dict[int, SimulatedRequestRun] = {}
         self.reactions = Reactions()
         self.suspects = SimulatedSuspects(
-            self.clock, lambda index, may_run: self.open[index].turn_came(may_run=may_run)
+            self.clock, lambda index, event: self.open[index].report(event)
         )
         self.guards = _guards(self.front, self.reactions.changed)
         routing = setup.routing
@@ -107,7 +107,6 @@ class Simulation(RunParts):
             cluster.link if cluster is not None and is_wan else setup.host_link,
             setup.costs if cluster is None else cluster.costs,
             on_landed=self._landed,
-            on_pulled=self._pulled,
             on_change=self._link_changed,
             told_after_ns=setup.signals.delay_ns,
         )
@@ -130,25 +129,13 @@ class Simulation(RunParts):
         )
 
     def _decode_instance(self, name: str) -> DecodeInstance:
-        setup = self.setup
         return DecodeInstance(
             name,
             self.clock,
-            setup.step_ns,
-            setup.decode,
-            kv_bytes=self._kv_bytes,
+            self.setup,
             on_first=lambda request: self.open[request.index].first_token(),
             on_done=self._finished,
         )
-
-    def _kv_bytes(self, request: Request) -> int:
-        """KV bytes that a request holds on average while it decodes.
-
-        Engines take blocks as a sequence grows, and the sequences of a batch are at different
-        points of their outputs.
-        """
-        output = request.num_output_tokens // 2
-        return self.setup.costs.kv_bytes(request.num_prompt_tokens + output)
 
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
@@ -192,7 +179,7 @@ class Simulation(RunParts):
         if self.copier is not None:
             self.copier.routed(request, found, considered)
         run = self.open[request.index] = self._run_of(request, found)
-        run.begin()
+        run.report(BEGUN)
 
     def _run_of(self, request: Request, routed: Routed) -> SimulatedRequestRun:
         return SimulatedRequestRun(self, request, routed)
@@ -241,18 +228,14 @@ class Simulation(RunParts):
 
     # Link
 
-    def _landed(self, request: Request, transport: Transport) -> None:
-        self._pools[transport.ends[1]].store(request.block_ids, request.tenant)
-        run = self.open[request.index]
-        run.transfer_ended(Blocks.HAND_OFF, TransferEnd.COMMITTED, transport)
-
-    def _pulled(self, request: Request, transport: Transport) -> None:
-        """A prefix that a request waits for has arrived."""
-        run = self.open[request.index]
-        blocks = -(-run.routed.hit_tokens // self.setup.blocks.tokens)
-        pool = self._pools[transport.ends[1]]
-        pool.store(request.block_ids[:blocks], request.tenant)
-        run.transfer_ended(Blocks.PULL, TransferEnd.COMMITTED, transport)
+    def _landed(self, request: Request, transport: Transport, purpose: Purpose) -> None:
+        """The blocks of a request have arrived, or the prefix that it waits for."""
+        run, which, arrived = self.open[request.index], Blocks.HAND_OFF, request.block_ids
+        if purpose is Purpose.PULL:
+            num_blocks = -(-run.routed.hit_tokens // self.setup.blocks.tokens)
+            which, arrived = Blocks.PULL, arrived[:num_blocks]
+        self._pools[transport.ends[1]].store(arrived, request.tenant)
+        run.transfer_ended(which, TransferEnd.COMMITTED, transport)
 
     def _link_changed(self, transport: Transport, alive: bool) -> None:
         news, ends = News.LINK_ALIVE if alive else News.LINK_DEAD, transport.ends

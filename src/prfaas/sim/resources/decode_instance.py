@@ -18,10 +18,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import ceil
 
-from prfaas.planner.hardware.profiles import StepTime
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
-from prfaas.sim.system.setup import DecodeLimits
+from prfaas.sim.system.setup import Setup
 
 NEVER = 2**63
 """An instant after all others, ns."""
@@ -31,9 +30,7 @@ class DecodeInstance:
     """One instance.
 
     Args:
-        step_ns: Step time by batch and mean context.
-        limits: Batch and KV cache.
-        kv_bytes: KV bytes that a request holds on average while it decodes.
+        setup: Step times, limits of batch and KV cache, and bytes of prompts.
         on_first: A sequence was admitted and streams its first token.
         on_done: A sequence has all its tokens.
     """
@@ -42,18 +39,16 @@ class DecodeInstance:
         self,
         name: str,
         clock: Clock,
-        step_ns: StepTime,
-        limits: DecodeLimits,
+        setup: Setup,
         *,
-        kv_bytes: Callable[[Request], int],
         on_first: Callable[[Request], None],
         on_done: Callable[[Request], None],
     ) -> None:
         self.name, self.up, self.is_frozen = name, True, False
         self.kv_used_bytes = self.num_running_most = 0
         self.batch_ns = 0.0
-        self._clock, self._step_ns, self._limits = clock, step_ns, limits
-        self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
+        self._clock, self._step_ns, self._limits = clock, setup.step_ns, setup.decode
+        self._costs, self._on_first, self._on_done = setup.costs, on_first, on_done
         self._waiting: deque[Request] = deque()
         self._running: list[tuple[float, int, Request, int, float]] = []
         """Step at which each sequence ends, number and request; its KV bytes, and its part of
@@ -132,14 +127,17 @@ class DecodeInstance:
     def _admit(self) -> None:
         if not self._waiting or self.is_frozen:
             return
-        running, limits = self._running, self._limits
+        running, limits, kv_bytes = self._running, self._limits, self._costs.kv_bytes
         capacity = limits.kv_capacity_bytes
         while self._waiting and len(running) < limits.batch_max:
-            size = self._kv_bytes(self._waiting[0])
+            # Engines take blocks as a sequence grows, and the sequences of a batch are at different
+            # points of their outputs: each counts with half of its own.
+            request = self._waiting[0]
+            size = kv_bytes(request.num_prompt_tokens + request.num_output_tokens // 2)
             if capacity is not None and self.kv_used_bytes + size > capacity:
                 return
             self.kv_used_bytes += size
-            request = self._waiting.popleft()
+            self._waiting.popleft()
             self._on_first(request)
             had = request.had_tokens
             length, left = request.num_prompt_tokens + had, request.num_output_tokens - had - 1

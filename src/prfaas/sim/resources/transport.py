@@ -127,8 +127,7 @@ class Transport:
     Args:
         ends: Pools that send and receive.
         costs: Bytes of prompts.
-        on_landed: Called when all blocks of a hand-off have arrived.
-        on_pulled: A prefix that a request waits for has arrived.
+        on_landed: All blocks of a request have arrived: those of a hand-off, or a pulled prefix.
         on_change: The link was found dead (False) or alive (True).
         told_after_ns: From the link's recovery, or a pool's failure, until it is known.
     """
@@ -140,14 +139,13 @@ class Transport:
         setup: LinkSetup,
         costs: Costs,
         *,
-        on_landed: Callable[[Request, Transport], None],
-        on_pulled: Callable[[Request, Transport], None],
+        on_landed: Callable[[Request, Transport, Purpose], None],
         on_change: Callable[[Transport, bool], None],
         told_after_ns: int,
     ) -> None:
         self.ends, self.setup, self.costs = ends, setup, costs
         self._clock = clock
-        self._on_landed, self._on_pulled, self._on_change = on_landed, on_pulled, on_change
+        self._on_landed, self._on_change = on_landed, on_change
         self._told_after_ns = told_after_ns
         self._taken_for_alive = True
         self.changed_at_ns = 0
@@ -230,7 +228,7 @@ class Transport:
         transfer = self._open.get(request)
         if transfer is not None and transfer.flow is flow:
             del self._open[request]
-            (self._on_pulled if flow.purpose is Purpose.PULL else self._on_landed)(request, self)
+            self._on_landed(request, self, flow.purpose)
 
     # Failures
 

@@ -161,7 +161,6 @@ class _Session:
     """Follows the messages of a session.
 
     Args:
-        numbers: Of the blocks.
         units: What texts are measured in.
     """
 

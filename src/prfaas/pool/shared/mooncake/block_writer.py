@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from prfaas.core.cache.keep_rules import Origin
@@ -40,14 +41,13 @@ class BlockWriter(SealingWriter):
         blocks: KnownBlocks,
         health: TierHealth,
         metrics: PoolMetrics,
-        clock_ns: Callable[[], int],
     ) -> None:
         self._memory = client.memory
         limit_bytes = self._memory.writes.capacity_bytes
-        super().__init__(limit_bytes, metrics, "prfaas-mooncake-writer", clock_ns)
+        super().__init__(limit_bytes, metrics, "prfaas-mooncake-writer")
         self._client, self._key, self._writer = client, key, writer
         self._blocks, self._health = blocks, health
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block; `done` is called once it is sealed, or dropped.
@@ -93,7 +93,7 @@ class BlockWriter(SealingWriter):
     ) -> None:
         size = sealed_bytes_max(num_bytes)
         try:
-            self._breaker.began(self._clock_ns())
+            self._breaker.began(time.monotonic_ns())
             (code,) = await self._client.ask(
                 StoreOperation.PUT, [key_of(self._client.prefix, name)], offset, length
             )

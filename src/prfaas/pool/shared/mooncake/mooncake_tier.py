@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.cache.keep_rules import Origin, Scope
@@ -66,7 +65,6 @@ class MooncakeTier(ShownBlocks[Known]):
         hosts: Set[str],
         metrics: PoolMetrics,
         owner: TierOwner,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings, self._keys, self._pool, self._hosts = settings, keys, pool, hosts
         self._metrics, self._rules = metrics, owner.rules
@@ -76,14 +74,14 @@ class MooncakeTier(ShownBlocks[Known]):
         self._blocks = KnownBlocks()
         self._sizes: dict[tuple[bytes, int], int] = {}
         """Bytes of a block, by layout and group."""
-        self._health = TierHealth(self, self._blocks, owner, metrics, clock_ns)
+        self._health = TierHealth(self, self._blocks, owner, metrics)
         self._writer = BlockWriter(
-            self.client, keys.sealing, pool, self._blocks, self._health, metrics, clock_ns
+            self.client, keys.sealing, pool, self._blocks, self._health, metrics
         )
         self._read_s = settings.read_limit_s * READ_RATIO
         self._slots = asyncio.Semaphore(READS)
         self._threads = ThreadPoolExecutor(2, "prfaas-mooncake-reader")
-        self._said = LogThrottle(clock_ns)
+        self._said = LogThrottle()
         self._serving: asyncio.Task[None] | None = None
 
     # --- contents ---
