@@ -298,12 +298,13 @@ class BlockStore:
         return name not in self._blocks and self.tiers.find(name) is tier
 
     def validate(self) -> None:
-        """Check the sums of memory, and that tiers know the blocks that they name.
+        """Check the sums of memory, the rules, and that tiers know the blocks that they name.
 
         Raises:
             AssertionError: One does not hold.
         """
         self.room.validate()
+        self.rules.validate()
         for tier in self.tiers:
             tier.validate()
 
