@@ -291,7 +291,7 @@ async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: Worl
 async def test_a_failure_of_ours_has_the_shape_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world.gateway.driver, "is_on", None)
+    monkeypatch.setattr(world.gateway.driver.states, "is_on", None)
     async with world.http.get(f"{world.url}/control/status") as reply:
         assert reply.status == 500
         assert (await reply.json())["error"]["type"] == "InternalServerError"

@@ -149,7 +149,7 @@ class Engines:
     def takes(self, engine: Engine) -> bool:
         """Return True if it gets new legs: it is ready, and neither a breaker nor the operator bars
         it."""
-        return engine.is_ready and self._driver.states.takes(engine.name)
+        return engine.is_ready and self._driver.takes(engine.name)
 
     def nobody(self) -> UnavailableError:
         """Return the reason why no PD engine takes requests, and the next step."""

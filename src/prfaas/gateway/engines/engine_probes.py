@@ -211,7 +211,7 @@ class EngineProbes:
             self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
 
     def _takes(self, engine: Engine) -> bool:
-        return engine.is_ready and self._driver.states.takes(engine.name)
+        return engine.is_ready and self._driver.takes(engine.name)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
