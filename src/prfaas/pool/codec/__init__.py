@@ -1,1 +1,1 @@
-"""Lossless codecs: compiled kernels, and their interface for links."""
+"""Codecs of links, lossless and rounding: compiled kernels; `core/codec` has their names."""
