@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.process.process import annex_metrics
 
 from .alert_rules import RULES
 
@@ -21,7 +22,9 @@ LABEL = re.compile(r'(\w+)(=~?|!=)"([^"]*)"')
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    return {"gateway": GatewayMetrics().registry, "pool": PoolMetrics().registry}
+    pool = PoolMetrics()
+    annex_metrics(pool)
+    return {"gateway": GatewayMetrics().registry, "pool": pool.registry}
 
 
 def counters(registry: CollectorRegistry) -> dict[str, Counter]:

@@ -19,8 +19,8 @@ from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.node.node import PoolNode
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcess
+from prfaas.pool.process.settings import PoolProcessSettings
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
@@ -84,10 +84,11 @@ def content(key: BlockKey) -> bytes:
 class Site:
     """One running pool node."""
 
-    def __init__(self, settings: PoolSettings, kernels: Kernels = KERNELS) -> None:
-        self.node = PoolNode(settings, kernels=kernels)
+    def __init__(self, settings: PoolProcessSettings, kernels: Kernels = KERNELS) -> None:
+        self.process = PoolProcess(settings, kernels)
+        self.node = self.process.node
         self._ready = asyncio.Event()
-        self._task = asyncio.create_task(self.node.run(self._ready.set))
+        self._task = asyncio.create_task(self.process.run(self._ready.set))
 
     async def ready(self) -> None:
         opened = asyncio.create_task(self._ready.wait())
@@ -117,16 +118,11 @@ class Site:
 
     def check(self) -> None:
         """Check the invariants of an idle node."""
-        store = self.node.store
-        blocks = [block for name in list(store.names()) if (block := store.get(*name))]
+        node = self.node
+        node.validate()
+        blocks = [block for name in list(node.store.names()) if (block := node.store.get(*name))]
         assert [block.pins for block in blocks] == [0] * len(blocks)
-        assert store.used_bytes == sum(len(block.data) for block in blocks)
-        assert store.used_bytes <= store.arena.used_bytes <= store.capacity_bytes
-        assert self.node.inbound.num_open == 0
-        self.node.inbound.machine.validate()
-        for link in self.node.links.values():
-            link.machine.validate()
-        assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
+        assert node.link_room.num_open == 0
 
 
 FACTS = {"model.weights": "ab12", "group.0.dtypes": "float32"}

@@ -75,7 +75,7 @@ async def test_an_old_block_is_missed_at_once_and_removed_in_its_turn(world: Wor
     assert await engine.look_up(OLD) == [MISS] * len(OLD)
     assert await engine.load(OLD[:2]) == [False, False]
     assert await engine.look_up(OTHERS) == [HIT] * len(OTHERS)
-    await pd.node._aging.round()
+    await pd.node.keep_room.aging.round()
     assert pd.held() == set(OTHERS)
     await until(lambda: num_keys(gateway, Evicted) >= len(OLD))
     assert {key for m in gateway.messages if isinstance(m, Evicted) for _, key in m.keys} == {
@@ -94,7 +94,7 @@ async def test_without_a_limit_no_block_is_too_old(world: World) -> None:
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=LASTING)
     clock.now_s += 1000 * LIMIT_S
-    assert await pd.node._aging.round() == 0
+    assert await pd.node.keep_room.aging.round() == 0
     assert await engine.look_up(OLD) == [HIT] * len(OLD)
     gateway.channel.close("done")
 
@@ -118,8 +118,8 @@ async def test_a_round_inspects_a_bounded_number_of_blocks(world: World) -> None
     gateway = await told(pd, world, {MORTAL: LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
     clock.now_s += LIMIT_S
-    pd.node._aging._slice = 3
-    assert [await pd.node._aging.round() for _ in range(3)] == [3, 3, 2]
+    pd.node.keep_room.aging._slice = 3
+    assert [await pd.node.keep_room.aging.round() for _ in range(3)] == [3, 3, 2]
     gateway.channel.close("done")
 
 
@@ -150,7 +150,7 @@ async def test_blocks_on_disk_keep_their_age_across_a_restart(
     await told(pd, world, ages)
     assert await engine.look_up(OTHERS) == [HIT] * len(OTHERS)
     assert await engine.look_up(OLD) == [MISS if is_limited else HIT] * len(OLD)
-    await pd.node._aging.round(disk)
+    await pd.node.keep_room.aging.round(disk)
     assert pd.held() == ({*OTHERS} if is_limited else {*OTHERS, *OLD})
     assert len(list(folder.glob("*.seg"))) == num_files - is_limited
 
@@ -180,7 +180,7 @@ async def test_a_gateway_sets_no_age_of_tags_that_are_not_its_own(world: World) 
     clock = Clock()
     pd = await world.start_pd(wall_s=clock, age_round_s=BY_HAND_S)
     engine = await world.engine("pd-pool")
-    pd.node._aging._claims = lambda _, tag: tag == LASTING
+    pd.node.keep_room.aging._claims = lambda _, tag: tag == LASTING
     gateway = await told(pd, world, {MORTAL: 1, "": 1, LASTING: 2 * LIMIT_S})
     assert await engine.store(OLD, tenant=MORTAL)
     clock.now_s += LIMIT_S
@@ -204,7 +204,7 @@ async def test_old_blocks_leave_the_bucket(world: World, bucket: Bucket) -> None
     clock.now_s += LIMIT_S
     assert await reader.look_up(OLD) == [MISS] * len(OLD)
     assert await engine.look_up(OLD) == [MISS] * len(OLD)
-    assert await pd.node._aging.round(pd.node.shared) == len(OLD)
+    assert await pd.node.keep_room.aging.round(pd.node.store_room.shared) == len(OLD)
     assert len(await bucket.objects()) == objects - 1
     forget_memory(pd)
     assert pd.held() == set()

@@ -121,7 +121,7 @@ async def test_a_receipt_that_is_not_in_the_audit_log_is_no_receipt(
     async def written() -> bool:
         return False
 
-    monkeypatch.setattr(pd.node._purging._audit, "written", written)
+    monkeypatch.setattr(pd.node.facts, "kept", written)
     gateway = await subscribe(pd, world.identities)
     answer = await ask(gateway, source="", tenant=GONE)
     assert answer.problem == "the audit log cannot be written"
@@ -179,7 +179,7 @@ async def test_a_bucket_has_no_block_in_the_clear_and_after_a_purge_no_key(
         assert site.held() == set(BLOCKS[16:])
     for site, gateway in zip((first, second), gateways, strict=True):
         gateway.channel.send(PurgeEnd(job=9, tenant=GONE))
-        await until(lambda purging=site.node._purging: not purging._bars)  # type: ignore[misc]
+        await until(lambda purging=site.node.keep_room.purging: not purging._bars)  # type: ignore[misc]
         gateway.channel.close("done")
 
     # A new node, with the key of the site, finds the other tenant's blocks alone.

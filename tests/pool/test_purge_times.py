@@ -45,7 +45,7 @@ async def test_a_peer_that_kept_its_blocks_cannot_send_them_again(
     gateway = await subscribe(pd, world.identities)
     assert (await ask(gateway, **scope)).num_blocks == len(PROMPT)
     gateway.channel.send(PurgeEnd(job=2, **scope))
-    await until(lambda: not pd.node._purging._bars)
+    await until(lambda: not pd.node.keep_room.purging._bars)
 
     transfer = prefill.push()
     assert await prefill.store(PROMPT, transfer)  # The pool has them: they keep their age.

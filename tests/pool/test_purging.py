@@ -107,7 +107,8 @@ async def test_a_purge_drops_what_came_and_what_was_computed_from_it(
     # Asked again it has nothing to do; taken again is what comes after its end.
     assert (await ask(gateway, job=3)).num_blocks == 0
     gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
-    await until(lambda: not pd.node._purging.is_barred(received(SOURCE, b"", is_inherited=False)))
+    origin = received(SOURCE, b"", is_inherited=False)
+    await until(lambda: not pd.node.keep_room.purging.is_barred(origin))
     transfer = prefill.push()
     prefill.push_done(transfer, rest=PROMPT)
     await until(lambda: set(PROMPT) < pd.held())
@@ -170,7 +171,7 @@ async def test_a_bar_that_nobody_ends_ends_by_itself(world: World) -> None:
     gateway, engine = await subscribe(pd, world.identities), await world.engine("pd-pool")
     await ask(gateway)
     gateway.channel.close("the gateway died")
-    await until(lambda: not pd.node._purging._bars)
+    await until(lambda: not pd.node.keep_room.purging._bars)
     assert await store(engine, AFTER, SOURCE)
 
 

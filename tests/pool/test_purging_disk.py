@@ -143,7 +143,7 @@ async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
     await until(has_read.is_set)
     assert (await ask(gateway)).problem == ""
     gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
-    await until(lambda: not pd.node._purging._bars)
+    await until(lambda: not pd.node.keep_room.purging._bars)
     may_end.set()
     assert await loading == [False]
     assert pd.held() == set()

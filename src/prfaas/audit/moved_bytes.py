@@ -47,8 +47,6 @@ class MovedBytes:
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max = entries_max
-        self.is_on = False
-        """False without an audit log: nothing is counted."""
         self._lock = threading.Lock()
         self._counts: dict[_Key, list[int]] = {}
         self._late: set[_Key] = set()
@@ -64,8 +62,6 @@ class MovedBytes:
         wire_bytes: int = 0,
     ) -> None:
         """Count bytes of a transfer."""
-        if not self.is_on:
-            return
         key = direction, peer, transfer_id
         with self._lock:
             if key not in self._counts and len(self._counts) >= self._entries_max:

@@ -10,14 +10,22 @@ from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.moved_bytes import MovedBytes, TransferBytes
 from prfaas.audit.settings import AuditSettings
 from prfaas.audit.writer import AuditLog
-from prfaas.core.audit.chain import Fields
 from prfaas.core.audit.records import LATE, STOPPED, RecordKind, permission
 from prfaas.core.audit.refusals import RefusalCounts
-from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
-from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
+from prfaas.core.facts import FactStream
+from prfaas.core.transfer.facts import (
+    RECEIVED,
+    SENT,
+    PurgeDone,
+    TicketGranted,
+    TicketRefused,
+    TicketUse,
+    TransferDone,
+)
+from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
-SENT, RECEIVED = "sent", "received"
 SWEEP_NS = 5 * NS_PER_S
 TICKETS_MAX = 50_000
 """Tickets of open transfers; a movement of one that is forgotten has no tenant."""
@@ -27,9 +35,9 @@ class PoolAudit:
     """Writes the records of one pool node.
 
     Args:
-        settings: None without an audit log; then nothing is recorded.
         metrics: Show the state of the log.
         moved: Bytes on links.
+        site_of: Site of a gateway, where several sites share the pool node: the bill is by site.
 
     Raises:
         ConfigError: The log cannot be written.
@@ -37,91 +45,74 @@ class PoolAudit:
 
     def __init__(
         self,
-        settings: AuditSettings | None,
+        settings: AuditSettings,
         pool: str,
         metrics: AuditMetrics,
         moved: MovedBytes,
+        site_of: Callable[[str], str | None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._log = AuditLog(settings, pool, metrics) if settings is not None else None
+        self.log = AuditLog(settings, pool, metrics)
         self._pool, self._moved, self._clock_ns = pool, moved, clock_ns
-        moved.is_on = settings is not None
-        self.site_of: Callable[[str], str | None] = lambda _: None
-        """Site of a gateway, where several sites share the pool node: the bill is by site."""
+        self._site_of = site_of
         self._tickets: OrderedDict[tuple[str, bytes], Ticket] = OrderedDict()
         self._refusals = RefusalCounts()
         self._swept_at_ns = clock_ns()
 
-    @property
-    def accepts(self) -> bool:
-        """False while no ticket may be accepted, since the log cannot be written."""
-        return self._log is None or self._log.accepts
+    def follow(self, facts: FactStream) -> None:
+        """Record the facts of the pool node from now on, and refuse what cannot be recorded."""
+        facts.guard(TicketUse, self._may_use)
+        facts.subscribe(TicketGranted, self._granted)
+        facts.subscribe(TicketRefused, self._refused)
+        facts.subscribe(TransferDone, self._ended)
+        facts.subscribe(PurgeDone, self._purged)
+        facts.keep(self.log.written)
 
-    def record(self, fields: Fields) -> None:
-        """Write a record."""
-        if self._log is not None:
-            self._log.write(fields)
+    def _may_use(self, _: TicketUse) -> None:
+        if not self.log.accepts:
+            raise TicketRefusedError(
+                TicketRefusal.NOT_AUDITED,
+                'the audit log cannot be written, and audit.on_full is "closed"',
+            )
 
-    def granted(self, ticket: Ticket) -> None:
-        """A ticket was accepted, and is used up."""
-        if self._log is None:
-            return
+    def _granted(self, fact: TicketGranted) -> None:
+        ticket = fact.ticket
         direction = SENT if ticket.source == self._pool else RECEIVED
         self._tickets[direction, ticket.transfer_id] = ticket
         if len(self._tickets) > TICKETS_MAX:
             self._tickets.popitem(last=False)
         fields = permission(RecordKind.GRANTED, ticket, gateway=ticket.signer, direction=direction)
-        site = self.site_of(ticket.signer)
-        self._log.write({**fields, "tenant_name": site} if site else fields)
+        site = self._site_of(ticket.signer)
+        self.log.write({**fields, "tenant_name": site} if site else fields)
 
-    def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
-        """A ticket does not allow what was asked."""
-        if self._log is None:
-            return
-        reason = error.reason.value
-        if self._refusals.take((end, reason), self._clock_ns()):
-            self._log.write(_refusal(end, reason, transfer=transfer_id.hex()))
+    def _refused(self, fact: TicketRefused) -> None:
+        reason = fact.error.reason.value
+        if self._refusals.take((fact.end, reason), self._clock_ns()):
+            self.log.write(_refusal(fact.end, reason, transfer=fact.transfer_id.hex()))
 
-    def ended(self, direction: str, transfer: Transfer) -> None:
-        """A transfer has ended."""
-        if self._log is None:
-            return
+    def _ended(self, fact: TransferDone) -> None:
+        direction, transfer = fact.direction, fact.transfer
         transfer_id = transfer.transfer_id
         moved = self._moved.take(direction, transfer.peer, transfer_id)
         outcome = transfer.end or TransferEnd.ABORTED
         self._move(moved, outcome, blocks=transfer.num_blocks, num_bytes=transfer.num_bytes)
         self._tickets.pop((direction, transfer_id), None)
 
-    def purged(
-        self,
-        gateway: str,
-        source: str,
-        *,
-        tenant: str | None,
-        outcome: str,
-        prefix: str = "",
-        **counts: int,
-    ) -> None:
-        """Blocks of a source, or of a tenant, were dropped, and the tenant's keys destroyed.
-
-        With the last hash of a prompt as `prefix`, blocks of this prompt were, and no keys.
-        """
-        if self._log is not None:
-            named = {
-                "kind": RecordKind.PURGE,
-                "gateway": gateway,
-                "from": source,
-                "outcome": outcome,
-            }
-            if tenant is not None:
-                named |= {"tenant": tenant}
-            if prefix:
-                named |= {"prefix": prefix}
-            self._log.write({**named, **counts})
-
-    async def written(self) -> bool:
-        """Wait until all records are in the file; False if they cannot be written now."""
-        return self._log is None or await self._log.written()
+    def _purged(self, fact: PurgeDone) -> None:
+        record: dict[str, object] = {
+            "kind": RecordKind.PURGE,
+            "gateway": fact.gateway,
+            "from": fact.source,
+            "outcome": "complete" if fact.is_complete else "incomplete",
+        }
+        if fact.tenant is not None:
+            record["tenant"] = fact.tenant
+        if fact.prefix:
+            record["prefix"] = fact.prefix
+        record |= {"blocks": fact.num_blocks, "bytes": fact.num_bytes}
+        if fact.num_transfers is not None:
+            record["transfers"] = fact.num_transfers
+        self.log.write(record)
 
     def sweep(self, is_open: Callable[[str, bytes], bool]) -> None:
         """Record bytes that came after the end of their transfer, now and then.
@@ -130,7 +121,7 @@ class PoolAudit:
             is_open: Returns True for a direction and the id of an open transfer.
         """
         now_ns = self._clock_ns()
-        if self._log is None or now_ns - self._swept_at_ns < SWEEP_NS:
+        if now_ns - self._swept_at_ns < SWEEP_NS:
             return
         self._swept_at_ns = now_ns
         for moved in self._moved.sweep(is_open):
@@ -139,18 +130,15 @@ class PoolAudit:
 
     def close(self) -> None:
         """Record what is left, and end the log. Blocks for as long as the disk takes."""
-        if self._log is None:
-            return
         for moved in self._moved.take_all():
             self._move(moved, STOPPED)
         self._count_refusals(self._clock_ns(), is_end=True)
-        self._log.close()
+        self.log.close()
 
     def _count_refusals(self, now_ns: int, *, is_end: bool = False) -> None:
         for key, count in self._refusals.counted(now_ns, is_end=is_end):
             end, reason = key or ("", "")
-            if self._log is not None:
-                self._log.write(_refusal(end, reason, count=count))
+            self.log.write(_refusal(end, reason, count=count))
 
     def _move(
         self, moved: TransferBytes, outcome: str, *, blocks: int = 0, num_bytes: int = 0
@@ -158,25 +146,23 @@ class PoolAudit:
         direction, peer = moved.direction, moved.peer
         ticket = self._tickets.get((direction, moved.transfer_id))
         ends = (self._pool, peer) if direction == SENT else (peer, self._pool)
-        if self._log is not None:
-            self._log.write(
-                {
-                    "kind": RecordKind.MOVEMENT,
-                    "direction": direction,
-                    "transfer": moved.transfer_id.hex(),
-                    "gateway": ticket.signer if ticket else "",
-                    "tenant": ticket.tenant if ticket else "",
-                    "from": ends[0],
-                    "to": ends[1],
-                    "outcome": str(outcome),
-                    "blocks": blocks,
-                    "bytes": num_bytes,
-                    "link_bytes": moved.link_bytes,
-                    "wire_bytes": moved.wire_bytes,
-                    "class": "",
-                    "region": ",".join(sorted(ticket.regions)) if ticket else "",
-                }
-            )
+        record = {
+            "kind": RecordKind.MOVEMENT,
+            "direction": direction,
+            "transfer": moved.transfer_id.hex(),
+            "gateway": ticket.signer if ticket else "",
+            "tenant": ticket.tenant if ticket else "",
+            "from": ends[0],
+            "to": ends[1],
+            "outcome": str(outcome),
+            "blocks": blocks,
+            "bytes": num_bytes,
+            "link_bytes": moved.link_bytes,
+            "wire_bytes": moved.wire_bytes,
+            "class": "",
+            "region": ",".join(sorted(ticket.regions)) if ticket else "",
+        }
+        self.log.write(record)
 
 
 def _refusal(end: str, reason: str, **fields: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ Beside it there is one question: may a change be made now? A log that must not l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 F = TypeVar("F")
@@ -26,6 +26,7 @@ class FactStream:
     def __init__(self) -> None:
         self._subscribers: defaultdict[type, list[Subscriber]] = defaultdict(list)
         self._guards: defaultdict[type, list[Subscriber]] = defaultdict(list)
+        self._keepers: list[Callable[[], Awaitable[bool]]] = []
 
     def subscribe(self, kind: type[F], subscriber: Callable[[F], None]) -> None:
         """Call `subscriber` with every fact of this type from now on."""
@@ -48,3 +49,11 @@ class FactStream:
         """
         for guard in self._guards.get(type(change), ()):
             guard(change)
+
+    def keep(self, keeper: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for `keeper` where a fact has to be on disk; it returns False if that fails."""
+        self._keepers.append(keeper)
+
+    async def kept(self) -> bool:
+        """Wait until logs have all reported facts on disk; False if one cannot write them now."""
+        return all([await keeper() for keeper in self._keepers])

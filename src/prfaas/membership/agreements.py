@@ -15,7 +15,7 @@ from prfaas.core.sharing.contracts import Contracts, TagOwners
 from prfaas.errors import ConfigError
 from prfaas.limited_files import read_limited
 from prfaas.logs import log_event
-from prfaas.wire.site_authorities import SiteAuthorities
+from prfaas.membership.site_authorities import SiteAuthorities
 
 log = logging.getLogger(__name__)
 

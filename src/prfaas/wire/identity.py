@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.allow_list import AllowList, admitted, site_uri
+from prfaas.wire.name_authorities import HostObject, NameAuthorities, NamedContext
 from prfaas.wire.regions import region_names
-from prfaas.wire.site_authorities import HostObject, NameAuthorities, NamedContext
 
 VALID_DAYS = 90
 """Validity of an identity.

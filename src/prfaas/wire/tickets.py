@@ -30,8 +30,8 @@ from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.allow_list import AllowList, admitted
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
+from prfaas.wire.name_authorities import NameAuthorities
 from prfaas.wire.regions import regions_in
-from prfaas.wire.site_authorities import NameAuthorities
 
 _DOMAIN = b"prfaas ticket 1\0"
 """Keeps a signature on anything else from passing for one on a ticket."""

@@ -18,7 +18,7 @@ from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.routing.change_log import Journal

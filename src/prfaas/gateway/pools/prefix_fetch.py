@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.kv.shipping import manifest_of_keys
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.integrity.copies import Copies

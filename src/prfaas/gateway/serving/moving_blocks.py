@@ -11,7 +11,7 @@ from functools import partial
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.pools.prefix_fetch import Fetcher, NotAsked

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from prometheus_client import Counter, Gauge
 
-from prfaas.audit.metrics import AuditMetrics
-from prfaas.audit.moved_bytes import MovedBytes
-from prfaas.billing.metrics import storage_counter
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import TicketRefusal
@@ -57,18 +55,34 @@ LINK_GAUGES = {
 """Metrics of a link's telemetry: by field, the name, factor to the base unit, and help."""
 
 
-class PoolMetrics:
-    """Counters and gauges of one pool node, in a separate registry."""
+class ByteCounter(Protocol):
+    """A counter of bytes on links by transfer. Any thread may call it."""
 
-    def __init__(self) -> None:
+    def add(
+        self,
+        direction: str,
+        peer: str,
+        transfer_id: bytes,
+        *,
+        link_bytes: int = 0,
+        wire_bytes: int = 0,
+    ) -> None:
+        """Count bytes of a transfer."""
+
+
+class PoolMetrics:
+    """Counters and gauges of one pool node, in a separate registry.
+
+    Args:
+        moved: Counts by transfer what the counters of links count; None counts nothing.
+    """
+
+    def __init__(self, moved: ByteCounter | None = None) -> None:
         self.registry = PartRegistry()
         self.on_read: Callable[[], None] = lambda: None
         """Called before the metrics are read."""
         self.members = MemberMetrics(self.registry, "prfaas_pool")
-        self.audit = AuditMetrics(self.registry, "prfaas_pool")
-        self.storage = storage_counter(self.registry)
-        self.moved = MovedBytes()
-        """Bytes that the counters of links count, by transfer."""
+        self.moved = moved
         self.identity_ends = identity_gauge("pool", self.registry)
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")

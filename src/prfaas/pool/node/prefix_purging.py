@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import HASH_BYTES, BlockName
+from prfaas.core.transfer.facts import PurgeDone
 from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -58,12 +59,12 @@ class PrefixPurging:
         disk: DiskTier | None,
         shared: SharedTier | None,
         metrics: PoolMetrics,
-        audit: PoolAudit,
+        facts: FactStream,
         clock_ns: Callable[[], int],
         bar_ns: int,
     ) -> None:
         self._store, self._disk, self._shared = store, disk, shared
-        self._metrics, self._audit = metrics, audit
+        self._metrics, self._facts = metrics, facts
         self._clock_ns, self._bar_ns = clock_ns, bar_ns
         self._bars: dict[tuple[str, frozenset[bytes]], int] = {}
         """Hashes that are not taken, by which gateway's wish, and until when."""
@@ -125,16 +126,11 @@ class PrefixPurging:
         prefix = message.hashes[-HASH_BYTES:].hex()
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(len(names))
-            self._audit.purged(
-                gateway,
-                "",
-                tenant=message.tenant,
-                prefix=prefix,
-                outcome="incomplete" if problem else "complete",
-                blocks=len(names),
-                bytes=host_bytes + sum(sizes.values()),
+            num_bytes, is_complete = host_bytes + sum(sizes.values()), not problem
+            self._facts.report(
+                PurgeDone(gateway, "", message.tenant, is_complete, len(names), num_bytes, prefix)
             )
-            if not await self._audit.written():
+            if not await self._facts.kept():
                 problem = f"{problem}; the audit log cannot be written".removeprefix("; ")
         dry = "yes" if message.is_dry else None
         fields = {"of": f"prefix {prefix}", "blocks": len(names), "dry_run": dry}

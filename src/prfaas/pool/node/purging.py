@@ -19,8 +19,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockName
+from prfaas.core.transfer.facts import PurgeDone
 from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -62,20 +63,20 @@ class Purging:
         links: Mapping[str, OutboundLink],
         metrics: PoolMetrics,
         clock_ns: Callable[[], int],
-        audit: PoolAudit,
+        facts: FactStream,
         bar_ns: int,
         wall_s: Callable[[], float],
     ) -> None:
         self._bar_ns, self._wall_s = bar_ns, wall_s
         self._times = PurgeTimes(pool)
-        self._audit = audit
+        self._facts = facts
         self._pool, self._store, self._disk, self._shared = pool, store, disk, shared
         self._inbound, self._links, self._metrics = inbound, links, metrics
         self._clock_ns = clock_ns
         self._bars: dict[tuple[Scope, str], int] = {}
         """Scopes of which nothing is taken, by which gateway's wish, and until when."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._prefixes = PrefixPurging(store, disk, shared, metrics, audit, clock_ns, bar_ns)
+        self._prefixes = PrefixPurging(store, disk, shared, metrics, facts, clock_ns, bar_ns)
         store.bar(self.is_barred)
 
     def is_barred(self, origin: Origin) -> bool:
@@ -135,16 +136,19 @@ class Purging:
         num_blocks = len(in_memory | on_disk | shared)
         if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
-            self._audit.purged(
-                gateway,
-                scope.source,
-                tenant=scope.tenant,
-                outcome="incomplete" if problem else "complete",
-                blocks=num_blocks,
-                bytes=host_bytes + disk_bytes + shared_bytes,
-                transfers=num_transfers,
+            num_bytes = host_bytes + disk_bytes + shared_bytes
+            self._facts.report(
+                PurgeDone(
+                    gateway,
+                    scope.source,
+                    scope.tenant,
+                    is_complete=not problem,
+                    num_blocks=num_blocks,
+                    num_bytes=num_bytes,
+                    num_transfers=num_transfers,
+                )
             )
-            if not await self._audit.written():
+            if not await self._facts.kept():
                 problem = _joined(problem, "the audit log cannot be written")
         purged = Purged(
             job=message.job,

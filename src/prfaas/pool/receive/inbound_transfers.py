@@ -325,7 +325,8 @@ class InboundTransfers:
             failure = TransferEnd.NO_ROOM
         else:
             self._metrics.link_bytes.labels(peer=peer, direction="received").inc(num_bytes)
-            self._metrics.moved.add("received", peer, transfer_id, link_bytes=num_bytes)
+            if (moved := self._metrics.moved) is not None:
+                moved.add("received", peer, transfer_id, link_bytes=num_bytes)
         name = block.layout_id, block.key
         stored = on.BlockKept(peer, transfer_id, name=name, num_bytes=num_bytes, failure=failure)
         self.report(stored)

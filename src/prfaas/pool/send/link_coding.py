@@ -210,7 +210,7 @@ class LinkCoding:
             self._block_bytes += fragment.block_bytes
             self._wire_bytes += wire_bytes
         self._sent_bytes.inc(wire_bytes)
-        if self._moved.is_on:
+        if self._moved is not None:
             self._moved.add("sent", self._peer, fragment.block.transfer_id, wire_bytes=wire_bytes)
 
     def _coded(self, fragment: Fragment, scratch: Scratch) -> memoryview | None:

@@ -303,7 +303,7 @@ class OutboundLink:
         """Count a fragment that goes out. On a lane."""
         transfer_id, num_bytes = fragment.block.transfer_id, fragment.block_bytes
         self._link_bytes.inc(num_bytes)
-        if self._moved.is_on:
+        if self._moved is not None:
             self._moved.add("sent", self.peer, transfer_id, link_bytes=num_bytes)
 
     # --- messages of the peer ---

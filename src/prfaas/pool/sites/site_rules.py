@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
-from prfaas.core.kv.shipping import Manifest
-from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
+from prfaas.core.transfer.facts import TicketUse, TransferDone
+from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.membership.agreements import Agreements
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.comparing import Compare
@@ -42,15 +42,13 @@ class SiteRules:
         self._agreements, self._site_of_block = agreements, site_of_block
         self._transfers: OrderedDict[bytes, str | None] = OrderedDict()
 
-    def ticket(self, ticket: Ticket, peer: str, blocks: Manifest) -> None:
+    def may_use(self, use: TicketUse) -> None:
         """Check a ticket whose signature is valid.
-
-        Args:
-            peer: Pool node at the other end.
 
         Raises:
             TicketRefusedError: It is for parts, tenants or blocks of another site.
         """
+        ticket, peer, blocks = use.ticket, use.peer, use.blocks
         contracts = self._agreements.contracts
         site = contracts.site_of_gateway.get(ticket.signer)
         if contracts.site_of_pool.get(peer) != site:
@@ -72,9 +70,9 @@ class SiteRules:
         if len(self._transfers) > TRANSFERS_MAX:
             self._transfers.popitem(last=False)
 
-    def ended(self, transfer_id: bytes) -> None:
+    def ended(self, fact: TransferDone) -> None:
         """A transfer is over."""
-        self._transfers.pop(transfer_id, None)
+        self._transfers.pop(fact.transfer.transfer_id, None)
 
     def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:
         """Return True if a gateway may send a message; otherwise it is answered, or ignored."""

@@ -1,72 +1,29 @@
-"""The sites that share a pool node, or none: then everything is allowed."""
+"""The sites that share a pool node by contract."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cryptography import x509
 
 from prfaas.core.cache.tenant_shares import Share
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockName
-from prfaas.core.kv.shipping import Manifest
 from prfaas.core.sharing.contracts import Contracts
-from prfaas.core.transfer.tickets import Ticket
+from prfaas.core.transfer.facts import TicketUse, TransferDone
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
+from prfaas.pool.node.own_site import ChangedParts, OwnSite, Peer
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.sites.site_feeds import SiteFeeds
 from prfaas.pool.sites.site_rules import SiteRules
-from prfaas.pool.store.event_feed import EventFeed, FeedLimits
-from prfaas.pool.store.origins import Origin
-from prfaas.wire.allow_list import AllowList
+from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages.base import Message
-
-Peer = tuple[tuple[str, int], int]
-"""Address of a pool node, and the budget of the link to it in bits per second."""
-
-
-class SitesSettings(Protocol):
-    """The settings of a pool node that sites depend on; see `PoolSettings`."""
-
-    @property
-    def contracts(self) -> Path | None:
-        """Contracts file."""
-
-    @property
-    def disk(self) -> Path | None:
-        """Folder of the disk tier."""
-
-    @property
-    def peers(self) -> dict[str, tuple[str, int]]:
-        """Pools of the site itself."""
-
-    @property
-    def gateways(self) -> frozenset[str]:
-        """Gateways of the site itself."""
-
-    @property
-    def feed(self) -> FeedLimits:
-        """Limits on events for a gateway."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Parts of sites after a change of contracts.
-
-    Attributes:
-        gone: Names whose connections end: parts without a contract, or with another authority.
-        came: Pool nodes to connect to.
-        budgets: Budgets of all other links to pool nodes of sites, bits per second; 0 is none.
-    """
-
-    gone: frozenset[str]
-    came: Mapping[str, Peer]
-    budgets: Mapping[str, int]
 
 
 class _Part(NamedTuple):
@@ -85,69 +42,56 @@ class _Part(NamedTuple):
         )
 
 
-class Sites:
+class Sites(OwnSite):
     """Contracts at one pool node.
 
     Args:
-        settings: Of the pool node.
-        origin_of: Origin of a block that is here; None if it is not.
-        held_bytes: Memory of each site's blocks.
+        contracts: File that is followed.
 
     Raises:
         ConfigError: The contracts file cannot be used, or names a part of the site itself.
     """
 
-    def __init__(
-        self,
-        settings: SitesSettings,
-        origin_of: Callable[[BlockName], Origin | None],
-        held_bytes: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._settings, self._origin_of = settings, origin_of
-        self.owner_of: Callable[[str], str | None] | None = None
-        """Site that a tag belongs to; None without contracts."""
-        self._agreements: Agreements | None = None
-        self._rules: SiteRules | None = None
-        self.feed: EventFeed | SiteFeeds
-        """Events for gateways."""
-        if settings.contracts is None:
-            self.feed = EventFeed(settings.feed)
-        else:
-            self._agreements = agreements = Agreements(
-                settings.contracts, settings.disk, self._check
-            )
-            self.owner_of = agreements.owners.__getitem__
-            self.feed = SiteFeeds(
-                settings.feed,
-                lambda: agreements.contracts,
-                self._site_of_block,
-                lambda site: held_bytes().get(site, 0),
-            )
-            self._rules = SiteRules(agreements, self.feed.site_of)
-        self.gateways = AllowList(self._all_gateways(), self.prove)
-        """Names of all gateways that may subscribe and sign."""
+    is_shared = True
+    _store: BlockStore
+
+    def __init__(self, settings: PoolSettings, contracts: Path) -> None:
+        super().__init__(settings)
+        self._agreements = agreements = Agreements(contracts, settings.disk, self._check)
+        self.owner_of = agreements.owners.__getitem__
+        self.feed = feeds = SiteFeeds(
+            settings.feed,
+            lambda: agreements.contracts,
+            self._site_of_block,
+            lambda site: self._store.held_bytes.get(site, 0),
+        )
+        self._rules = SiteRules(agreements, feeds.site_of_block)
+        self.gateways.replace(self._all_gateways())
         self._parts = self._current()
 
-    @property
-    def is_shared(self) -> bool:
-        """Return True if there is a contracts file."""
-        return self._agreements is not None
+    def attach(self, store: BlockStore) -> None:
+        """See `OwnSite.attach`."""
+        self._store = store
+
+    def follow(self, facts: FactStream) -> None:
+        """See `OwnSite.follow`."""
+        facts.guard(TicketUse, self._rules.may_use)
+        facts.subscribe(TransferDone, self._rules.ended)
 
     @property
     def contracts(self) -> Contracts:
         """Those in force."""
-        return self._agreements.contracts if self._agreements is not None else Contracts()
+        return self._agreements.contracts
 
     @property
     def shares(self) -> Mapping[str, Share]:
         """Shares of memory by site."""
-        return self._agreements.shares if self._agreements is not None else {}
+        return self._agreements.shares
 
     @property
     def peers(self) -> dict[str, Peer]:
         """Pool nodes to push to: those of the site itself, and of all other sites."""
-        own = {name: (address, 0) for name, address in self._settings.peers.items()}
-        return own | self._of_sites()
+        return super().peers | self._of_sites()
 
     def _of_sites(self) -> dict[str, Peer]:
         return {
@@ -156,9 +100,9 @@ class Sites:
             for name, address in contract.pools.items()
         }
 
-    def site_of_gateway(self, gateway: str) -> str | None:
-        """Site of a gateway; None for one of this site."""
-        return self.contracts.site_of_gateway.get(gateway)
+    def site_of(self, name: str) -> str | None:
+        """See `OwnSite.site_of`."""
+        return self.contracts.site_of(name)
 
     # --- rules ---
 
@@ -168,35 +112,22 @@ class Sites:
         Raises:
             PeerError: The authority of another site, or of this one, signed it.
         """
-        if self._agreements is not None:
-            self._agreements.authorities.site_of(name, der)
-
-    def check_ticket(self, ticket: Ticket, peer: str, blocks: Manifest) -> None:
-        """See `SiteRules.ticket`."""
-        if self._rules is not None:
-            self._rules.ticket(ticket, peer, blocks)
+        self._agreements.authorities.site_of(name, der)
 
     def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:
         """See `SiteRules.allows`."""
-        return self._rules is None or self._rules.allows(gateway, message, answer)
+        return self._rules.allows(gateway, message, answer)
 
     def claims(self, gateway: str, tag: str) -> bool:
         """Return True if a gateway may say something about all blocks of a tag."""
-        site = self.site_of_gateway(gateway)
-        if self._agreements is None or site is None:
-            return True
-        return self._agreements.claim(tag, site)
-
-    def ended(self, transfer_id: bytes) -> None:
-        """A transfer is over."""
-        if self._rules is not None:
-            self._rules.ended(transfer_id)
+        site = self.contracts.site_of_gateway.get(gateway)
+        return site is None or self._agreements.claim(tag, site)
 
     # --- trust ---
 
     def certificates(self) -> list[x509.Certificate]:
         """Certificates of the authorities of all sites."""
-        return [] if self._agreements is None else self._agreements.authorities.certificates
+        return self._agreements.authorities.certificates
 
     def trust(
         self,
@@ -204,15 +135,7 @@ class Sites:
         accepting: LinkContexts,
         on_io: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """Have both ends of links accept certificates of all sites.
-
-        Args:
-            dialling: Contexts of the dialling end.
-            accepting: Contexts of the accepting end.
-            on_io: Runs a function on the thread of data connections.
-        """
-        if self._agreements is None:
-            return
+        """See `OwnSite.trust`."""
         authorities = self._agreements.authorities
         authorities.trust(dialling.messages, accepting.messages)
         data: list[ssl.SSLContext] = []
@@ -222,9 +145,9 @@ class Sites:
 
     # --- changes ---
 
-    def look(self) -> Changed | None:
+    def look(self) -> ChangedParts | None:
         """Read the contracts anew if their file changed; None if nothing has."""
-        if self._agreements is None or not self._agreements.look():
+        if not self._agreements.look():
             return None
         before, self._parts = self._parts, self._current()
         self.gateways.replace(self._all_gateways())
@@ -235,12 +158,10 @@ class Sites:
                 came[name] = peer
             else:
                 budgets[name] = peer[1]
-        return Changed(frozenset(gone), came, budgets)
+        return ChangedParts(frozenset(gone), came, budgets)
 
     def _current(self) -> dict[str, _Part]:
         """Conditions of a connection of each part of a site."""
-        if self._agreements is None:
-            return {}
         authorities, parts = self._agreements.authorities, dict[str, _Part]()
         for site, contract in self.contracts.by_site.items():
             keys = authorities.keys_of(site)
@@ -249,10 +170,10 @@ class Sites:
         return parts
 
     def _all_gateways(self) -> frozenset[str]:
-        return self._settings.gateways | self.contracts.site_of_gateway.keys()
+        return self.settings.gateways | self.contracts.site_of_gateway.keys()
 
     def _check(self, contracts: Contracts) -> None:
-        own = {*self._settings.gateways, *self._settings.peers}
+        own = {*self.settings.gateways, *self.settings.peers}
         if both := sorted(name for name in own if contracts.site_of(name)):
             raise ConfigError(
                 f"{', '.join(both)} is a part of this site, and of one in its contracts; names are "
@@ -260,5 +181,5 @@ class Sites:
             )
 
     def _site_of_block(self, name: BlockName) -> str | None:
-        origin = self._origin_of(name)
-        return None if origin is None or self.owner_of is None else self.owner_of(origin.tenant)
+        origin = self._store.origin_of(name)
+        return None if origin is None else self._agreements.owners[origin.tenant]

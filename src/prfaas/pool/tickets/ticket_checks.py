@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from prfaas.audit.pool_audit import PoolAudit
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.shipping import Manifest, NamedBlocks, manifest_digest
+from prfaas.core.transfer.facts import TicketGranted, TicketRefused, TicketUse
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
@@ -48,10 +49,8 @@ class TicketChecks:
     """Checks tickets, and counts those it refuses.
 
     Args:
-        audit: Records tickets; None without an audit log.
+        facts: Told of tickets; may refuse one.
         regions: Our footprint; without any, tickets need no region.
-        rule: Called with each ticket, the pool at its other end and its blocks, where several sites
-            share this pool; raises `TicketRefusedError`.
     """
 
     def __init__(
@@ -60,11 +59,10 @@ class TicketChecks:
         opener: TicketOpener,
         metrics: PoolMetrics,
         unix_ns: Callable[[], int] = time.time_ns,
-        audit: PoolAudit | None = None,
+        facts: FactStream | None = None,
         regions: Regions = frozenset(),
-        rule: Callable[[Ticket, str, Manifest], None] = lambda *_: None,
     ) -> None:
-        self._audit, self.regions, self._rule = audit, regions, rule
+        self._facts, self.regions = facts or FactStream(), regions
         self._peers: dict[str, Regions] = {}
         """Regions in the certificate of each pool, as of its last connection."""
         self._pool = pool
@@ -133,9 +131,8 @@ class TicketChecks:
         return self._use(sealed, blocks, transfer_id, (source, self._pool), layouts, free_bytes)
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
-        """Count and record a refusal, also one that came out while blocks were moving."""
-        if self._audit is not None:
-            self._audit.refused(end, transfer_id, error)
+        """Count and report a refusal, also one that came out while blocks were moving."""
+        self._facts.report(TicketRefused(end, transfer_id, error))
         self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
         fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
         log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
@@ -155,11 +152,6 @@ class TicketChecks:
             if self.is_draining:
                 raise TicketRefusedError(
                     TicketRefusal.DRAINING, "this pool accepts no new transfers"
-                )
-            if self._audit is not None and not self._audit.accepts:
-                raise TicketRefusedError(
-                    TicketRefusal.NOT_AUDITED,
-                    'the audit log cannot be written, and audit.on_full is "closed"',
                 )
             ticket = self._opener.open(sealed, now_ns)
             check_ticket(
@@ -186,13 +178,12 @@ class TicketChecks:
                     TicketRefusal.NO_ROOM,
                     f"it allows {ticket.bytes_max} bytes, and {free_bytes} are free",
                 )
-            self._rule(ticket, peer, blocks)
+            self._facts.may(TicketUse(ticket, peer, blocks))
             self._used.use(ticket, now_ns)
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
-        if self._audit is not None:
-            self._audit.granted(ticket)
+        self._facts.report(TicketGranted(ticket))
         return Grant(
             ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
         )

@@ -1,9 +1,7 @@
-"""Authorities of sites: which site a certificate was issued for, and the names that it proves.
+"""Authorities of names: which name a certificate proves, where several authorities are trusted.
 
-Several authorities are trusted at once where sites share a cluster, and each of them can sign any
-name. So a name of a site counts only in a certificate that the authority of this very site signed,
-and an authority of a site proves no other name. At a site with contracts these name the authorities
-(`SiteAuthorities`), elsewhere the files of the identities do (`NameAuthorities`):
+Each of them can sign any name. So a name counts only in a certificate of its own authority. The
+files of the identities name the authorities:
 
     IDENTITIES/ca.pem              the authority of this site
     IDENTITIES/ENTRY.ca.pem        another authority, for names that match ENTRY, and no others
@@ -11,110 +9,27 @@ and an authority of a site proves no other name. At a site with contracts these 
 ENTRY is the name of a part, or the host name or address of an engine; `*` stands for any
 characters. A name that matches an entry counts only in a certificate of that authority, and every
 other name, such as that of a gateway of this site, only in one of `ca.pem`. A certificate of
-`ca.pem` that is also in an entry proves the names of the entry alone.
+`ca.pem` that is also in an entry proves the names of the entry alone. At a site with contracts
+these name the authorities (`membership/site_authorities.py`).
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from prfaas.core.sharing.contracts import Contracts
 from prfaas.errors import ConfigError, PeerError
 
-_DER = Encoding.DER
-_KEY_FORMAT = _DER, PublicFormat.SubjectPublicKeyInfo
 SUFFIX = ".ca.pem"
 _OWN = ""
 KNOWN_MAX = 4096
 """Certificates whose issuer is remembered: a signature takes 0.1 ms to verify."""
-
-
-class SiteAuthorities:
-    """Contracts in force, and the authorities of their sites. Any thread may ask."""
-
-    def __init__(self) -> None:
-        self.contracts = Contracts()
-        self._authorities: dict[str, list[x509.Certificate]] = {}
-        self._issuers: dict[bytes, str | None] = {}
-
-    def replace(self, contracts: Contracts, files: Mapping[str, Path]) -> None:
-        """Put contracts in force.
-
-        Args:
-            files: PEM file of the authority of each site.
-
-        Raises:
-            ConfigError: A file cannot be read, or two sites have one authority; nothing changes.
-        """
-        found = {site: _certificates(path) for site, path in files.items()}
-        owners: dict[bytes, str] = {}
-        for site, certificates in found.items():
-            for each in certificates:
-                key = each.public_key().public_bytes(*_KEY_FORMAT)
-                if (other := owners.setdefault(key, site)) != site:
-                    raise ConfigError(
-                        f"contracts.{other} and contracts.{site} have one authority: each could "
-                        "pass for the other; give every site an authority of its own"
-                    )
-        self.contracts, self._authorities, self._issuers = contracts, found, {}
-
-    def site_of(self, name: str, der: bytes | None) -> str | None:
-        """Site of a part that has proven a name; None if it is a part of this site itself.
-
-        Args:
-            name: In its certificate, which a trusted authority has signed.
-
-        Raises:
-            PeerError: The authority that signed it cannot prove this name.
-        """
-        issuer = self._issuer(der or b"")
-        if issuer == self.contracts.site_of(name):
-            return issuer
-        raise PeerError(
-            f"the certificate of {name} is signed by the authority of {issuer or 'no site'}, and "
-            f"{name} is a part of {self.contracts.site_of(name) or 'no site'}"
-        )
-
-    def trust(self, *contexts: ssl.SSLContext) -> None:
-        """Have contexts accept certificates of all sites; whose they are is decided later."""
-        for certificates in self._authorities.values():
-            for each in certificates:
-                for context in contexts:
-                    context.load_verify_locations(cadata=each.public_bytes(_DER))
-
-    def keys_of(self, site: str) -> frozenset[bytes]:
-        """Certificates of the authority of a site, DER."""
-        return frozenset(each.public_bytes(_DER) for each in self._authorities.get(site, ()))
-
-    @property
-    def certificates(self) -> list[x509.Certificate]:
-        """Certificates of all authorities."""
-        return [each for found in self._authorities.values() for each in found]
-
-    def _issuer(self, der: bytes) -> str | None:
-        issuers = self._issuers
-        if der not in issuers:
-            if len(issuers) >= KNOWN_MAX:
-                issuers.clear()
-            issuers[der] = self._issued_by(der)
-        return issuers[der]
-
-    def _issued_by(self, der: bytes) -> str | None:
-        try:
-            leaf = x509.load_der_x509_certificate(der)
-        except ValueError:
-            return None
-        for site, certificates in self._authorities.items():
-            if any(_has_signed(each, leaf) for each in certificates):
-                return site
-        return None
 
 
 class NameAuthorities:
@@ -143,8 +58,8 @@ class NameAuthorities:
         files = sorted(authority.parent.glob(f"*{SUFFIX}"))
         if not files:
             return cls((), {})
-        others = {path.name.removesuffix(SUFFIX): _certificates(path) for path in files}
-        return cls(_certificates(authority), others)
+        others = {path.name.removesuffix(SUFFIX): read_authority(path) for path in files}
+        return cls(read_authority(authority), others)
 
     def prove(self, name: str, der: bytes | None) -> None:
         """See that the authority of a certificate can prove a name.
@@ -189,7 +104,7 @@ class NameAuthorities:
         return frozenset(
             entry
             for entry, authorities in self._authorities.items()
-            if any(_has_signed(each, leaf) for each in authorities)
+            if any(has_signed(each, leaf) for each in authorities)
         )
 
 
@@ -217,7 +132,8 @@ class HostObject(ssl.SSLObject):
                 raise ssl.SSLCertVerificationError(str(error)) from None
 
 
-def _has_signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
+def has_signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
+    """Return True if an authority has signed a certificate."""
     try:
         leaf.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
@@ -230,7 +146,12 @@ def peer_certificate(ssl_object: ssl.SSLObject | ssl.SSLSocket | None) -> bytes 
     return ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None
 
 
-def _certificates(path: Path) -> list[x509.Certificate]:
+def read_authority(path: Path) -> list[x509.Certificate]:
+    """Read the certificates of an authority, PEM.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
