@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from prfaas.audit.chain_file import ChainFile
-from prfaas.audit.file_names import file_path, logs_in
+from prfaas.audit.chain_file import ChainFile, file_path, logs_in
 from prfaas.core.audit.chain import GENESIS, digest_of, make_line, parse_line
 from prfaas.core.audit.records import TORN, CheckpointCause, RecordKind
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 
-from prfaas.audit.chain_file import ChainFile
-from prfaas.audit.file_names import file_path
+from prfaas.audit.chain_file import ChainFile, file_path
 from prfaas.audit.reading import logs_of
 from prfaas.core.audit.chain import parse_line
 from prfaas.core.audit.records import CheckpointCause, RecordKind

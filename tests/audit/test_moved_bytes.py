@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.audit.moved_bytes import MovedBytes, TransferBytes
+from prfaas.audit.pool_audit import MovedBytes, TransferBytes
 from prfaas.core.audit.refusals import EACH_MAX, KEYS_MAX, WINDOW_NS, RefusalCounts
 
 IDS = [bytes([number]) * 16 for number in range(5)]

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from prfaas.audit.chain_file import ChainFile
-from prfaas.audit.file_names import file_path
+from prfaas.audit.chain_file import ChainFile, file_path
 from prfaas.audit.keys import public_text
 from prfaas.audit.reading import logs_of
 from prfaas.core.audit.chain import parse_line

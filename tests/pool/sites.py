@@ -21,10 +21,9 @@ from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.process.process import PoolProcess
 from prfaas.pool.process.settings import PoolProcessSettings
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import (

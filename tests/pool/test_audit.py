@@ -13,7 +13,7 @@ import pytest
 
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.audit.settings import AuditSettings, OnFull
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.lab.faults import Fault, FaultProxy

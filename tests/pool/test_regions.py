@@ -14,12 +14,12 @@ from prfaas.errors import ConfigError
 from prfaas.pool.process.settings import PoolProcessSettings
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.region_stamp import STAMP
+from prfaas.wire.certificates import reissue
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Accepted, Pull, Refused
-from prfaas.wire.reissue import reissue
 
 from .conftest import World
 from .segment_files import append, name_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import UsagePhase
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag

@@ -24,9 +24,8 @@ from prfaas.errors import ConfigError, PeerError
 from prfaas.logs import log_event
 from prfaas.pool.engine.engine_memory import EngineMemory
 from prfaas.tasks import cancel_all
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import PING_INTERVAL_S, Channel
 from prfaas.wire.frames import Frame, FrameDecoder, VersionError
-from prfaas.wire.liveness import PING_INTERVAL_S
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import EngineHello

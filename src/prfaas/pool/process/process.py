@@ -9,8 +9,7 @@ from functools import partial
 from prometheus_client import Counter
 
 from prfaas.audit.metrics import AuditMetrics
-from prfaas.audit.moved_bytes import MovedBytes
-from prfaas.audit.pool_audit import PoolAudit
+from prfaas.audit.pool_audit import MovedBytes, PoolAudit
 from prfaas.billing.metrics import storage_counter
 from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.facts import FactStream

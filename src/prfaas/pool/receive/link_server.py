@@ -32,10 +32,9 @@ from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.wire.channel import LIMITS as CHANNEL_LIMITS
-from prfaas.wire.channel import Channel, ChannelLimits
+from prfaas.wire.channel import Channel, ChannelLimits, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Ping, Pong, Unsupported
 from prfaas.wire.messages.codec import AnyMessage, OfGateway, decode, tag_of
 from prfaas.wire.messages.fields import keys_of

@@ -29,10 +29,9 @@ from prfaas.pool.send.send_queue import SendQueue
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.allow_list import AllowList
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message, Ping, Pong
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.messages.link import PoolHello, Resumed
