@@ -233,8 +233,8 @@ class EngineRequests:
                 if key in wanted and message.transfer_id is not None:
                     # Barred is also a block that was kept before its source was.
                     is_barred = self._store.is_barred(origin if block is None else block.origin)
-                    push = engine, message.transfer_id, key, block
-                    self._pushes.push(*push, is_barred=is_barred)
+                    transfer_id = message.transfer_id
+                    self._pushes.push(engine, transfer_id, key, block, is_barred=is_barred)
             release(blocks)
             self._pushes.sending.waits.stored(engine.layout.layout_id, [key for key, _ in part])
             # Otherwise the memory of evicted blocks would not be free for the next.
