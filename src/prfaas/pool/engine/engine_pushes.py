@@ -24,7 +24,6 @@ class EnginePushes:
 
     Args:
         links: Links to peers, by name.
-        tickets: Check the pushes.
         sending: Sends blocks of a push that engines did not store for it.
         metrics: Count blocks that no link takes.
         facts: Told of transfers that their ticket does not allow.
