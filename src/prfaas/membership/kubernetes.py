@@ -112,10 +112,7 @@ class Kubernetes:
         slices: dict[str, EndpointSlice] = {}
         query = {"labelSelector": self._table.selector, "limit": str(PAGE_ITEMS)}
         for _ in range(PAGES_MAX):
-            async with (
-                asyncio.timeout(self._timing.list_s),
-                self._get(http, query) as response,
-            ):
+            async with asyncio.timeout(self._timing.list_s), self._get(http, query) as response:
                 page = msgspec.json.decode(await _read(response))
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):
                 raise PeerError("the API server answers a list without items")

@@ -149,10 +149,7 @@ class TicketOpener:
     """
 
     def __init__(
-        self,
-        authority: Path,
-        gateways: Set[str],
-        more: Callable[[], list[x509.Certificate]] = list,
+        self, authority: Path, gateways: Set[str], more: Callable[[], list[x509.Certificate]] = list
     ) -> None:
         self._authority, self._gateways, self._more = authority, gateways, more
         self.renew()

@@ -284,13 +284,7 @@ def _read_whole(file: Any, path: Path, before: os.stat_result, progress: ReadPro
 
 
 def _key(path: Path, found: os.stat_result) -> bytes:
-    numbers = (
-        found.st_dev,
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-    )
+    numbers = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return msgspec.json.encode([str(path), *numbers])
 
 

@@ -211,17 +211,15 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
                 mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend
                 mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin skip_mm_profiling
                 mm_tensor_ipc mm_ipc_gpu_memory_gb
-            """,
+            """
         },
         "load_config": {
             _LOADING: """
                 download_dir safetensors_load_strategy safetensors_prefetch_num_threads
                 safetensors_prefetch_block_size device use_tqdm_on_load pt_load_map_location
-            """,
+            """
         },
-        "mamba_config": {
-            _ROUNDING: "stochastic_rounding_philox_rounds ssu_algorithm",
-        },
+        "mamba_config": {_ROUNDING: "stochastic_rounding_philox_rounds ssu_algorithm"},
         "attention_config": {
             "which kernel reads the cache; what it has pages look like is in group.*.parts, "
             "group.*.kernel_blocks and the specification of groups": """
@@ -232,7 +230,7 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
                 sparse_mla_force_mqa sparse_mla_prefill_workspace_factor flex_attn_block_m
                 flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size
                 trtllm_ragged_backend indexer_tp_shard_min_rows minimax_m3_indexer_cp
-            """,
+            """
         },
         "scheduler_config": {
             _SPEED: """
@@ -243,7 +241,7 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
                 encoder_cache_size policy disable_chunked_mm_input scheduler_cls
                 scheduler_reserve_full_isl watermark prefill_schedule_interval async_scheduling
                 stream_interval
-            """,
+            """
         },
         "vllm_config": {
             "blocks of adapters stay in their engine; the model's are as without": "lora_config",
@@ -290,6 +288,6 @@ ONLY_IN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             """,
             "vllm_config": "watchdog_config",
         }
-    ),
+    )
 }
 """Fields that one of the supported versions has alone."""

@@ -32,11 +32,7 @@ _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 BLOCKS_CANONICAL = "canonical 1"
 """Blocks in the order of `core/kv/canonical/parts.py`, and the version of that order."""
 OF_RANKS = frozenset(
-    {
-        "parallel_config.tensor_parallel_size",
-        "parallel_config.world_size",
-        "kv_tp_replicas",
-    }
+    {"parallel_config.tensor_parallel_size", "parallel_config.world_size", "kv_tp_replicas"}
 )
 """Facts of rows that canonical blocks do not depend on."""
 _OF_ROWS = frozenset({"block_size", "num_kv_heads", "num_head_slots", "max_tp_shards", "shapes"})

@@ -26,11 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
-    PoolHitPolicy,
-    PoolTransferResult,
-)
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.pool_client import LIMITS, ClientLimits
@@ -401,11 +397,7 @@ class PrfaasStorage(HiCacheStorage):
         return [None] * len(keys)
 
     def set(
-        self,
-        key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
         """Return False: pages are copied from host indices only."""
         return False

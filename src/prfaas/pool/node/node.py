@@ -12,12 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from prfaas.core.facts import FactStream
-from prfaas.core.transfer.facts import (
-    EnginesChanged,
-    HousekeepingDone,
-    LinksChanged,
-    TransferDone,
-)
+from prfaas.core.transfer.facts import EnginesChanged, HousekeepingDone, LinksChanged, TransferDone
 from prfaas.core.transfer.site_budget import Lease
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError

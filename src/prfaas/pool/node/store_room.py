@@ -135,12 +135,7 @@ class StoreRoom:
         ConfigError: The host has less than the settings allow, or a tier cannot be opened.
     """
 
-    def __init__(
-        self,
-        site: OwnSite,
-        metrics: PoolMetrics,
-        open_shared: OpenShared | None,
-    ) -> None:
+    def __init__(self, site: OwnSite, metrics: PoolMetrics, open_shared: OpenShared | None) -> None:
         settings = site.settings
         check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         not_spilled = metrics.blocks_dropped.labels(reason="not_spilled")
@@ -180,9 +175,7 @@ class StoreRoom:
         """Use of each tier."""
         return {
             name: TierUse(
-                used_bytes=tier.used_bytes,
-                capacity_bytes=tier.capacity_bytes,
-                num_blocks=len(tier),
+                used_bytes=tier.used_bytes, capacity_bytes=tier.capacity_bytes, num_blocks=len(tier)
             )
             for name, tier in self.tiers.items()
         }
