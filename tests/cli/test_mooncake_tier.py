@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.mooncake.store import missing, running_store

@@ -10,7 +10,7 @@ from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import make_authority, make_identity
 
 from .check_files import POOL, SITE

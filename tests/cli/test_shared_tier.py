@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.s3.fixtures import Bucket, new_key

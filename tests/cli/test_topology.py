@@ -16,7 +16,7 @@ from prfaas.cli.parts.pool_command import pool
 from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 
 from .running_parts import DEPLOYMENT
 

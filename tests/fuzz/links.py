@@ -36,7 +36,7 @@ from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
 from prfaas.pool.codec.rounding import round_block
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.fragments import (
     CODED_PREFIX_BYTES,
     FRAGMENT_BYTES_MAX,

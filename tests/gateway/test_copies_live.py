@@ -12,7 +12,7 @@ from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.gateway.app import Gateway
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from tests.plans import plan_file
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site

@@ -10,7 +10,7 @@ import pytest
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.lab.faults import FaultProxy
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 
 from .coded_pair import MEMORY as PAIR_MEMORY

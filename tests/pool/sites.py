@@ -19,8 +19,7 @@ from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.process.process import PoolProcess
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcess, PoolProcessSettings
 from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in

@@ -11,7 +11,7 @@ import pytest
 from prfaas.audit.reading import logs_of, records
 from prfaas.audit.settings import AuditSettings
 from prfaas.errors import ConfigError
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.region_stamp import STAMP
 from prfaas.wire.certificates import reissue

@@ -20,7 +20,7 @@ from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.link_budgets import LeaseGiver
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant
 from prfaas.units import NS_PER_S

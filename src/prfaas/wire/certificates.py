@@ -13,8 +13,8 @@ from cryptography.x509.oid import ExtensionOID
 
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
+from prfaas.wire.allow_list import region_names, regions_in
 from prfaas.wire.identity import AUTHORITY, NAME, Identity, identity_in, issue
-from prfaas.wire.regions import region_names, regions_in
 
 SOON = datetime.timedelta(days=30)
 """A certificate that ends before that is told of."""

@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
-from prfaas.wire.allow_list import AllowList, admitted, site_uri
+from prfaas.wire.allow_list import AllowList, admitted, region_names, site_uri
 from prfaas.wire.name_authorities import HostObject, NameAuthorities, NamedContext
-from prfaas.wire.regions import region_names
 
 VALID_DAYS = 90
 """Validity of an identity.

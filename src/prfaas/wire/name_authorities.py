@@ -10,13 +10,13 @@ ENTRY is the name of a part, or the host name or address of an engine; `*` stand
 characters. A name that matches an entry counts only in a certificate of that authority, and every
 other name, such as that of a gateway of this site, only in one of `ca.pem`. A certificate of
 `ca.pem` that is also in an entry proves the names of the entry alone. At a site with contracts
-these name the authorities (`membership/site_authorities.py`).
+these name the authorities (`membership/agreements.py`).
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -30,6 +30,38 @@ SUFFIX = ".ca.pem"
 _OWN = ""
 KNOWN_MAX = 4096
 """Certificates whose issuer is remembered: a signature takes 0.1 ms to verify."""
+
+
+class Issuers:
+    """The authorities that signed a certificate. Any thread may ask.
+
+    Args:
+        authorities: Certificates of each, by a name for it.
+    """
+
+    def __init__(self, authorities: Mapping[str, Sequence[x509.Certificate]]) -> None:
+        self._authorities = authorities
+        self._known: dict[bytes | None, frozenset[str]] = {}
+
+    def of(self, der: bytes | None) -> frozenset[str]:
+        """Names of the authorities that signed a certificate, DER."""
+        known = self._known
+        if der not in known:
+            if len(known) >= KNOWN_MAX:
+                known.clear()
+            known[der] = self._signed_by(der)
+        return known[der]
+
+    def _signed_by(self, der: bytes | None) -> frozenset[str]:
+        try:
+            leaf = x509.load_der_x509_certificate(der or b"")
+        except ValueError:
+            return frozenset()
+        return frozenset(
+            name
+            for name, certificates in self._authorities.items()
+            if any(_has_signed(each, leaf) for each in certificates)
+        )
 
 
 class NameAuthorities:
@@ -46,7 +78,7 @@ class NameAuthorities:
         foreign = {each.public_bytes(Encoding.DER) for each in self.others}
         ours = [each for each in own if each.public_bytes(Encoding.DER) not in foreign]
         self._authorities = {**others, _OWN: ours} if others else {}
-        self._issuers: dict[bytes, frozenset[str]] = {}
+        self._issuers = Issuers(self._authorities)
 
     @classmethod
     def beside(cls, authority: Path) -> NameAuthorities:
@@ -74,7 +106,7 @@ class NameAuthorities:
         if not self._authorities:
             return
         entries = {entry for entry in self._authorities if entry and fnmatchcase(name, entry)}
-        wanted, issuers = entries or {_OWN}, self._issuers_of(der or b"")
+        wanted, issuers = entries or {_OWN}, self._issuers.of(der)
         if not wanted & issuers:
             files = ", ".join(f"{entry}{SUFFIX}" for entry in sorted(wanted) if entry)
             raise PeerError(
@@ -87,25 +119,6 @@ class NameAuthorities:
         """Have a context accept their certificates; whose they are is decided later."""
         for each in self.others:
             context.load_verify_locations(cadata=each.public_bytes(Encoding.DER))
-
-    def _issuers_of(self, der: bytes) -> frozenset[str]:
-        """Entries whose authority signed a certificate; the empty one is this site."""
-        if der not in self._issuers:
-            if len(self._issuers) >= KNOWN_MAX:
-                self._issuers.clear()
-            self._issuers[der] = self._signed_by(der)
-        return self._issuers[der]
-
-    def _signed_by(self, der: bytes) -> frozenset[str]:
-        try:
-            leaf = x509.load_der_x509_certificate(der)
-        except ValueError:
-            return frozenset()
-        return frozenset(
-            entry
-            for entry, authorities in self._authorities.items()
-            if any(has_signed(each, leaf) for each in authorities)
-        )
 
 
 class NamedContext(ssl.SSLContext):
@@ -132,8 +145,7 @@ class HostObject(ssl.SSLObject):
                 raise ssl.SSLCertVerificationError(str(error)) from None
 
 
-def has_signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
-    """Return True if an authority has signed a certificate."""
+def _has_signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
     try:
         leaf.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.engines.pool_client import ClientLimits
 from prfaas.engines.sglang import facts
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
 from tests.engines.sglang import names

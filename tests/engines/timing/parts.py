@@ -18,7 +18,7 @@ from prfaas.engines.timing.host import HostSettings, InstanceHost
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.lab.faults import FaultProxy
-from prfaas.pool.process.settings import PoolProcessSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from tests.pool.sites import LOOPBACK, Site
 

@@ -29,9 +29,9 @@ from prfaas.engines.launch import (
 )
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S
+from prfaas.wire.allow_list import wrong_regions
 from prfaas.wire.certificates import faults, reissue, renew_due
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.regions import wrong_regions
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64

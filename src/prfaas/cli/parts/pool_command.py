@@ -20,7 +20,7 @@ from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S, parse_size
 
 if TYPE_CHECKING:
-    from prfaas.pool.process.settings import PoolProcessSettings
+    from prfaas.pool.process.process import PoolProcessSettings
 
 Address = tuple[str, int]
 MEMORY_BYTES = 2**30
@@ -172,7 +172,7 @@ def pool(
     """
     from prfaas.audit.settings import AuditSettings
     from prfaas.config.load import load_deployment
-    from prfaas.pool.process.settings import PoolProcessSettings
+    from prfaas.pool.process.process import PoolProcessSettings
     from prfaas.wire.allow_list import check_entries
     from prfaas.wire.identity import identity_in
 

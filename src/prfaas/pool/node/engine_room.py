@@ -7,8 +7,7 @@ import logging
 from prfaas.core.facts import FactStream
 from prfaas.core.transfer.facts import RECEIVED, EnginesChanged, TransferDone
 from prfaas.logs import log_event
-from prfaas.pool.engine.engine_pushes import EnginePushes
-from prfaas.pool.engine.engine_requests import EngineRequests
+from prfaas.pool.engine.engine_requests import EnginePushes, EngineRequests
 from prfaas.pool.engine.engine_server import ConnectedEngines, EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.link_room import LinkRoom
@@ -39,7 +38,7 @@ class EngineRoom:
         settings = site.settings
         self._facts, self._store, self._links = facts, store, links
         self.engines = engines
-        self._pushes = EnginePushes(
+        self.pushes = EnginePushes(
             links.links,
             links.tickets,
             links.sending,
@@ -49,21 +48,17 @@ class EngineRoom:
             needs_grant=settings.needs_grant,
             is_shared=site.is_shared,
         )
-        self._requests = EngineRequests(
+        self.requests = EngineRequests(
             settings.name,
             store.memory,
             links.inbound,
-            self._pushes,
+            self.pushes,
             metrics,
             settings.read_limit_s,
             settings.wall_s,
         )
         self.port = EnginePort(settings.socket_path, self, settings.hello_timeout_s)
         facts.subscribe(TransferDone, self._transfer_done)
-
-    def close(self) -> None:
-        """End copies between engines and the store."""
-        self._requests.close()
 
     def came(self, engine: EngineSession) -> None:
         """An engine has sent its hello."""
@@ -76,22 +71,14 @@ class EngineRoom:
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """See `EngineRequests.handle`."""
-        self._requests.handle(engine, message)
+        self.requests.handle(engine, message)
 
     def left(self, engine: EngineSession) -> None:
         """An engine has disconnected."""
-        self._requests.left(engine)
+        self.requests.left(engine)
         if self.engines.remove(engine):
             self._facts.report(EnginesChanged())
 
-    def validate(self) -> None:
-        """See that each open push has a ticket.
-
-        Raises:
-            AssertionError: One has none.
-        """
-        self._pushes.validate()
-
     def _transfer_done(self, fact: TransferDone) -> None:
         if fact.direction == RECEIVED:
-            self._requests.transfer_over(fact.transfer.transfer_id)
+            self.requests.transfer_over(fact.transfer.transfer_id)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from prfaas.core.facts import FactStream
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.aging import Aging
@@ -14,8 +11,7 @@ from prfaas.pool.node.prefix_pinning import PrefixPinning
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.store_room import StoreRoom
 from prfaas.pool.node.tenants import AnnouncedShares
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import PinPrefix, Purge, PurgeEnd, PurgePrefix, Subscribe
+from prfaas.wire.messages.gateway import Subscribe
 
 
 class KeepRoom:
@@ -60,22 +56,6 @@ class KeepRoom:
         self.aging.announced(gateway, message)
         if self._shares is not None:
             self._shares.announced(gateway, message)
-
-    def asked(
-        self,
-        message: Purge | PurgeEnd | PurgePrefix | PinPrefix,
-        gateway: str,
-        answer: Callable[[Message], None],
-    ) -> None:
-        """A gateway orders something."""
-        if isinstance(message, PinPrefix):
-            self.pinning.asked(message, gateway, answer)
-        else:
-            self.purging.asked(message, gateway, answer)
-
-    def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Remove blocks that are too old until the tasks are cancelled."""
-        tasks.create_task(self.aging.run())
 
     def expire(self) -> None:
         """End bars and pins whose time is over."""

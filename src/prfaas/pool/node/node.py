@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.engine.engine_server import ConnectedEngines, EngineSession
+from prfaas.pool.engine.engine_server import ConnectedEngines
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.admin_http import AdminServer, NodePhase
 from prfaas.pool.node.engine_room import EngineRoom
@@ -48,67 +48,8 @@ from prfaas.wire.messages.survey import ENGINES_MAX, Survey, Surveyed
 
 log = logging.getLogger(__name__)
 
-
-class NodeState:
-    """Composes the state of a node from its rooms.
-
-    Args:
-        engines: Connected engines, by name.
-        shows_tenants: False with contracts: memory is counted by site then, and a gateway of this
-            site reads tags there.
-    """
-
-    def __init__(
-        self,
-        store: StoreRoom,
-        links: LinkRoom,
-        engines: Mapping[str, EngineSession],
-        *,
-        shows_tenants: bool,
-    ) -> None:
-        self._store, self._links, self._engines = store, links, engines
-        self._shows_tenants = shows_tenants
-
-    def whole(self) -> PoolState:
-        """The complete state, for a new gateway."""
-        facts = bounded(
-            LayoutFacts(
-                layout_id=engine.layout.layout_id,
-                facts=engine.hello.facts,
-                model=engine.hello.model,
-            )
-            for engine in self._engines.values()
-        )
-        return msgspec.structs.replace(self.changes(), facts=facts)
-
-    def changes(self) -> PoolState:
-        """State that can change; facts of a layout never do."""
-        store, links = self._store.memory, self._links.links
-        return PoolState(
-            seq=0,
-            layouts={name: engine.hello.layout for name, engine in self._engines.items()},
-            links={peer: link.is_up for peer, link in links.items()},
-            telemetry={peer: link.telemetry for peer, link in links.items()},
-            is_draining=self._links.tickets.is_draining,
-            tiers=self._store.uses(),
-            tenants=tenant_uses(store, self._store.disk) if self._shows_tenants else {},
-            num_leased=store.num_leased,
-            leased_bytes=store.leased_bytes,
-        )
-
-    def surveyed(self) -> Surveyed:
-        """Answer to a survey."""
-        engines = dict(islice(self._engines.items(), ENGINES_MAX))
-        return Surveyed(
-            layouts={name: engine.hello.layout for name, engine in engines.items()},
-            shapes={name: engine.hello.shape for name, engine in engines.items()},
-            facts=self.whole().facts,
-        )
-
-
 HOUSEKEEPING_S = 0.5
-M = TypeVar("M", bound=Message)
-Order = Callable[[M, str, Callable[[Message], None]], None]
+Order = Callable[[Any, str, Callable[[Message], None]], None]
 """Executes a message of a gateway: the message, the gateway, and where the answer goes."""
 
 
@@ -146,12 +87,9 @@ class PoolNode:
         self.store, self.disk = self.store_room.memory, self.store_room.disk
         self.inbound, self.links = self.link_room.inbound, self.link_room.links
         self.link_port, self.peers = self.link_room.port, self.link_room.peers
-        self._state = NodeState(
-            self.store_room, self.link_room, engines, shows_tenants=not site.is_shared
-        )
         self.store_room.watch(metrics)
         self.link_room.watch(metrics)
-        self._other_orders: dict[type[Message], Order[Message]] = {}
+        self._other_orders: dict[type[Message], Order] = {}
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as last reported to gateways."""
@@ -160,7 +98,7 @@ class PoolNode:
         """Port of `/health` and `/metrics`, once it is open."""
         facts.subscribe(TransferDone, self._transfer_done)
         facts.subscribe(LinksChanged, lambda _: self._state_changed())
-        facts.subscribe(EnginesChanged, lambda _: self.feed.state_changed(self._state.whole()))
+        facts.subscribe(EnginesChanged, lambda _: self.feed.state_changed(self._whole_state()))
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -185,7 +123,7 @@ class PoolNode:
                 tasks.create_task(engine_port.run())
                 tasks.create_task(self._keep_house())
                 self.store_room.run(tasks)
-                self.keep_room.run(tasks)
+                tasks.create_task(self.keep_room.aging.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -199,7 +137,7 @@ class PoolNode:
         finally:
             engine_port.close()
             await self.link_room.close()
-            self.engine_room.close()
+            self.engine_room.requests.close()
             await admin.close()
             await self.store_room.close()
 
@@ -234,13 +172,13 @@ class PoolNode:
         """
         self.store_room.validate()
         self.link_room.validate()
-        self.engine_room.validate()
+        self.engine_room.pushes.validate()
 
     # --- what gateways order ---
 
-    def take_orders(self, kind: type[M], execute: Order[M]) -> None:
+    def take_orders(self, kind: type[Message], execute: Order) -> None:
         """Have an annex execute messages of gateways of one type."""
-        self._other_orders[kind] = execute  # type: ignore[assignment]
+        self._other_orders[kind] = execute
 
     def ordered(self, channel: Channel, message: OfGateway) -> None:
         """Execute a message of a gateway."""
@@ -249,18 +187,20 @@ class PoolNode:
             return
         match message:
             case Survey():
-                answer(self._state.surveyed())
+                answer(self._surveyed())
             case Subscribe():
                 self.keep_room.announced(gateway, message)
-                self.feed.subscribe(channel, self.store, self._state.whole)
+                self.feed.subscribe(channel, self.store, self._whole_state)
             case Pull():
                 self.inbound.pull(message, answer)
             case Abort():
                 self.link_room.abort(message.transfer_id, message.reason)
             case Release():
                 self.inbound.release(message.transfer_id)
-            case Purge() | PurgeEnd() | PurgePrefix() | PinPrefix():
-                self.keep_room.asked(message, gateway, answer)
+            case Purge() | PurgeEnd() | PurgePrefix():
+                self.keep_room.purging.asked(message, gateway, answer)
+            case PinPrefix():
+                self.keep_room.pinning.asked(message, gateway, answer)
             case LinkLease():
                 lease = Lease(message.bits_per_s, message.for_ns)
                 self.link_room.share.take(gateway, lease)
@@ -275,8 +215,48 @@ class PoolNode:
         """Return True if a peer may know how busy this node is: it is of this site."""
         return self.sites.site_of(peer) is None
 
+    # --- what gateways are told ---
+
+    def _whole_state(self) -> PoolState:
+        """The complete state, for a new gateway."""
+        facts = bounded(
+            LayoutFacts(
+                layout_id=engine.layout.layout_id,
+                facts=engine.hello.facts,
+                model=engine.hello.model,
+            )
+            for engine in self.engine_room.engines.values()
+        )
+        return msgspec.structs.replace(self._state(), facts=facts)
+
+    def _state(self) -> PoolState:
+        """State that can change; facts of a layout never do."""
+        store, links, engines = self.store, self.links, self.engine_room.engines
+        # With contracts memory is counted by site, and a gateway of this site reads tags there.
+        tenants = {} if self.sites.is_shared else tenant_uses(store, self.disk)
+        return PoolState(
+            seq=0,
+            layouts={name: engine.hello.layout for name, engine in engines.items()},
+            links={peer: link.is_up for peer, link in links.items()},
+            telemetry={peer: link.telemetry for peer, link in links.items()},
+            is_draining=self.link_room.tickets.is_draining,
+            tiers=self.store_room.uses(),
+            tenants=tenants,
+            num_leased=store.num_leased,
+            leased_bytes=store.leased_bytes,
+        )
+
+    def _surveyed(self) -> Surveyed:
+        """Answer to a survey."""
+        engines = dict(islice(self.engine_room.engines.items(), ENGINES_MAX))
+        return Surveyed(
+            layouts={name: engine.hello.layout for name, engine in engines.items()},
+            shapes={name: engine.hello.shape for name, engine in engines.items()},
+            facts=self._whole_state().facts,
+        )
+
     def _state_changed(self) -> None:
-        self.feed.state_changed(self._state.changes())
+        self.feed.state_changed(self._state())
 
     def _transfer_done(self, fact: TransferDone) -> None:
         self._one_ended.set()

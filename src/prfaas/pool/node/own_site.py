@@ -101,8 +101,6 @@ class OwnSite:
         """Have both ends of links accept certificates of other sites.
 
         Args:
-            dialling: Contexts of the dialling end.
-            accepting: Contexts of the accepting end.
             on_io: Runs a function on the thread of data connections.
         """
 

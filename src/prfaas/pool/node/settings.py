@@ -21,9 +21,9 @@ from prfaas.pool.store import disk_tier, event_feed
 from prfaas.pool.store.disk_tier import DiskLimits
 from prfaas.pool.store.event_feed import FeedLimits
 from prfaas.wire import channel
+from prfaas.wire.allow_list import wrong_regions
 from prfaas.wire.channel import ChannelLimits
 from prfaas.wire.identity import Identity
-from prfaas.wire.regions import wrong_regions
 
 LINK_GRACE_NS = 3 * 10**9
 """Longer than a reconnect; the limit of decode's wait for a broken link."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import Counter
 
 from prfaas.audit.metrics import AuditMetrics
 from prfaas.audit.pool_audit import MovedBytes, PoolAudit
+from prfaas.audit.settings import AuditSettings
 from prfaas.billing.metrics import storage_counter
 from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.facts import FactStream
@@ -18,13 +21,36 @@ from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.node import PoolNode
 from prfaas.pool.node.own_site import OwnSite
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.node.store_room import DISK, HOST
 from prfaas.pool.process.comparing import Comparing
-from prfaas.pool.process.settings import PoolProcessSettings
 from prfaas.pool.process.transfer_spans import TransferSpans
 from prfaas.pool.shared.opening import open_shared
+from prfaas.pool.shared.settings import SharedSettings
 from prfaas.pool.sites.sites import Sites
 from prfaas.wire.messages.comparing import Compare
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProcessSettings(PoolSettings):
+    """Settings of a pool node and of its annexes.
+
+    Attributes:
+        shared: Tier that pool nodes of the site share; None without one.
+        audit: Audit log; None without.
+        contracts: Contracts file of the sites that share this pool node; None without.
+        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
+    """
+
+    shared: SharedSettings | None = None
+    audit: AuditSettings | None = None
+    contracts: Path | None = None
+    tracing: str | None = None
+
+    @property
+    def read_limit_s(self) -> float | None:
+        """Time limit of all slow reads of one request, seconds; None without a shared tier."""
+        return self.shared.read_limit_s if self.shared is not None else None
 
 
 class PoolProcess:

@@ -31,6 +31,7 @@ from prfaas.pool.receive.data_server import DataPort
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.tickets.ticket_checks import TicketChecks
+from prfaas.wire.allow_list import peer_regions
 from prfaas.wire.channel import LIMITS as CHANNEL_LIMITS
 from prfaas.wire.channel import Channel, ChannelLimits, keep_alive
 from prfaas.wire.frames import Frame
@@ -48,7 +49,6 @@ from prfaas.wire.messages.link import (
     Refused,
     Resumed,
 )
-from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import LinkSecret, new_secret
 from prfaas.wire.sealed.records import SealError
 

@@ -31,7 +31,7 @@ from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import SOURCE, Grant, TicketChecks
-from prfaas.wire.allow_list import AllowList
+from prfaas.wire.allow_list import AllowList, peer_regions
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
@@ -53,7 +53,6 @@ from prfaas.wire.messages.link import (
     Refused,
     Resumed,
 )
-from prfaas.wire.regions import peer_regions
 
 
 class Serves(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.core.sharing.contracts import Contracts
+from prfaas.membership.agreements import Agreements
 from prfaas.pool.store.event_feed import EventFeed, FeedLimits, Names
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
@@ -40,12 +40,12 @@ class SiteFeeds(EventFeed):
     def __init__(
         self,
         limits: FeedLimits,
-        contracts: Callable[[], Contracts],
+        agreements: Agreements,
         site_of_block: Callable[[BlockName], str | None],
         held_bytes: Callable[[str], int],
     ) -> None:
         super().__init__(limits)
-        self._contracts = contracts
+        self._agreements = agreements
         self._site_of, self._held_bytes = site_of_block, held_bytes
         self._feeds: dict[str, EventFeed] = {}
         self._sites: dict[BlockName, str] = {}
@@ -62,7 +62,7 @@ class SiteFeeds(EventFeed):
 
     def subscribe(self, channel: Channel, store: Names, state: Callable[[], PoolState]) -> None:
         """See `EventFeed.subscribe`."""
-        site = self._contracts().site_of_gateway.get(channel.peer)
+        site = self._agreements.contracts.site_of_gateway.get(channel.peer)
         if site is None:
             super().subscribe(channel, store, state)
             return
@@ -122,7 +122,7 @@ class SiteFeeds(EventFeed):
 
     def transfer_ended(self, event: TransferEnded) -> None:
         """A transfer ended: the gateways of the site at its other end are told."""
-        site = self._contracts().site_of_pool.get(event.peer)
+        site = self._agreements.contracts.site_of_pool.get(event.peer)
         super().transfer_ended(msgspec.structs.replace(event))
         if site is not None and site in self._feeds:
             self._feeds[site].transfer_ended(event)
@@ -139,7 +139,7 @@ class SiteFeeds(EventFeed):
 
     def _view(self, state: PoolState, site: str) -> PoolState:
         """The state as the gateways of a site may know it."""
-        contracts = self._contracts()
+        contracts = self._agreements.contracts
         pools = {name for name, owner in contracts.site_of_pool.items() if owner == site}
         contract, host = contracts.by_site.get(site), state.tiers.get(HOST)
         tiers: dict[str, TierUse] = {}
