@@ -96,6 +96,8 @@ class Site:
             self._task.result()
 
     async def kill(self) -> None:
+        if self.is_running:
+            self.node.validate()
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
