@@ -34,10 +34,9 @@ from prfaas.core.dispatch.types import Arrival
 from prfaas.core.membership.machine import Membership
 from prfaas.core.membership.members import Listed, Member, MemberKind, Site, State
 from prfaas.gateway.app import Gateway
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.gateway import PoolState, SnapshotEnd, Subscribe
 from prfaas.wire.messages.layouts import layout_spec

@@ -28,9 +28,10 @@ from prfaas.core.codec.codecs import LinkCodec, Quality
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, KvPage, Layout, Plane
 from prfaas.core.kv.shipping import NamedBlocks, manifest_digest, manifest_of_keys
+from prfaas.core.transfer.facts import TransferDone
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import Ticket
-from prfaas.core.transfer.transfer_state import EndedTransfer, Transfer
+from prfaas.core.transfer.transfer_state import Transfer
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -153,7 +154,7 @@ async def receive(identities: Path, host: str) -> None:
     checks = TicketChecks("pd-pool", opener, metrics, facts)
     inbound = InboundTransfers(end, store, facts, checks, {})
     # As a gateway does: without it, committed blocks keep their room for the ticket's time.
-    facts.subscribe(EndedTransfer, lambda fact: inbound.release(fact.transfer.transfer_id))
+    facts.subscribe(TransferDone, lambda fact: inbound.release(fact.transfer.transfer_id))
     decoding, tls = Decoding(codec, KnownLayouts(), metrics), identity.accepting()
     sources = frozenset({"prfaas-pool"})
     port = LinkPort(
@@ -199,7 +200,7 @@ class Sender:
         opener = TicketOpener(identity.authority, frozenset({"gateway"}))
         self.signer = TicketSigner(identity_in(identities, "gateway"))
         facts, io = FactStream(), IoThread(int(os.environ.get("BENCH_LANES", "1")))
-        facts.subscribe(EndedTransfer, lambda fact: self.ended(fact.transfer))
+        facts.subscribe(TransferDone, lambda fact: self.ended(fact.transfer))
         codec = LinkCodec(os.environ.get("BENCH_CODEC", "raw"))
         self.link = OutboundLink(
             LinkEnd("prfaas-pool", "bench", io, metrics, ENCRYPTION, GRACE_NS),

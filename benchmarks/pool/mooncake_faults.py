@@ -38,7 +38,7 @@ async def _under(part: str, number: signal.Signals, seconds: float) -> Outcome:
         layout = {"pool-a": {"e0": "both"}}
         shared = settings_of(store.port, place)
         async with site_of(place, checkpoint, identities, layout, shared=shared) as world:
-            tier = world.sites["pool-a"].node.shared
+            tier = world.sites["pool-a"].node.store_room.shared
             assert isinstance(tier, MooncakeTier)
             await until(lambda: tier.client.is_ready)
             inject: dict[str, Callable[[], None]] = {

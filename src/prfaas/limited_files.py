@@ -7,9 +7,12 @@ end, a text that a parser fails at.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,17 @@ def read_limited(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     if len(data) > bytes_max:
         raise ConfigError(f"{path} has more than {bytes_max} bytes, the limit")
     return data
+
+
+def digest_of(paths: Iterable[Path]) -> bytes:
+    """Digest of the contents of files. One that cannot be read differs from any contents."""
+    content = hashlib.sha256()
+    for path in paths:
+        data = None
+        with contextlib.suppress(OSError, ConfigError):
+            data = read_limited(path)
+        content.update(b"-" if data is None else b"%d:" % len(data) + data)
+    return content.digest()
 
 
 def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX) -> Any:

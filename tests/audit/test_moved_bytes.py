@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.audit.moved_bytes import MovedBytes, TransferBytes
+from prfaas.audit.pool_audit import MovedBytes, TransferBytes
 from prfaas.core.audit.refusals import EACH_MAX, KEYS_MAX, WINDOW_NS, RefusalCounts
 
 IDS = [bytes([number]) * 16 for number in range(5)]
@@ -36,7 +36,6 @@ def test_no_byte_is_lost_and_none_counts_twice(
     steps: list[tuple[str, str, bytes, int]], is_open: bool
 ) -> None:
     moved, found, added = MovedBytes(), list[TransferBytes](), 0
-    moved.is_on = True
     for step, direction, transfer, count in steps:
         match step:
             case "add":
@@ -54,7 +53,6 @@ def test_no_byte_is_lost_and_none_counts_twice(
 def test_bytes_are_late_only_if_two_sweeps_find_them_without_a_transfer() -> None:
     """A fragment may overtake the offer of its transfer."""
     moved = MovedBytes()
-    moved.is_on = True
     moved.add("received", "peer", IDS[0], wire_bytes=5)
 
     assert moved.sweep(nothing_is_open) == []
@@ -68,7 +66,6 @@ def test_a_peer_that_invents_transfers_takes_no_memory(
     sweeps: Callable[[MovedBytes], list[list[TransferBytes]]],
 ) -> None:
     moved = MovedBytes(entries_max=300)
-    moved.is_on = True
     for number in range(1000):
         moved.add("received", "peer", number.to_bytes(16, "big"), wire_bytes=3)
     moved.sweep(nothing_is_open)
@@ -76,13 +73,6 @@ def test_a_peer_that_invents_transfers_takes_no_memory(
 
     assert len(found) <= 301
     assert sums(found) == (0, 3000)
-
-
-def test_without_an_audit_log_nothing_is_kept() -> None:
-    moved = MovedBytes()
-    moved.add("sent", "peer", IDS[0], link_bytes=1)
-
-    assert moved.take_all() == []
 
 
 @given(st.lists(st.integers(0, 3 * KEYS_MAX), max_size=400))

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from prfaas.audit.reading import logs_of, records, verify
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.cli.supervision.supervisor import Supervisor

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.shared.mooncake.settings import MooncakeSettings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.mooncake.store import missing, running_store
@@ -117,7 +117,7 @@ def test_a_library_that_cannot_be_loaded_is_named_with_what_it_needs(
 def test_a_pool_node_takes_the_settings_of_its_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[PoolSettings] = []
+    found: list[PoolProcessSettings] = []
     monkeypatch.setattr(pool_command, "_run", lambda settings, _: found.append(settings))
     monkeypatch.chdir(tmp_path)
     make_authority(tmp_path / "identities")

@@ -12,8 +12,8 @@ from prfaas.cli.deploy.deployment_warnings import residency_lines
 from prfaas.cli.deploy.topology import identity_problems, prepare_identities
 from prfaas.cli.parts.pool_settings import settings_in
 from prfaas.config.load import load_deployment
+from prfaas.wire.allow_list import regions_of
 from prfaas.wire.identity import identity_in
-from prfaas.wire.regions import regions_of
 
 from .conftest import Prfaas
 from .running_parts import DEPLOYMENT

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.cli.parts import pool_command
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.shared.settings import S3Settings
 from prfaas.wire.identity import make_authority, make_identity
 from tests.s3.fixtures import Bucket, new_key
@@ -103,9 +103,9 @@ async def test_check_is_silent_of_a_bucket_that_answers(bucket: Bucket, laptop: 
 @pytest.fixture
 def started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identities: Path
-) -> list[PoolSettings]:
+) -> list[PoolProcessSettings]:
     """The settings of the pool nodes that would run."""
-    found: list[PoolSettings] = []
+    found: list[PoolProcessSettings] = []
     monkeypatch.setattr(pool_command, "_run", lambda settings, _: found.append(settings))
     monkeypatch.chdir(tmp_path)
     make_authority(tmp_path / "identities")
@@ -114,7 +114,7 @@ def started(
     return found
 
 
-def test_options_override_the_table(started: list[PoolSettings]) -> None:
+def test_options_override_the_table(started: list[PoolProcessSettings]) -> None:
     base = f"pool site.toml --name {POOL}"
     for more in ("", " --s3-limit 1GiB --s3-deadline 300ms --s3-prefix kv/pd"):
         CliRunner().invoke(cli, (base + more).split(), catch_exceptions=False)
@@ -125,7 +125,7 @@ def test_options_override_the_table(started: list[PoolSettings]) -> None:
     )
 
 
-def test_options_alone_are_enough(started: list[PoolSettings]) -> None:
+def test_options_alone_are_enough(started: list[PoolProcessSettings]) -> None:
     options = f"pool --name {POOL} --listen 127.0.0.1:0 --identities identities --socket s"
     options += " --s3-bucket kv-blocks --s3-keys k --s3-limit 1GiB --s3-object-size 4MiB"
     options += " --s3-endpoint https://s3.example.net --s3-region eu-1"
@@ -142,7 +142,7 @@ def test_options_alone_are_enough(started: list[PoolSettings]) -> None:
     )
 
 
-def test_incomplete_options_are_refused(prfaas: Prfaas, started: list[PoolSettings]) -> None:
+def test_incomplete_options_are_refused(prfaas: Prfaas, started: list[PoolProcessSettings]) -> None:
     options = f"--name {POOL} --listen 127.0.0.1:0 --identities identities --socket s"
     code, _, errors = prfaas("pool", *options.split(), "--s3-bucket", "kv-blocks")
     assert code == 2

@@ -16,7 +16,7 @@ from prfaas.cli.parts.pool_command import pool
 from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 
 from .running_parts import DEPLOYMENT
 
@@ -33,19 +33,19 @@ pool = "far-pool"
 
 
 @pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], PoolSettings]:
+def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], PoolProcessSettings]:
     """The settings with which `prfaas pool` would run, by its arguments."""
-    taken: list[PoolSettings] = []
+    taken: list[PoolProcessSettings] = []
     monkeypatch.setattr(pool_command, "_run", lambda settings, _: taken.append(settings))
 
-    def run(args: list[str]) -> PoolSettings:
+    def run(args: list[str]) -> PoolProcessSettings:
         pool.main(args, standalone_mode=False)
         return taken[-1]
 
     return run
 
 
-SettingsOf = Callable[[list[str]], PoolSettings]
+SettingsOf = Callable[[list[str]], PoolProcessSettings]
 
 
 def test_a_pool_node_reads_the_deployment_file(tmp_path: Path, settings_of: SettingsOf) -> None:

@@ -42,3 +42,23 @@ def test_a_guard_refuses_a_change_and_no_later_guard_is_asked() -> None:
     with pytest.raises(OSError, match="no room for 2"):
         facts.may(Booked(2))
     assert asked == [2]
+
+
+async def test_facts_are_kept_once_every_log_has_them() -> None:
+    facts, asked = FactStream(), list[str]()
+    assert await facts.kept()
+
+    async def good() -> bool:
+        asked.append("good")
+        return True
+
+    async def full() -> bool:
+        asked.append("full")
+        return False
+
+    facts.keep(good)
+    assert await facts.kept()
+    facts.keep(full)
+    facts.keep(good)
+    assert not await facts.kept()
+    assert asked == ["good", "good", "full", "good"]

@@ -23,7 +23,7 @@ from prfaas.core.transfer.site_budget import (
 )
 from prfaas.gateway.loops.ticker import LeaseGiver
 from prfaas.units import NS_PER_S
-from prfaas.wire.liveness import SILENCE_MAX_S
+from prfaas.wire.channel import SILENCE_MAX_S
 from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.gateway import LinkLease, LinkTelemetry
 

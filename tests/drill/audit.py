@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from prfaas.audit.reading import logs_of, records, verify
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.core.audit.records import RecordKind
 
 from .processes import NodeProcess, Observer

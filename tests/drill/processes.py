@@ -11,10 +11,9 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.gateway import (

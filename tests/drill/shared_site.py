@@ -20,10 +20,9 @@ import aiohttp
 from prfaas.cli.deploy.topology import parts
 from prfaas.cli.host.processes import ProcessPart
 from prfaas.engines.launch import Command
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import Identity, identity_in, make_authority, make_identity
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.gateway import (

@@ -36,7 +36,7 @@ from prfaas.core.transfer.link_encryption import WIRE_NAMES, LinkEncryption
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
 from prfaas.pool.codec.rounding import round_block
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.fragments import (
     CODED_PREFIX_BYTES,
     FRAGMENT_BYTES_MAX,
@@ -74,7 +74,7 @@ async def a_site(
     for name in ("pd-pool", "prfaas-pool", "gateway"):
         make_identity(directory, name)
     site = Site(
-        PoolSettings(
+        PoolProcessSettings(
             name="pd-pool",
             memory_bytes=MEMORY,
             listen=(LOOPBACK, 0),
@@ -91,7 +91,7 @@ async def a_site(
     )
     await site.ready()
     # Kernels are loaded for the first layout that can be coded; blocks here are of another.
-    site.node._known_layouts.learn(dataclasses.replace(MODEL, layout_id=b"M" * 32))
+    site.node.link_room.layouts.learn(dataclasses.replace(MODEL, layout_id=b"M" * 32))
     try:
         yield site
     finally:

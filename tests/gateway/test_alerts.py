@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prfaas.cli.parts.gateway_annexes import AnnexMetrics
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.process.process import annex_metrics
 
 from .alert_rules import RULES
 
@@ -22,9 +23,10 @@ LABEL = re.compile(r'(\w+)(=~?|!=)"([^"]*)"')
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    gateway = GatewayMetrics().registry
+    gateway, pool = GatewayMetrics().registry, PoolMetrics()
     AnnexMetrics(gateway)
-    return {"gateway": gateway, "pool": PoolMetrics().registry}
+    annex_metrics(pool)
+    return {"gateway": gateway, "pool": pool.registry}
 
 
 def counters(registry: CollectorRegistry) -> dict[str, Counter]:

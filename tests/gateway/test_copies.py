@@ -15,7 +15,7 @@ from prfaas.core.control.changes import Loop
 from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.gateway.loops.loops import PrefixReplication
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of

@@ -12,7 +12,7 @@ from prfaas.cli.parts.gateway_annexes import make_gateway
 from prfaas.config.addresses import Endpoints
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.naming.hash_chain import hash_chain
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from tests.plans import plan_file
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site
@@ -26,7 +26,7 @@ HELD = 320
 
 async def site(name: str, identities: Path, directory: Path, peer: Site | None) -> Site:
     made = Site(
-        PoolSettings(
+        PoolProcessSettings(
             name=name,
             memory_bytes=MEMORY,
             listen=(LOOPBACK, 0),

@@ -86,7 +86,7 @@ class Pair:
 
     def begin(self, transfer: bytes, quality: Quality = Quality.LOSSLESS) -> None:
         sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2, quality=quality)
-        grant = self.prfaas.node._tickets.to_send(
+        grant = self.prfaas.node.link_room.tickets.to_send(
             sealed,
             NAMED,
             transfer_id=transfer,

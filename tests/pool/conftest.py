@@ -9,7 +9,7 @@ import pytest
 
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from tests.lab.faults import FaultProxy
 
@@ -44,7 +44,7 @@ class World:
             "sources": frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
             "gateways": frozenset({"gateway"}),
         }
-        site = Site(PoolSettings(**(defaults | settings)), self.kernels)  # type: ignore[arg-type]
+        site = Site(PoolProcessSettings(**(defaults | settings)), self.kernels)  # type: ignore[arg-type]
         await site.ready()
         self.sites.append(site)
         return site
@@ -116,7 +116,7 @@ async def pair(world: World, identities: Path) -> AsyncIterator[Pairs]:
             peers={"pd-pool": ("127.0.0.1", proxy.port)},
         )
         for site in (pd, prfaas):
-            site.node._known_layouts.learn(MODEL)
+            site.node.link_room.layouts.learn(MODEL)
         found = Pair(proxy, prfaas, pd, identities)
         link = prfaas.node.links["pd-pool"]
         await until(lambda: link.telemetry.num_connections == 2)

@@ -49,7 +49,7 @@ class Rig:
     def begin(self) -> bytes:
         transfer = secrets.token_bytes(16)
         sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2)
-        tickets = self.prfaas.node._tickets
+        tickets = self.prfaas.node.link_room.tickets
         grant = tickets.to_send(
             sealed,
             NAMED,

@@ -14,8 +14,8 @@ KEYS = [BlockKey(0, block_hash) for block_hash in HASHES[256:288]]
 
 
 def mooncake_of(site: Site) -> MooncakeTier:
-    assert isinstance(site.node.shared, MooncakeTier)
-    return site.node.shared
+    assert isinstance(site.node.store_room.shared, MooncakeTier)
+    return site.node.store_room.shared
 
 
 async def connected(

@@ -101,7 +101,7 @@ def forget_memory(site: Site) -> None:
 
 
 def decode_name(site: Site) -> str:
-    [engine] = site.node._engines
+    [engine] = site.node.engine_room.engines
     return engine
 
 

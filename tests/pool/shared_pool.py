@@ -10,7 +10,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.shipping import manifest_digest, manifest_of_keys
 from prfaas.core.kv.tenant_salts import tenant_tag
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.gateway import Subscribe
@@ -115,7 +115,7 @@ async def shared(
 
     async def start(folder: str, name: str, **more: object) -> Site:
         site = Site(
-            PoolSettings(
+            PoolProcessSettings(
                 **{
                     "name": name,
                     "memory_bytes": MEMORY,

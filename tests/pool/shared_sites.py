@@ -18,8 +18,8 @@ OTHER = "pd-other"
 
 
 def tier_of(site: Site) -> S3Tier:
-    assert isinstance(site.node.shared, S3Tier)
-    return site.node.shared
+    assert isinstance(site.node.store_room.shared, S3Tier)
+    return site.node.store_room.shared
 
 
 async def start(

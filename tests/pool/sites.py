@@ -19,12 +19,10 @@ from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import LIMITS, ClientLimits, PoolConnection
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.node.node import PoolNode
-from prfaas.pool.node.settings import PoolSettings
-from prfaas.wire.channel import Channel
+from prfaas.pool.process.process import PoolProcess, PoolProcessSettings
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import (
@@ -84,10 +82,11 @@ def content(key: BlockKey) -> bytes:
 class Site:
     """One running pool node."""
 
-    def __init__(self, settings: PoolSettings, kernels: Kernels = KERNELS) -> None:
-        self.node = PoolNode(settings, kernels=kernels)
+    def __init__(self, settings: PoolProcessSettings, kernels: Kernels = KERNELS) -> None:
+        self.process = PoolProcess(settings, kernels)
+        self.node = self.process.node
         self._ready = asyncio.Event()
-        self._task = asyncio.create_task(self.node.run(self._ready.set))
+        self._task = asyncio.create_task(self.process.run(self._ready.set))
 
     async def ready(self) -> None:
         opened = asyncio.create_task(self._ready.wait())
@@ -97,6 +96,8 @@ class Site:
             self._task.result()
 
     async def kill(self) -> None:
+        if self.is_running:
+            self.node.validate()
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -117,16 +118,11 @@ class Site:
 
     def check(self) -> None:
         """Check the invariants of an idle node."""
-        store = self.node.store
-        blocks = [block for name in list(store.names()) if (block := store.get(*name))]
+        node = self.node
+        node.validate()
+        blocks = [block for name in list(node.store.names()) if (block := node.store.get(*name))]
         assert [block.pins for block in blocks] == [0] * len(blocks)
-        store.validate()
-        assert self.node.inbound.known.num_open == 0
-        self.node.inbound.validate()
-        self.node.link_port.data.validate()
-        for link in self.node.links.values():
-            link.validate()
-        assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
+        assert node.link_room.num_open == 0
 
 
 FACTS = {"model.weights": "ab12", "group.0.dtypes": "float32"}

@@ -213,7 +213,7 @@ async def test_old_blocks_leave_the_bucket(world: World, bucket: Bucket) -> None
     clock.now_s += LIMIT_S
     assert await reader.look_up(OLD) == [MISS] * len(OLD)
     assert await engine.look_up(OLD) == [MISS] * len(OLD)
-    assert await aged(pd, pd.node.shared) == len(OLD)
+    assert await aged(pd, pd.node.store_room.shared) == len(OLD)
     assert len(await bucket.objects()) == objects - 1
     forget_memory(pd)
     assert pd.held() == set()

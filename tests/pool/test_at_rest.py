@@ -122,7 +122,7 @@ async def test_a_receipt_that_is_not_in_the_audit_log_is_no_receipt(
     async def written() -> bool:
         return False
 
-    monkeypatch.setattr(pd.node.keeping._log, "written", written)
+    monkeypatch.setattr(pd.node.facts, "kept", written)
     gateway = await subscribe(pd, world.identities)
     answer = await ask(gateway, source="", tenant=GONE)
     assert answer.problem == "the audit log cannot be written"

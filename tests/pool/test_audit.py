@@ -13,7 +13,7 @@ import pytest
 
 from prfaas.audit.reading import logs_of, records, verify
 from prfaas.audit.settings import AuditSettings, OnFull
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.transfer_state import TransferEnd
 from tests.lab.faults import Fault, FaultProxy
@@ -204,8 +204,8 @@ async def test_a_log_that_cannot_be_written_closes_the_pool_only_if_it_is_told_t
         folder = tmp_path / on_full.value
         settings = AuditSettings(folder, folder, on_full=on_full)
         site = await world.start("prfaas-pool", audit=settings, admin=("127.0.0.1", 0))
-        log = site.node._audit._log
-        assert log is not None
+        assert site.process.audit is not None
+        log = site.process.audit.log
         os.close(log._file._descriptor)
         log._file._descriptor = os.open("/dev/full", os.O_WRONLY)
         engine = await world.engine("prfaas-pool")

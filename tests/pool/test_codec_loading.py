@@ -59,13 +59,13 @@ async def test_the_first_engine_with_blocks_to_code_loads_the_kernels_once(
     site = await world.start_pd(link_codec=LinkCodec.AUTO)
     peer = await offering(site, world.identities)
     await world.engine("pd-pool")
-    await until(lambda: site.node._known_layouts.group(LAYOUT.layout_id, 0) is not None)
-    site.node._known_layouts.learn(layout_of("float32"))
+    await until(lambda: site.node.link_room.layouts.group(LAYOUT.layout_id, 0) is not None)
+    site.node.link_room.layouts.learn(layout_of("float32"))
     assert kernels._thread is None
     assert not peer.of(Decodes)
 
     for _ in range(3):
-        site.node._known_layouts.learn(layout_of("bfloat16"))
+        site.node.link_room.layouts.learn(layout_of("bfloat16"))
     await until(lambda: bool(peer.of(Decodes)))
 
     assert kernels.num_imports == 1
@@ -90,7 +90,7 @@ async def test_a_node_whose_links_cannot_code_loads_none(
     world: World, kernels: CountedKernels, name: str, settings: dict[str, object]
 ) -> None:
     site = await world.start(name, **settings)
-    site.node._known_layouts.learn(layout_of("bfloat16"))
+    site.node.link_room.layouts.learn(layout_of("bfloat16"))
     assert kernels._thread is None
 
 

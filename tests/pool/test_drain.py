@@ -45,9 +45,9 @@ async def test_what_does_not_end_is_left_when_the_time_is_over(world: World) -> 
     transfer = prefill.push()
     await until(lambda: pd.node.inbound.known.num_open == 1)
     await prfaas.node.drain(0.05)
-    assert prfaas.node.num_open == 1
+    assert prfaas.node.link_room.num_open == 1
     prefill.push_done(transfer)
-    await until(lambda: prfaas.node.num_open == 0)
+    await until(lambda: prfaas.node.link_room.num_open == 0)
 
 
 def states(gateway: object) -> list[PoolState]:

@@ -33,7 +33,7 @@ async def test_a_node_that_can_move_no_blocks_has_failed(
 ) -> None:
     prfaas, _, _, _ = await world.two_sites()
     with monkeypatch.context() as patched:
-        patched.setattr(prfaas.node._io._thread, "is_alive", lambda: False)
+        patched.setattr(prfaas.node.link_room.io._thread, "is_alive", lambda: False)
         assert await ask(prfaas.node.admin_port, "/health") == (503, "failed")
         assert await ask(prfaas.node.admin_port, "/live") == (503, "failed")
     assert await ask(prfaas.node.admin_port, "/health") == (200, "ready")

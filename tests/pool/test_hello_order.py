@@ -62,11 +62,11 @@ async def test_a_hello_of_an_earlier_connection_changes_nothing(
     early = called(pd.node.settings.socket_path)
     engine = await world.engine("pd-pool")
     name = "engine-of-pd-pool"
-    present = pd.node._engines[name]
+    present = pd.node.engine_room.engines[name]
     with caplog.at_level(logging.INFO):
         say(early, name)
         await until(lambda: "engine_gone" in caplog.text)
-    assert pd.node._engines.get(name) is present
+    assert pd.node.engine_room.engines.get(name) is present
     assert engine.client.is_connected
     assert await layouts(pd.port, identities) == {name}
     assert "engine_name_taken" not in caplog.text
@@ -78,13 +78,13 @@ async def test_the_earlier_of_two_engines_of_a_name_is_there_when_the_later_one_
     pd = await world.start_pd()
     await world.engine("pd-pool")
     name = "engine-of-pd-pool"
-    first = pd.node._engines[name]
+    first = pd.node.engine_room.engines[name]
     second = await world.engine("pd-pool")
-    await until(lambda: pd.node._engines[name] is not first)
+    await until(lambda: pd.node.engine_room.engines[name] is not first)
     assert "engine_name_taken" in caplog.text
     world.engines.remove(second)
     await asyncio.to_thread(second.close)
-    await until(lambda: pd.node._engines.get(name) is first)
+    await until(lambda: pd.node.engine_room.engines.get(name) is first)
 
 
 async def test_a_hello_of_a_pools_earlier_connection_does_not_end_its_present_one(

@@ -38,7 +38,7 @@ async def linked(world: World, encryption: LinkEncryption, **settings: object) -
 
 
 def lanes_in_use(site: Site) -> int:
-    return sum(lane.thread_id is not None for lane in site.node._io.lanes)
+    return sum(lane.thread_id is not None for lane in site.node.link_room.io.lanes)
 
 
 @pytest.mark.parametrize("codec", [LinkCodec.RAW, LinkCodec.ALWAYS])

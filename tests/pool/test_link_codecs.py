@@ -73,7 +73,7 @@ async def test_a_peer_without_codecs_gets_raw(
 
 async def test_blocks_of_a_layout_that_nobody_announced_go_raw(pair: Pairs) -> None:
     found = await pair(LinkCodec.ALWAYS, LinkCodec.AUTO)
-    found.prfaas.node._known_layouts._groups.clear()
+    found.prfaas.node.link_room.layouts._groups.clear()
 
     await found.move([a_block(0)])
 
@@ -95,7 +95,7 @@ async def test_an_engine_announces_the_planes_of_its_blocks(world: World) -> Non
     site = await world.start_pd()
     await world.engine("pd-pool")
 
-    await until(lambda: site.node._known_layouts.group(LAYOUT.layout_id, 0) is not None)
+    await until(lambda: site.node.link_room.layouts.group(LAYOUT.layout_id, 0) is not None)
 
 
 # --- hostile peers ---
@@ -123,7 +123,7 @@ async def a_source(site: Site, identities: Path, *, is_agreed: bool = True) -> P
     """A sender with a certificate that may code, to misbehave with."""
     if is_agreed:
         # Kernels are loaded for the first layout that can be coded; blocks here are of another.
-        site.node._known_layouts.learn(dataclasses.replace(MODEL, layout_id=b"M" * 32))
+        site.node.link_room.layouts.learn(dataclasses.replace(MODEL, layout_id=b"M" * 32))
     peer = await dial(site, identities, "prfaas-pool")
     link = secrets.token_hex(8)
     codecs = [EXPONENT_WINDOW] if is_agreed else []
@@ -194,7 +194,7 @@ async def test_a_coded_block_of_another_size_than_the_layouts_ends_the_link(
     world: World, identities: Path
 ) -> None:
     site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
-    site.node._known_layouts.learn(MODEL)
+    site.node.link_room.layouts.learn(MODEL)
     peer = await a_source(site, identities)
     transfer = secrets.token_bytes(16)
     peer.channel.send(offer(identities, transfer))

@@ -122,7 +122,7 @@ async def test_coded_blocks_arrive_bit_by_bit(
 ) -> None:
     rig = await linked(world, tap, encryption, encryption, link_codec=LinkCodec.ALWAYS)
     for site in (rig.pd, rig.prfaas):
-        site.node._known_layouts.learn(MODEL)
+        site.node.link_room.layouts.learn(MODEL)
     pair = Pair(tap, rig.prfaas, rig.pd, world.identities)  # type: ignore[arg-type]
     await until(lambda: pair.is_agreed and KERNELS.window is not None)
     await pair.move([a_number_block(number) for number in range(4)])

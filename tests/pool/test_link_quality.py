@@ -75,7 +75,7 @@ async def rounding(pair: Pairs) -> Pair:
     """A pair whose link is ready to round."""
     found = await pair(LinkCodec.AUTO, LinkCodec.AUTO)
     for site in (found.prfaas, found.pd):
-        site.node._known_layouts.learn(MODEL)
+        site.node.link_room.layouts.learn(MODEL)
     link = found.prfaas.node.links["pd-pool"]
     await until(lambda: link.coding._may_round)
     return found
@@ -242,7 +242,7 @@ async def test_a_lying_stream_ends_the_link_and_leaves_nothing(
     world: World, identities: Path, lie: str
 ) -> None:
     site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
-    site.node._known_layouts.learn(MODEL)
+    site.node.link_room.layouts.learn(MODEL)
     peer = await a_source(site, identities)
     transfer = secrets.token_bytes(16)
     peer.channel.send(offer(identities, transfer, bytes_max=MEMORY // 2, quality=Quality.FP8))
@@ -263,7 +263,7 @@ async def test_a_rounded_block_is_refused_for_a_ticket_of_another_class(
     world: World, identities: Path, quality: Quality
 ) -> None:
     site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
-    site.node._known_layouts.learn(MODEL)
+    site.node.link_room.layouts.learn(MODEL)
     peer = await a_source(site, identities)
     transfer = secrets.token_bytes(16)
     peer.channel.send(offer(identities, transfer, bytes_max=MEMORY // 2, quality=quality))

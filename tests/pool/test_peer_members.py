@@ -20,8 +20,8 @@ from prfaas.membership.deployment_file import DeploymentFile, peer_view
 from prfaas.membership.folder import Folder
 from prfaas.membership.peer_entries import PeerClusters, peer_clusters, peer_entries
 from prfaas.pool.node.peer_members import PeerMembers
+from prfaas.wire.channel import SILENCE_MAX_S
 from prfaas.wire.identity import make_authority, make_identity
-from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.gateway import Stored
 from prfaas.wire.messages.link import Committed

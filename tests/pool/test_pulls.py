@@ -155,7 +155,7 @@ async def test_a_bad_ticket_pulls_nothing(
 async def test_a_source_that_refuses_ends_the_pull(world: World) -> None:
     """Its clock, or its list of gateways, may differ from the destination's."""
     prfaas, pd, _, _, gateway = await filled(world)
-    prfaas.node._tickets._unix_ns = lambda: 2**62
+    prfaas.node.link_room.tickets._unix_ns = lambda: 2**62
     pull = a_pull(world, PROMPT)
     gateway.channel.send(pull)
     event = await ended(gateway, pull)

@@ -30,7 +30,7 @@ async def sites(world: World) -> tuple[Site, Site, Engine, Engine, Peer]:
 
 
 def num_waits(site: Site) -> int:
-    return len(site.node._sending.waits)
+    return len(site.node.link_room.sending.waits)
 
 
 async def waits(site: Site) -> None:

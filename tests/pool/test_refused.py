@@ -7,7 +7,7 @@ import pytest
 from prfaas import log_throttle
 from prfaas.errors import ConfigError
 from prfaas.log_throttle import LogThrottle
-from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.store_room import check_limits
 
 from .conftest import World
 from .sites import until

@@ -11,15 +11,15 @@ import pytest
 from prfaas.audit.reading import logs_of, records
 from prfaas.audit.settings import AuditSettings
 from prfaas.errors import ConfigError
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.store.disk_segments import SegmentFiles
 from prfaas.pool.store.region_stamp import STAMP
+from prfaas.wire.certificates import reissue
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Accepted, Pull, Refused
-from prfaas.wire.reissue import reissue
 
 from .conftest import World
 from .segment_files import append, name_of
@@ -211,7 +211,7 @@ async def test_a_peer_that_comes_back_from_another_region_gets_nothing_more(worl
     reissue(world.identities, "pd-pool", US)
     moved = await world.start_pd(regions=US)
     await world.linked(prfaas, moved)
-    await until(lambda: prfaas.node.num_open == 0)
+    await until(lambda: prfaas.node.link_room.num_open == 0)
     assert await prefill.store(PROMPT, transfer)
     later = prefill.push(regions=EU)
     prefill.push_done(later)
@@ -231,8 +231,8 @@ def test_a_pool_node_does_not_start_with_a_certificate_of_other_regions(
         settings_of(identities, tmp_path, BOTH).check_certificate()
 
 
-def settings_of(identities: Path, folder: Path, regions: frozenset[str]) -> PoolSettings:
-    return PoolSettings(
+def settings_of(identities: Path, folder: Path, regions: frozenset[str]) -> PoolProcessSettings:
+    return PoolProcessSettings(
         name="pd-pool",
         memory_bytes=1 << 20,
         listen=("127.0.0.1", 0),

@@ -43,7 +43,7 @@ async def test_an_authority_is_changed_between_transfers(world: World) -> None:
 
     def renew() -> None:
         for site in (prfaas, pd):
-            site.node.renew_identity()
+            site.node.link_room.renew_identity()
 
     async def link_anew_and_ship(number: int) -> None:
         await until(lambda: is_settled(prfaas) and is_settled(pd))
@@ -73,7 +73,7 @@ async def test_an_authority_is_changed_between_transfers(world: World) -> None:
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     assert decode.row(0, 0) == content(PROMPT[0])
     with pytest.raises(TicketRefusedError) as refused:
-        pd.node._tickets.to_receive(
+        pd.node.link_room.tickets.to_receive(
             signed_before,
             NAMED,
             transfer_id=b"t" * 16,
@@ -90,10 +90,10 @@ async def test_files_that_do_not_fit_change_nothing(
     prfaas, pd, prefill, _ = await world.two_sites()
     shutil.copy(world.identities / "gateway.key", world.identities / "pd-pool.key")
     with pytest.raises(ConfigError, match="cannot be used"):
-        pd.node.renew_identity()
+        pd.node.link_room.renew_identity()
     node = pd.node
     settings, gauge = node.settings, node.metrics.identity_ends
-    Renewal(settings.identity, settings.name, node.renew_identity, gauge).hang_up()
+    Renewal(settings.identity, settings.name, node.link_room.renew_identity, gauge).hang_up()
     assert "identity_kept" in caplog.text
     world.relay.cut()
     world.relay.is_plugged = True
@@ -131,7 +131,7 @@ async def test_files_behind_a_link_that_is_swapped_are_taken_up_without_a_signal
         path.symlink_to(Path("..data") / path.name)
     node, before = pd.node, identity.certificate.read_text()
     gauge = node.metrics.identity_ends
-    renewal = Renewal(identity, "pd-pool", node.renew_identity, gauge, poll_s=0.01)
+    renewal = Renewal(identity, "pd-pool", node.link_room.renew_identity, gauge, poll_s=0.01)
     renewal.watch()
     transfer = prefill.push()
     assert await prefill.store(PROMPT[:4], transfer)

@@ -20,7 +20,7 @@ from prfaas.pool.keys.record_seals import NONCE_BYTES, SegmentStamps
 from prfaas.pool.keys.site_keys import load_keys
 from prfaas.pool.keys.wrapping import SiteKeyWrapper
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node.disk_keys import disk_wrapper
+from prfaas.pool.node.store_room import disk_wrapper
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, MARKER, DiskPlace, SegmentFiles
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.wire.fragments import block_digest

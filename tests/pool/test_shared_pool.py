@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.core.billing.usage import UsagePhase
 from prfaas.core.cache.keep_rules import ORDERS_MAX, Effect
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.kv.tenant_salts import tenant_tag
+from prfaas.pool.sites.sites import Sites
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Goodbye, Ping, Pong
 from prfaas.wire.messages.codec import encode
@@ -222,7 +223,7 @@ async def test_the_bill_of_transfers_and_storage_is_by_site(tmp_path: Path) -> N
     async with shared(tmp_path, audit=settings) as world:
         await both_stored(world)
         await until(lambda: not any(link.num_open for link in world.node.node.links.values()))
-        stored = world.node.node._storage._sums
+        stored = world.node.process.storage._sums
         await until(lambda: {("host", "a"), ("host", "b")} <= stored.keys())
         sent = {
             site: world.node.metric("link_bytes_total", peer=f"pd-{site}-pool", direction="sent")
@@ -339,7 +340,7 @@ async def test_an_authority_file_that_is_away_ends_neither_the_node_nor_a_revoca
         world.contracts("a", "b")
         await until(lambda: "pd-a-pool" in world.node.node.links)
         (tmp_path / "prfaas" / "away").rename(own)
-        await until(lambda: not world.node.node._is_opener_due)
+        await until(lambda: not world.node.node.link_room._is_opener_due)
         await until(lambda: world.node.node.links["pd-a-pool"].is_up)
         assert await world.prefill("a", A)
 
@@ -353,7 +354,7 @@ async def test_a_later_contract_cannot_name_a_part_of_the_prfaas_site(
         (tmp_path / "new").rename(file)
         await until(lambda: "contracts_kept" in caplog.text or "contracts_changed" in caplog.text)
         assert "is a part of this site" in caplog.text
-        assert world.node.node.sites.contracts.site_of_gateway["gateway-b"] == "b"
+        assert world.node.node.sites.site_of("gateway-b") == "b"
 
 
 @pytest.mark.parametrize("rate", ['"50Mbps"', '"4Gbps"', None])
@@ -385,9 +386,10 @@ async def test_a_further_authority_ends_nothing_and_a_removed_one_does(tmp_path:
         make_authority(tmp_path / "next")
         (tmp_path / "both").write_text(old + (tmp_path / "next" / "ca.pem").read_text())
         (tmp_path / "both").rename(own)
-        authorities = world.node.node.sites._agreements.authorities  # type: ignore[union-attr]
+        assert isinstance(world.node.node.sites, Sites)
+        authorities = world.node.node.sites._agreements.authorities
         await until(lambda: len(authorities.keys_of("a")) == 2)
-        await until(lambda: not world.node.node._is_opener_due)
+        await until(lambda: not world.node.node.link_room._is_opener_due)
         assert not a.closed
         assert world.node.node.links["pd-a-pool"].is_up
         (tmp_path / "new").write_bytes((tmp_path / "next" / "ca.pem").read_bytes())

@@ -83,7 +83,7 @@ async def test_a_simulated_hand_off_has_the_bytes_of_a_real_one(
 ) -> None:
     found = await pair(codec, codec)
     for site in (found.prfaas, found.pd):
-        site.node._known_layouts.learn(MODEL)
+        site.node.link_room.layouts.learn(MODEL)
     coding = found.prfaas.node.links["pd-pool"].coding
     await until(lambda: codec is LinkCodec.RAW or coding._may_round)
 

@@ -21,7 +21,7 @@ from prfaas.gateway.pools.pool_client import PoolSubscription, PoolTiming
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import link_report
 from prfaas.gateway.routing.transfer_tracker import Transfers
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.pool.tickets.ticket_checks import Grant
 from prfaas.units import NS_PER_S
@@ -113,7 +113,7 @@ class Trunk:
 
     def limit(self, name: str) -> int:
         """Rate that a pool node may send now."""
-        share = self.senders[name].node._site_share
+        share = self.senders[name].node.link_room.share
         return share._leases.bits_per_s(time.monotonic_ns())
 
     def received(self) -> dict[str, float]:
@@ -148,7 +148,7 @@ async def trunk(tmp_path: Path) -> AsyncIterator[Trunk]:
             "sources": frozenset(),
             "gateways": frozenset({"gateway"}),
         }
-        site = Site(PoolSettings(**(settings | changes)))  # type: ignore[arg-type]
+        site = Site(PoolProcessSettings(**(settings | changes)))  # type: ignore[arg-type]
         await site.ready()
         return site
 
@@ -214,7 +214,7 @@ async def test_an_idle_link_reports_the_rate_that_it_would_have(trunk: Trunk) ->
     """Not the tenth of an equal share that it has while others are busy, also when it is new."""
     node = trunk.senders["prfaas-a"].node
     small = Lease(idle_share(BUDGET, 3), LEASE_NS)
-    node._site_share.take("gateway", small)
+    node.link_room.share.take("gateway", small)
 
     def reported(peer: str) -> float:
         """Rate by which a gateway routes."""
@@ -234,7 +234,7 @@ async def test_a_link_keeps_to_the_budget_that_it_came_with(trunk: Trunk) -> Non
     node = trunk.senders["prfaas-a"].node
     node.peers.remove("pd-pool")
     node.peers.add("pd-pool", (LOOPBACK, trunk.pd.port), BUDGET // 10)
-    node._site_share.take("gateway", Lease(BUDGET, LEASE_NS))
+    node.link_room.share.take("gateway", Lease(BUDGET, LEASE_NS))
 
     assert node.links["pd-pool"].telemetry.budget_bits_per_s == BUDGET // 10
 

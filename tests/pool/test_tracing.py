@@ -4,8 +4,9 @@ import asyncio
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from prfaas.core.transfer.facts import RECEIVED, SENT, TransferDone
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent
-from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
+from prfaas.pool.process.transfer_spans import TransferSpans
 from tests.otlp import attributes, collecting
 
 from .conftest import World
@@ -28,7 +29,7 @@ async def test_a_span_is_what_the_pool_knows_of_its_transfer() -> None:
             transfer.moved(10, at_ns)
         transfer.apply(TransferEvent.SEND)
         transfer.apply(TransferEnd.COMMITTED)
-        spans.ended(RECEIVED, transfer, 9_000)
+        spans.ended(TransferDone(RECEIVED, transfer, 9_000))
         await asyncio.to_thread(spans.close)
     span = seen.named("kv receive")
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
@@ -54,7 +55,7 @@ async def test_what_did_not_arrive_is_an_error_with_a_short_reason() -> None:
         transfer = a_transfer()
         transfer.num_missing = 2
         transfer.apply(TransferEnd.ABORTED, "x" * 1000)
-        spans.ended(SENT, transfer, 9_000)
+        spans.ended(TransferDone(SENT, transfer, 9_000))
         await asyncio.to_thread(spans.close)
     span = seen.named("kv send")
     found = attributes(span)
@@ -81,7 +82,6 @@ async def test_a_collector_that_is_gone_costs_transfers_nothing(
 async def test_nothing_is_sent_of_what_nobody_traces() -> None:
     async with collecting() as (seen, endpoint):
         spans = TransferSpans(endpoint, "near-pool")
-        spans.ended(SENT, a_transfer(trace=""), 9_000)
-        TransferSpans(None, "near-pool").ended(SENT, a_transfer(), 9_000)
+        spans.ended(TransferDone(SENT, a_transfer(trace=""), 9_000))
         await asyncio.to_thread(spans.close)
     assert not seen.raw

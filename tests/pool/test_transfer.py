@@ -201,7 +201,7 @@ async def test_a_lease_ends_with_a_transfer_that_is_given_up(world: World) -> No
     pd.node.inbound.aborted(transfer, "client left")
     assert pd.metric("pool_leased_blocks") == 0
     assert pd.held() == set(PROMPT[:3])
-    pd.node.store.lease((LAYOUT.layout_id, PROMPT[0]), pd.node._clock_ns() + 10**8)
+    pd.node.store.lease((LAYOUT.layout_id, PROMPT[0]), pd.node.settings.clock_ns() + 10**8)
     await until(lambda: pd.metric("pool_leased_blocks") == 0)
 
 

@@ -102,7 +102,7 @@ async def test_a_newer_peer_is_answered_and_keeps_its_connection(world: World, w
 async def test_a_newer_receiver_and_a_newer_pool_node_keep_their_peers(world: World) -> None:
     _, pd, prefill, _ = await world.two_sites()
     link = pd.node.inbound.channels.of("prfaas-pool")
-    session = pd.node._engines["engine-of-pd-pool"]
+    session = pd.node.engine_room.engines["engine-of-pd-pool"]
     for channel in (link, session.channel):
         assert channel is not None
         assert channel._transport is not None
@@ -113,7 +113,7 @@ async def test_a_newer_receiver_and_a_newer_pool_node_keep_their_peers(world: Wo
     await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
     assert link is not None
     assert link.is_open
-    assert pd.node._engines["engine-of-pd-pool"] is session
+    assert pd.node.engine_room.engines["engine-of-pd-pool"] is session
 
 
 @pytest.mark.parametrize("answer", [encode(Goodbye(reason="go away")), encode(Ping(), OLD)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
+from prfaas.billing.report import Period, logs_in_folders, make_bill
 from prfaas.proxy.bodies import read_prefill
 from tests.engines.timing.worlds import MODEL
 from tests.pool.sites import until

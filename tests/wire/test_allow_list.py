@@ -10,8 +10,8 @@ import pytest
 from prfaas.core.transfer.tickets import Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.allow_list import admitted, check_entries, site_uri
+from prfaas.wire.certificates import reissue
 from prfaas.wire.identity import make_authority, make_identity
-from prfaas.wire.reissue import reissue
 from prfaas.wire.tickets import TicketOpener, TicketSigner
 
 URI = "spiffe://prfaas/site/pd/pool/pd-a"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from prfaas.errors import PeerError
-from prfaas.wire.channel import LIMITS, Channel, ChannelLimits
+from prfaas.wire.channel import LIMITS, Channel, ChannelLimits, keep_alive
 from prfaas.wire.frames import VERSION, Frame, FrameDecoder
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import decode, encode
 from prfaas.wire.messages.gateway import Stored, Subscribe

@@ -16,7 +16,7 @@ from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.allow_list import AllowList
 from prfaas.wire.identity import Identity, identity_in, make_authority, make_identity, peer_name
-from prfaas.wire.site_authorities import NameAuthorities
+from prfaas.wire.name_authorities import NameAuthorities
 from prfaas.wire.tickets import TicketOpener
 from tests.pool.sites import seal
 

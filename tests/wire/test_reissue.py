@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 
 from prfaas.errors import ConfigError
-from prfaas.wire.certificates import SOON, ends_at, faults
+from prfaas.wire.certificates import SOON, ends_at, faults, names_in, reissue, renew_due
 from prfaas.wire.identity import (
     AUTHORITY_DAYS,
     VALID_DAYS,
@@ -16,7 +16,6 @@ from prfaas.wire.identity import (
     make_authority,
     make_identity,
 )
-from prfaas.wire.reissue import names_in, reissue, renew_due
 
 DAY = datetime.timedelta(days=1)
 

@@ -28,9 +28,7 @@ class AuditMetrics:
             f"{prefix}_audit_failing", "1 while the audit log cannot be written.", registry=registry
         )
         self.lost = Counter(
-            f"{prefix}_audit_lost_records",
-            "Records that were not written.",
-            registry=registry,
+            f"{prefix}_audit_lost_records", "Records that were not written.", registry=registry
         )
         self.writes = Counter(
             f"{prefix}_audit_writes", "Write calls, one for a batch of lines.", registry=registry

@@ -15,6 +15,7 @@ from prometheus_client.metrics import Histogram, MetricWrapperBase
 from prfaas.cli.parts.gateway_annexes import AnnexMetrics
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.process.process import annex_metrics
 
 HEAD = """# Metrics
 
@@ -104,7 +105,9 @@ def gateway_metrics() -> list[Described]:
 
 def pool_metrics() -> list[Described]:
     """Metrics of a pool node."""
-    return list(described(PoolMetrics().registry))
+    metrics = PoolMetrics()
+    annex_metrics(metrics)
+    return list(described(metrics.registry))
 
 
 def reference() -> str:

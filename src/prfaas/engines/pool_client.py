@@ -21,8 +21,8 @@ from pathlib import Path
 
 from prfaas.errors import PeerError
 from prfaas.log_throttle import LogThrottle
+from prfaas.wire.channel import SILENCE_MAX_S
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Unsupported
 from prfaas.wire.messages.codec import AnyMessage, UnknownMessageError, decode, encode
 from prfaas.wire.messages.engine import EngineHello

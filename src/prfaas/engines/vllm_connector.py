@@ -39,9 +39,14 @@ from prfaas.config.engine_args import (
     pipeline_refused,
 )
 from prfaas.core.kv.blocks import CacheGroup
-from prfaas.engines.canonical.vllm_block_tokens import set_chunk
 from prfaas.engines.canonical.vllm_parts import KernelPages
-from prfaas.engines.canonical.vllm_ranks import RankReport, kernel_pages, memory_of, pages_of_ranks
+from prfaas.engines.canonical.vllm_ranks import (
+    RankReport,
+    kernel_pages,
+    memory_of,
+    pages_of_ranks,
+    set_chunk,
+)
 from prfaas.engines.empty_steps import EmptySteps
 from prfaas.engines.shared_memory import (
     claim,

@@ -33,9 +33,9 @@ from prfaas.config.engines.block_tokens import SETTING
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout, Plane, Planes, facts_id, merged
 from prfaas.core.kv.canonical.copies import CopyRun
 from prfaas.core.kv.canonical.parts import LayerParts, block_bytes, block_planes
-from prfaas.engines.canonical.vllm_block_tokens import refuse_kinds
 from prfaas.engines.canonical.vllm_pages import backend_of, kv_pages
 from prfaas.engines.canonical.vllm_parts import CannotConvertError, KernelPages
+from prfaas.engines.canonical.vllm_ranks import refuse_kinds
 from prfaas.engines.canonical.vllm_rows import (
     canonical_layers,
     canonical_runs,

@@ -1,23 +1,99 @@
-"""The contracts file of a pool node, followed while it runs, and the owners of tags."""
+"""The contracts file of a pool node, followed while it runs: owners of tags, authorities of sites.
+
+A name of a site counts only in a certificate that the authority of this very site signed, and an
+authority of a site proves no other name.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from prfaas.config.governance.contracts import load_contracts
 from prfaas.core.admission.contracts import Contracts, TagOwners
 from prfaas.core.cache.tenant_shares import Share
 from prfaas.core.kv.tenant_salts import tag_in
-from prfaas.errors import ConfigError
-from prfaas.limited_files import read_limited
+from prfaas.errors import ConfigError, PeerError
+from prfaas.limited_files import digest_of, read_limited
 from prfaas.logs import log_event
-from prfaas.wire.site_authorities import SiteAuthorities
+from prfaas.wire.name_authorities import Issuers, read_authority
 
 log = logging.getLogger(__name__)
+
+
+_DER = Encoding.DER
+_KEY_FORMAT = _DER, PublicFormat.SubjectPublicKeyInfo
+
+
+class SiteAuthorities:
+    """Contracts in force, and the authorities of their sites. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self.contracts = Contracts()
+        self._authorities: dict[str, list[x509.Certificate]] = {}
+        self._issuers = Issuers({})
+
+    def replace(self, contracts: Contracts, files: Mapping[str, Path]) -> None:
+        """Put contracts in force.
+
+        Args:
+            files: PEM file of the authority of each site.
+
+        Raises:
+            ConfigError: A file cannot be read, or two sites have one authority; nothing changes.
+        """
+        found = {site: read_authority(path) for site, path in files.items()}
+        owners: dict[bytes, str] = {}
+        for site, certificates in found.items():
+            for each in certificates:
+                key = each.public_key().public_bytes(*_KEY_FORMAT)
+                if (other := owners.setdefault(key, site)) != site:
+                    raise ConfigError(
+                        f"contracts.{other} and contracts.{site} have one authority: each could "
+                        "pass for the other; give every site an authority of its own"
+                    )
+        self.contracts, self._authorities = contracts, found
+        self._issuers = Issuers(found)
+
+    def site_of(self, name: str, der: bytes | None) -> str | None:
+        """Site of a part that has proven a name; None if it is a part of this site itself.
+
+        Args:
+            name: In its certificate, which a trusted authority has signed.
+
+        Raises:
+            PeerError: The authority that signed it cannot prove this name.
+        """
+        issuer = next(iter(self._issuers.of(der)), None)
+        if issuer == self.contracts.site_of(name):
+            return issuer
+        raise PeerError(
+            f"the certificate of {name} is signed by the authority of {issuer or 'no site'}, and "
+            f"{name} is a part of {self.contracts.site_of(name) or 'no site'}"
+        )
+
+    def trust(self, *contexts: ssl.SSLContext) -> None:
+        """Have contexts accept certificates of all sites; whose they are is decided later."""
+        for certificates in self._authorities.values():
+            for each in certificates:
+                for context in contexts:
+                    context.load_verify_locations(cadata=each.public_bytes(_DER))
+
+    def keys_of(self, site: str) -> frozenset[bytes]:
+        """Certificates of the authority of a site, DER."""
+        return frozenset(each.public_bytes(_DER) for each in self._authorities.get(site, ()))
+
+    @property
+    def certificates(self) -> list[x509.Certificate]:
+        """Certificates of all authorities."""
+        return [each for found in self._authorities.values() for each in found]
+
 
 OWNERS_FILE = "tag-owners"
 """Beside the blocks on disk, so that they have an owner after a restart."""
@@ -44,7 +120,7 @@ class Agreements:
         self.owners = TagOwners(self._kept())
         self._paths = [path]
         self._load()
-        self._taken = self._seen = self._read()
+        self._taken = self._seen = digest_of(self._paths)
 
     @property
     def contracts(self) -> Contracts:
@@ -62,7 +138,7 @@ class Agreements:
         Two looks have to find the same change: a file that is being written has no contracts yet.
         One that cannot be used changes nothing, and is logged.
         """
-        content, seen = self._read(), self._seen
+        content, seen = digest_of(self._paths), self._seen
         self._seen = content
         if content == self._taken or content != seen:
             return False
@@ -72,7 +148,7 @@ class Agreements:
         except ConfigError as error:
             log_event(log, logging.ERROR, "contracts_kept", why=str(error))
             return False
-        self._taken = self._seen = self._read()
+        self._taken = self._seen = digest_of(self._paths)
         log_event(log, logging.WARNING, "contracts_changed", sites=sorted(self.contracts.by_site))
         return True
 
@@ -94,17 +170,6 @@ class Agreements:
         self._check(contracts)
         self.authorities.replace(contracts, files)
         self._paths = [self._path, *files.values()]
-
-    def _read(self) -> bytes:
-        """Digest of the file and of the authorities that it names."""
-        digest = hashlib.sha256()
-        for path in self._paths:
-            try:
-                data = read_limited(path)
-            except (OSError, ConfigError):
-                data = b""
-            digest.update(b"%d:" % len(data) + data)
-        return digest.digest()
 
     def _kept(self) -> dict[str, str]:
         if self._owners_file is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +11,7 @@ from pathlib import Path
 from prfaas.config.deployment import Deployment
 from prfaas.core.membership.members import Listed, Site, accepted
 from prfaas.errors import ConfigError
-from prfaas.limited_files import read_limited
+from prfaas.limited_files import digest_of
 from prfaas.membership.entries import entries_of, site_of
 from prfaas.membership.peer_entries import PeerClusters, cluster_of, peer_entries
 from prfaas.membership.port import OnList
@@ -68,11 +66,11 @@ class DeploymentFile:
 
     async def follow(self, on_list: OnList) -> None:
         """See `Source`; the list of the start is the caller's."""
-        taken = before = self._content()
+        taken = before = digest_of(self._paths)
         self.current_at_s = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(self._poll_s)
-            now = await asyncio.to_thread(self._content)
+            now = await asyncio.to_thread(digest_of, self._paths)
             if now == before != taken:
                 taken = now
                 try:
@@ -103,15 +101,6 @@ class DeploymentFile:
         if refused:
             raise ValueError("; ".join(f"{each.name}: {each.words}" for each in refused))
         return found
-
-    def _content(self) -> bytes:
-        content = hashlib.sha256()
-        for path in self._paths:
-            # A missing file counts as different from any contents.
-            with contextlib.suppress(OSError, ConfigError):
-                data = read_limited(path)
-                content.update(b"%d:" % len(data) + data)
-        return content.digest()
 
 
 def gateway_view(

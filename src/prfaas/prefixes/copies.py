@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from prfaas.core.kv.blocks import HASH_BYTES, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.kv.shipping import shipped_bytes
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.errors import RequestError
 from prfaas.gateway.telemetry.recent_names import Recent
 from prfaas.units import BITS_PER_BYTE

@@ -17,8 +17,8 @@ from prfaas.errors import PeerError
 from prfaas.membership.agreements import Agreements
 from prfaas.proxy.metrics import ProxyMetrics
 from prfaas.wire.identity import peer_name
+from prfaas.wire.name_authorities import peer_certificate
 from prfaas.wire.plain_http import TimedHandler
-from prfaas.wire.site_authorities import peer_certificate
 
 HANDSHAKE_S = 10.0
 """Time limit of the TLS handshake: until then, a connection is of no site."""

@@ -1,4 +1,4 @@
-"""A connection that carries frames, on asyncio."""
+"""A connection that carries frames, on asyncio, and the detection of silent peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import VERSION, Frame, FrameDecoder, VersionError
-from prfaas.wire.messages.base import Goodbye, Message
+from prfaas.wire.messages.base import Goodbye, Message, Ping
 from prfaas.wire.messages.codec import UnknownMessageError, encode
 
 REASON_CHARS_MAX = 512
@@ -202,3 +202,24 @@ class Channel(asyncio.Protocol):
             self.distrust(str(error), error.version)
         except PeerError as error:
             self.distrust(str(error))
+
+
+PING_INTERVAL_S = 1.0
+SILENCE_MAX_S = 5.0
+"""A path that carries nothing for this long is dead: five lost pings in a row."""
+
+
+async def keep_alive(
+    channel: Channel,
+    *,
+    ping_interval_s: float = PING_INTERVAL_S,
+    silence_max_s: float = SILENCE_MAX_S,
+) -> None:
+    """Ping the peer, and close the channel after silence. Ends with the channel."""
+    loop = asyncio.get_running_loop()
+    while channel.is_open:
+        if loop.time() - channel.heard_at > silence_max_s:
+            channel.close(f"silent for {silence_max_s:.0f} s")
+            return
+        channel.send(Ping())
+        await asyncio.sleep(ping_interval_s)

@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
-from prfaas.wire.allow_list import AllowList, admitted, site_uri
-from prfaas.wire.regions import region_names
-from prfaas.wire.site_authorities import HostObject, NameAuthorities, NamedContext
+from prfaas.wire.allow_list import AllowList, admitted, region_names, site_uri
+from prfaas.wire.name_authorities import HostObject, NameAuthorities, NamedContext
 
 VALID_DAYS = 90
 """Validity of an identity.
@@ -292,13 +291,9 @@ def issue(directory: Path, name: str, further: Sequence[x509.GeneralName]) -> tu
         _builder(subject, authority.subject, key.public_key(), VALID_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *further]), critical=False)
         .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(name), *further]),
-            critical=False,
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(loaded.public_key()),
-            critical=False,
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(loaded.public_key()), critical=False
         )
         .sign(loaded, hashes.SHA256())
     )
@@ -332,9 +327,7 @@ def _alt_name(address: str) -> x509.GeneralName:
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

@@ -7,9 +7,7 @@ renamed, or behind a symbolic link that is swapped, as the kubelet does with Sec
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
-import hashlib
 import logging
 import signal
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge
 
 from prfaas.errors import ConfigError
-from prfaas.limited_files import read_limited
+from prfaas.limited_files import digest_of
 from prfaas.logs import log_event
 from prfaas.wire.certificates import ends_at, ends_soon, faults
 from prfaas.wire.identity import Identity
@@ -78,13 +76,8 @@ class Renewal:
             before = now
 
     def _content(self) -> bytes:
-        identity, content = self._identity, hashlib.sha256()
-        for path in (identity.authority, identity.certificate, identity.key):
-            # A missing file counts as different from any contents.
-            with contextlib.suppress(OSError, ConfigError):
-                data = read_limited(path)
-                content.update(b"%d:" % len(data) + data)
-        return content.digest()
+        identity = self._identity
+        return digest_of((identity.authority, identity.certificate, identity.key))
 
     def hang_up(self) -> None:
         """Load the files, or keep the previous contents."""

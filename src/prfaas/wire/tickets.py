@@ -27,11 +27,10 @@ from prfaas.core.transfer.residency import REGION, REGIONS_MAX, Regions
 from prfaas.core.transfer.tickets import Ticket, TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError, PeerError
 from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
-from prfaas.wire.allow_list import AllowList, admitted
+from prfaas.wire.allow_list import AllowList, admitted, regions_in
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
-from prfaas.wire.regions import regions_in
-from prfaas.wire.site_authorities import NameAuthorities
+from prfaas.wire.name_authorities import NameAuthorities
 
 _DOMAIN = b"prfaas ticket 1\0"
 """Keeps a signature on anything else from passing for one on a ticket."""
@@ -149,10 +148,7 @@ class TicketOpener:
     """
 
     def __init__(
-        self,
-        authority: Path,
-        gateways: Set[str],
-        more: Callable[[], list[x509.Certificate]] = list,
+        self, authority: Path, gateways: Set[str], more: Callable[[], list[x509.Certificate]] = list
     ) -> None:
         self._authority, self._gateways, self._more = authority, gateways, more
         self.renew()

@@ -105,7 +105,7 @@ def engine(tokens: Any, *sizes: int, **changes: Any) -> tuple[Any, Any, dict[str
 def test_a_chunk_has_the_blocks_of_the_length_that_is_set(
     tokens: int, sizes: tuple[int, ...], chunk: int | None
 ) -> None:
-    module = needing_vllm("prfaas.engines.canonical.vllm_block_tokens")
+    module = needing_vllm("prfaas.engines.canonical.vllm_ranks")
     config, caches, extra = engine(tokens, *sizes)
     for _ in range(2):
         module.set_chunk(config, caches)
@@ -129,11 +129,11 @@ def test_a_chunk_has_the_blocks_of_the_length_that_is_set(
 def test_blocks_that_cannot_be_combined_are_refused_at_start(made: Any, words: str) -> None:
     config, caches, _ = made
     with pytest.raises(ConfigError, match=words):
-        needing_vllm("prfaas.engines.canonical.vllm_block_tokens").set_chunk(config, caches)
+        needing_vllm("prfaas.engines.canonical.vllm_ranks").set_chunk(config, caches)
 
 
 def test_windows_are_not_combined() -> None:
-    module = needing_vllm("prfaas.engines.canonical.vllm_block_tokens")
+    module = needing_vllm("prfaas.engines.canonical.vllm_ranks")
     module.refuse_kinds({GroupKind.SLIDING_WINDOW}, 1)
     module.refuse_kinds({GroupKind.FULL_ATTENTION, GroupKind.LINEAR_STATE}, 4)
     with pytest.raises(ConfigError, match="combines 4 blocks, which is not supported for sliding"):

@@ -61,7 +61,7 @@ def describe_engine(
         get_kv_cache_configs,
     )
 
-    from prfaas.engines.canonical.vllm_block_tokens import set_chunk
+    from prfaas.engines.canonical.vllm_ranks import set_chunk
     from prfaas.engines.vllm_layout import describe
 
     config = _config(model, args, tokens)

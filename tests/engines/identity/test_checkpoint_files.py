@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.kv.blocks import facts_id
-from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
-from prfaas.engines.identity.file_digests import FileDigests
+from prfaas.engines.identity.checkpoint_files import (
+    FileDigests,
+    checkpoint_digests,
+    find_checkpoint,
+)
 from prfaas.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,9 +12,13 @@ from typing import Any
 import blake3
 import pytest
 
-from prfaas.engines.identity import file_digests
-from prfaas.engines.identity.file_digests import ENTRIES_MAX, FileDigests, cache_directory
-from prfaas.engines.identity.read_progress import ReadProgress
+from prfaas.engines.identity import checkpoint_files
+from prfaas.engines.identity.checkpoint_files import (
+    ENTRIES_MAX,
+    FileDigests,
+    ReadProgress,
+    cache_directory,
+)
 from prfaas.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,13 +35,13 @@ def digests_in(directory: Path | None = None, entries_max: int = ENTRIES_MAX) ->
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that a file is read."""
     counted: list[int] = []
-    read = file_digests._read
+    read = checkpoint_files._read
 
     def counting(*about: Any) -> bytes:
         counted.append(1)
         return read(*about)
 
-    monkeypatch.setattr(file_digests, "_read", counting)
+    monkeypatch.setattr(checkpoint_files, "_read", counting)
     return counted
 
 
@@ -84,7 +88,7 @@ def test_the_digest_of_a_file_that_just_changed_is_not_kept(
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = tmp_path / "weights", file_digests._read
+    path, read = tmp_path / "weights", checkpoint_files._read
     path.write_bytes(b"a" * 1000)
 
     def meanwhile(*about: Any) -> bytes:
@@ -92,7 +96,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         path.write_bytes(b"b" * 1001)
         return digest
 
-    monkeypatch.setattr(file_digests, "_read", meanwhile)
+    monkeypatch.setattr(checkpoint_files, "_read", meanwhile)
     with pytest.raises(ConfigError, match="was changed while its digest was computed"):
         digests_in(tmp_path / "kept").digest(path)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.engines.identity import vllm_facts
-from prfaas.engines.identity.file_digests import FileDigests
+from prfaas.engines.identity.checkpoint_files import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of
 from prfaas.errors import ConfigError
 

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.engines.pool_client import ClientLimits
 from prfaas.engines.sglang import facts
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.gateway import OrderDone
 from tests.engines.sglang import names
@@ -121,7 +121,7 @@ class PoolThread:
         self._loop.close()
 
     async def _start(self) -> None:
-        self.site = Site(PoolSettings(**self._settings))
+        self.site = Site(PoolProcessSettings(**self._settings))
         await self.site.ready()
 
     async def _purge(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prfaas.engines.sglang import facts
-from prfaas.engines.sglang.host_rows import host_rows
+from prfaas.engines.sglang.page_layout import host_rows
 from tests.engines.sglang import names
 from tests.engines.sglang.conftest import Engines, PoolThread, extra_config, wait
 from tests.engines.sglang.host_pools import HostPool

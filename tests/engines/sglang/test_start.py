@@ -25,7 +25,7 @@ def hellos(node: PoolThread) -> dict[str, EngineHello]:
     """Hellos of engines, by name."""
 
     async def read() -> list[EngineSession]:
-        return list(node.site.node._engine_port._sessions)
+        return list(node.site.node.engine_room.port._sessions)
 
     return {each.name: each.hello for each in node.run(read())}
 

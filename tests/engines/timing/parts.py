@@ -18,7 +18,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import HostSettings, InstanceHost
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.pools.pool_client import PoolTiming
-from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.process.process import PoolProcessSettings
 from prfaas.wire.identity import identity_in
 from tests.lab.faults import FaultProxy
 from tests.pool.sites import LOOPBACK, Site
@@ -63,7 +63,7 @@ class PartsOnStack:
         sources: Iterable[str],
         **settings: Any,
     ) -> Site:
-        """Start a pool node; `settings` are further fields of `PoolSettings`."""
+        """Start a pool node; `settings` are further fields of `PoolProcessSettings`."""
         fields: dict[str, Any] = {
             "memory_bytes": MEMORY_BYTES,
             "listen": (LOOPBACK, 0),
@@ -73,7 +73,9 @@ class PartsOnStack:
             "gateways": frozenset({"gateway"}),
         }
         site = Site(
-            PoolSettings(name, peers=dict(peers), sources=frozenset(sources), **(fields | settings))
+            PoolProcessSettings(
+                name, peers=dict(peers), sources=frozenset(sources), **(fields | settings)
+            )
         )
         await site.ready()
         self._stack.push_async_callback(site.kill)

@@ -27,8 +27,8 @@ LIMITS = MooncakeLimits(check_s=0.05, request_s=2, stuck_s=2, start_s=20)
 
 
 def tier_of(site: Site) -> MooncakeTier:
-    assert isinstance(site.node.shared, MooncakeTier)
-    return site.node.shared
+    assert isinstance(site.node.store_room.shared, MooncakeTier)
+    return site.node.store_room.shared
 
 
 def num_failed(site: Site, operation: str) -> float:

@@ -38,7 +38,7 @@ def pulls_served(
     The gateway decides by what it has heard, and hears of that too late.
     """
     node, came = world.sites["prfaas-pool"].node, list[Pull]()
-    serve, layout_id = node._sending.serve, world.instance("prfaas-0").layout.layout_id
+    serve, layout_id = node.link_room.sending.serve, world.instance("prfaas-0").layout.layout_id
 
     def served(link: OutboundLink, pull: Pull) -> None:
         came.append(pull)
@@ -47,7 +47,7 @@ def pulls_served(
             node.store.discard(layout_id, keys[index])
         serve(link, pull)
 
-    monkeypatch.setattr(node._sending, "serve", served)
+    monkeypatch.setattr(node.link_room.sending, "serve", served)
     return came
 
 

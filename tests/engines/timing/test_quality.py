@@ -64,7 +64,7 @@ async def rounds(world: World) -> None:
         replace(each, planes=(Plane("bfloat16", each.block_bytes),)) for each in layout.groups
     ]
     for site in world.sites.values():
-        site.node._known_layouts.learn(replace(layout, groups=tuple(groups)))
+        site.node.link_room.layouts.learn(replace(layout, groups=tuple(groups)))
     coding = world.sites["prfaas-pool"].node.links["pd-pool"].coding
     await until(lambda: coding._may_round)
 

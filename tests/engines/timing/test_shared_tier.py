@@ -26,8 +26,8 @@ BUSY_S = 30.0
 
 
 def shared_blocks(site: Site) -> int:
-    assert site.node.shared is not None
-    return len(site.node.shared)
+    assert site.node.store_room.shared is not None
+    return len(site.node.store_room.shared)
 
 
 async def fill(bucket: Bucket, place: Path, checkpoint: Path, identities: Path, plan: str) -> str:
@@ -62,7 +62,12 @@ async def test_an_empty_pool_node_hits_what_is_in_the_bucket(
     ) as world:
         site = world.sites[pool]
         assert len(site.node.store) == 0
-        await until(lambda: isinstance(site.node.shared, S3Tier) and site.node.shared.is_listed)
+        await until(
+            lambda: (
+                isinstance(site.node.store_room.shared, S3Tier)
+                and site.node.store_room.shared.is_listed
+            )
+        )
         await until(lambda: world.gateway.index.num_blocks(pool) == shared_blocks(site) > 0)
         text, tokens = await cached(world)
         assert (text, tokens) == (first, 288)

@@ -107,7 +107,7 @@ async def _one(world: World, which: int, text: str, fault_s: float, out: Outcome
 
 
 def _has_all(site: Site, names: Collection[BlockName]) -> bool:
-    tier = site.node.shared
+    tier = site.node.store_room.shared
     return tier is not None and all(name in tier for name in names)
 
 
@@ -117,6 +117,6 @@ def _is_up(site: Site) -> bool:
 
 def _empty(site: Site, *, everything: bool) -> None:
     """Drop what the tier has from memory, or everything."""
-    store, tier = site.node.store, site.node.shared
+    store, tier = site.node.store, site.node.store_room.shared
     assert tier is not None
     store.drop([name for name in store.in_memory() if everything or name in tier])

@@ -12,7 +12,7 @@ from prfaas.cli.supervision.keeper import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.wire.reissue import renew_due
+from prfaas.wire.certificates import renew_due
 
 INTERVAL_S = 6 * 3600.0
 

@@ -28,10 +28,9 @@ from prfaas.core.transfer.residency import Regions
 from prfaas.engines.launch import Command, engine_command, shared_memory_files, timing_command
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S
-from prfaas.wire.certificates import faults
+from prfaas.wire.allow_list import wrong_regions
+from prfaas.wire.certificates import faults, reissue, renew_due
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.regions import wrong_regions
-from prfaas.wire.reissue import reissue, renew_due
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64

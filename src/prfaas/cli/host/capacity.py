@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas.config.deployment import Deployment
 from prfaas.config.engines.cores import runs_on_cpu
 from prfaas.errors import ConfigError
-from prfaas.pool.node.host_limits import host_memory_bytes
+from prfaas.pool.node.store_room import host_memory_bytes
 from prfaas.units import format_size
 
 

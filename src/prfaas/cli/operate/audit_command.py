@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from prfaas.audit.query import Filter, Sums, instant, record_of, words
-from prfaas.audit.reading import logs_of, num_bytes, records, verify
+from prfaas.audit.chain_file import instant
+from prfaas.audit.reading import Filter, Sums, logs_of, num_bytes, record_of, records, verify, words
 from prfaas.cli.common.options import PATH
 from prfaas.cli.common.reading_progress import reading_bytes
 from prfaas.core.audit.records import RecordKind

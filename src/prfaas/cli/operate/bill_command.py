@@ -6,10 +6,17 @@ from pathlib import Path
 
 import click
 
-from prfaas.audit.query import instant
+from prfaas.audit.chain_file import instant
 from prfaas.audit.reading import num_bytes
-from prfaas.billing.reading import Period, logs_in_folders, make_bill
-from prfaas.billing.report import DIMENSIONS, as_csv, as_json, as_table
+from prfaas.billing.report import (
+    DIMENSIONS,
+    Period,
+    as_csv,
+    as_json,
+    as_table,
+    logs_in_folders,
+    make_bill,
+)
 from prfaas.cli.common.options import PATH
 from prfaas.cli.common.reading_progress import reading_bytes
 from prfaas.config.load import load_deployment

@@ -10,8 +10,8 @@ import click
 from prfaas.cli.common.options import PATH
 from prfaas.core.transfer.residency import Regions
 from prfaas.errors import ConfigError
+from prfaas.wire.certificates import names_in, reissue, renew_due
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
-from prfaas.wire.reissue import names_in, reissue, renew_due
 
 
 @click.command()

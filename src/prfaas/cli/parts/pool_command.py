@@ -34,7 +34,7 @@ from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S, parse_size
 
 if TYPE_CHECKING:
-    from prfaas.pool.node.settings import PoolSettings
+    from prfaas.pool.process.process import PoolProcessSettings
 
 Address = tuple[str, int]
 MEMORY_BYTES = 2**30
@@ -177,7 +177,7 @@ def pool(
     """
     from prfaas.audit.settings import AuditSettings
     from prfaas.config.load import load_deployment
-    from prfaas.pool.node.settings import PoolSettings
+    from prfaas.pool.process.process import PoolProcessSettings
     from prfaas.wire.allow_list import check_entries
     from prfaas.wire.identity import identity_in
 
@@ -224,7 +224,7 @@ def pool(
     if file is not None:
         with contextlib.suppress(OSError):  # The pool node reports why it cannot create its socket.
             found["socket_path"].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings = PoolSettings(name=name, **found)
+    settings = PoolProcessSettings(name=name, **found)
     following = None
     if file is not None:
         following = follow_file(file, overlay, deployment, name, dict(peers), admits=not sources)
@@ -254,16 +254,17 @@ def _check(found: dict[str, Any], file: Path | None, *, can_grow: bool) -> None:
             raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
 
 
-def _run(settings: PoolSettings, following: Following | None) -> None:
+def _run(settings: PoolProcessSettings, following: Following | None) -> None:
     from prfaas.pool.codec.loading import KERNELS
-    from prfaas.pool.node.node import PoolNode
+    from prfaas.pool.process.process import PoolProcess
     from prfaas.wire.renewal import Renewal
 
     async def serve(stop: asyncio.Event) -> None:
-        node, name = PoolNode(settings), settings.name
-        Renewal(settings.identity, name, node.renew_identity, node.metrics.identity_ends).watch()
+        process, name = PoolProcess(settings), settings.name
+        node, renew = process.node, process.node.link_room.renew_identity
+        Renewal(settings.identity, name, renew, node.metrics.identity_ends).watch()
         members = following.members(node) if following is not None else None
-        running = asyncio.create_task(node.run())
+        running = asyncio.create_task(process.run())
         if members is not None:
             members.start()
         stopped = asyncio.create_task(stop.wait())

@@ -43,8 +43,8 @@ ANY_INTERFACE = "0.0.0.0"  # noqa: S104 (only peers with an identity get past TL
 
 
 def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]:
-    """Fields of `PoolSettings` that a deployment file gives; ConfigError if there is no pool node
-    of that name.
+    """Fields of `PoolProcessSettings` that a deployment file gives; ConfigError if there is no pool
+    node of that name.
 
     `peers` has None for a pool whose address is not in the file; `listen` is missing where the file
     has neither `listen` nor `address`.

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class TransferState(StrEnum):
@@ -181,24 +180,3 @@ class Transfer:
         if isinstance(event, TransferEnd):
             self.end, self.detail = event, detail
         return True
-
-
-class EndedTransfer(NamedTuple):
-    """Fact: a transfer is over at this end. Reported once for each.
-
-    Attributes:
-        direction: SENT or RECEIVED.
-    """
-
-    direction: str
-    transfer: Transfer
-
-
-class ChangedLink(NamedTuple):
-    """Fact: the link to a peer came up or went down, or a busy one was measured."""
-
-    peer: str
-
-
-SENT, RECEIVED = "sent", "received"
-"""Directions of a transfer, of its bytes, and of a link."""

@@ -43,7 +43,7 @@ COUNTED = (
 """Variables whose value, or default, is a fact, in every supported version."""
 
 COUNTED_SINCE: Mapping[str, tuple[str, ...]] = {
-    "0.33": ("VLLM_ROCM_MUSE_MOE_ONLINE_QUANT", "VLLM_ROCM_MUSE_MOE_REDUCE_DTYPE"),
+    "0.33": ("VLLM_ROCM_MUSE_MOE_ONLINE_QUANT", "VLLM_ROCM_MUSE_MOE_REDUCE_DTYPE")
 }
 """Further variables whose value is a fact, by the first version that has them."""
 

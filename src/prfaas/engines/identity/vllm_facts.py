@@ -15,9 +15,12 @@ from prfaas.core.kv.blocks import FACTS_MAX, HashScheme, Layout
 from prfaas.core.kv.canonical.parts import LayerParts
 from prfaas.engines.canonical.vllm_parts import KernelPages
 from prfaas.engines.identity import variables
-from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
+from prfaas.engines.identity.checkpoint_files import (
+    FileDigests,
+    checkpoint_digests,
+    find_checkpoint,
+)
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
-from prfaas.engines.identity.file_digests import FileDigests
 from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
 from prfaas.engines.vllm_compat import attention_isa
 from prfaas.errors import ConfigError
@@ -29,11 +32,7 @@ _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 BLOCKS_CANONICAL = "canonical 1"
 """Blocks in the order of `core/kv/canonical/parts.py`, and the version of that order."""
 OF_RANKS = frozenset(
-    {
-        "parallel_config.tensor_parallel_size",
-        "parallel_config.world_size",
-        "kv_tp_replicas",
-    }
+    {"parallel_config.tensor_parallel_size", "parallel_config.world_size", "kv_tp_replicas"}
 )
 """Facts of rows that canonical blocks do not depend on."""
 _OF_ROWS = frozenset({"block_size", "num_kv_heads", "num_head_slots", "max_tp_shards", "shapes"})

@@ -1,7 +1,7 @@
 """A storage backend of SGLang's hierarchical cache: pages are blocks of a pool node.
 
-    python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache \\
-        --hicache-mem-layout page_first_direct --hicache-io-backend direct \\
+    python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache \
+        --hicache-mem-layout page_first_direct --hicache-io-backend direct \
         --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
             "backend_name": "prfaas", "module_path": "prfaas.engines.sglang.backend",
             "class_name": "PrfaasStorage", "interface_v1": 1, "allocator": "shm",
@@ -9,7 +9,10 @@
 
 SGLang calls a backend from its threads for prefetch and backup. Whatever happens to the pool node,
 a call returns within its time limit, and what was not done is a miss. Only the start is refused,
-with the reason (`shapes.py`).
+with the reason (`page_layout.py`).
+
+SGLang's pools besides that of attention need either every page of a prefix, or only its last ones,
+as a recurrent state does. A prefix can be restored if every pool can restore it.
 """
 
 from __future__ import annotations
@@ -17,28 +20,160 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
-    PoolHitPolicy,
-    PoolTransferResult,
-)
+import msgspec
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.pool_client import LIMITS, ClientLimits
-from prfaas.engines.sglang import facts, shapes
-from prfaas.engines.sglang.hit_policies import PoolHits, leading, prefix_hits
-from prfaas.engines.sglang.host_rows import HostRows, host_rows
-from prfaas.engines.sglang.page_layout import engine_name, hello_of, page_layout
+from prfaas.engines.sglang import facts
+from prfaas.engines.sglang.page_layout import (
+    KV,
+    HostRows,
+    check_features,
+    check_nodes,
+    check_pools,
+    check_ranks,
+    engine_name,
+    hello_of,
+    host_rows,
+    page_layout,
+)
 from prfaas.engines.sglang.pool_calls import CALL_KEYS_MAX, PoolCalls
-from prfaas.engines.sglang.settings import read_settings
-from prfaas.engines.sglang.shapes import KV
 from prfaas.errors import ConfigError
-from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.fields import Key, Name
 
 log = logging.getLogger(__name__)
+
+
+WAIT_S = 2.0
+"""Default time limit of a call: a page is looked up or copied in milliseconds."""
+_OF_SGLANG = "backend_name, module_path, class_name, interface_v1, allocator"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the backend.
+
+    Attributes:
+        prfaas_pool: The pool node's unix socket.
+        prfaas_engine: Name of the engine in the deployment.
+        prfaas_wait_s: Time limit of a call, seconds; afterwards its pages are missing.
+        prfaas_unproven_pools: Accept models with state or windows besides full attention.
+        interface_v1: Has to be set: SGLang copies pages itself otherwise.
+    """
+
+    prfaas_pool: Annotated[str, msgspec.Meta(min_length=1)]
+    prfaas_engine: Name
+    prfaas_wait_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = WAIT_S
+    prfaas_unproven_pools: bool = False
+    interface_v1: int | bool = 0
+
+    @property
+    def pool(self) -> Path:
+        """The pool node's unix socket."""
+        return Path(self.prfaas_pool)
+
+
+def read_settings(extra_config: Mapping[str, Any] | None) -> Settings:
+    """Return the settings in SGLang's `extra_config`.
+
+    Raises:
+        ConfigError: One is missing, unknown or out of its range.
+    """
+    found = dict(extra_config or {})
+    unknown = [name for name in found if name.startswith("prfaas_")]
+    unknown = [name for name in unknown if name not in Settings.__struct_fields__]
+    try:
+        settings = msgspec.convert(found, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"--hicache-storage-backend-extra-config: {error}; it needs {_OF_SGLANG}, prfaas_pool "
+            "and prfaas_engine (docs/sglang.md)"
+        ) from None
+    if unknown:
+        raise ConfigError(
+            f"--hicache-storage-backend-extra-config: there is no {', '.join(sorted(unknown))}; "
+            f"there are {', '.join(n for n in Settings.__struct_fields__ if 'prfaas' in n)}"
+        )
+    if not settings.interface_v1:
+        raise ConfigError(
+            'add "interface_v1": 1 to --hicache-storage-backend-extra-config: pages are copied '
+            "between SGLang's memory and the pool node, and not through arguments"
+        )
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHits:
+    """Pages that a pool besides attention has.
+
+    Attributes:
+        has: For each page whether the pool has it.
+        trailing: The last pages of a prefix that are needed; 0 if all are.
+    """
+
+    has: Sequence[bool]
+    trailing: int = 0
+
+    def restorable(self, num_pages: int) -> set[int]:
+        """Lengths, pages, up to `num_pages` that this pool can restore."""
+        if not self.trailing:
+            return set(range(1, leading(self.has[:num_pages]) + 1))
+        found, run = set[int](), 0
+        for length, has in enumerate(self.has[:num_pages], start=1):
+            run = run + 1 if has else 0
+            if run >= min(self.trailing, length):
+                found.add(length)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SglangPrefixHits:
+    """Result of a query, as SGLang's `PoolTransferResult` has it.
+
+    Attributes:
+        num_pages: The longest prefix that all pools can restore.
+        by_pool: The longest that each can, 0 left out; a pool that was not reached is left out.
+        restorable: All lengths that all pools can restore.
+    """
+
+    num_pages: int
+    by_pool: dict[str, int]
+    restorable: list[int]
+
+
+def leading(flags: Sequence[bool]) -> int:
+    """Return the number of leading True."""
+    return next((at for at, flag in enumerate(flags) if not flag), len(flags))
+
+
+def prefix_hits(has: Sequence[bool], name: str, others: Mapping[str, PoolHits]) -> SglangPrefixHits:
+    """Return the prefixes that can be restored.
+
+    Args:
+        has: For each page whether attention has it.
+        name: Name of the pool of attention.
+        others: The other pools that are needed.
+
+    References:
+        SGLang 0.5.23, `HiCacheFile.batch_exists_v2`.
+    """
+    num = leading(has)
+    by_pool = {name: num} if num else {}
+    restorable = list(range(1, num + 1))
+    for other, hits in others.items():
+        if not restorable:
+            break
+        found = hits.restorable(num)
+        if found:
+            by_pool[other] = max(found)
+        restorable = [length for length in restorable if length in found]
+    return SglangPrefixHits(restorable[-1] if restorable else 0, by_pool, restorable)
+
 
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 Move = Callable[[str, list[str], list[Key], list[int], Any], list[bool]]
@@ -62,7 +197,7 @@ class PrfaasStorage(HiCacheStorage):
     ) -> None:
         self._settings = read_settings(storage_config.extra_config)
         self._version = facts.check_version()
-        shapes.check_ranks(storage_config)
+        check_ranks(storage_config)
         self._config, self._limits = storage_config, limits
         self._pools: dict[str, Any] = {}
         self._rows: dict[str, HostRows] = {}
@@ -89,7 +224,7 @@ class PrfaasStorage(HiCacheStorage):
 
     def _register(self, name: str, pool: Any) -> None:
         accepts = self._settings.prfaas_unproven_pools
-        shapes.check_pools([name], accepts_unproven=accepts)
+        check_pools([name], accepts_unproven=accepts)
         if self._calls and self._pools.get(name) is not pool:
             raise ConfigError(f"the host pool {name!r} came after the layout was announced")
         self._pools[name] = pool
@@ -102,9 +237,9 @@ class PrfaasStorage(HiCacheStorage):
         """
         if self._calls:
             return
-        shapes.check_nodes(facts.num_nodes())
+        check_nodes(facts.num_nodes())
         values = facts.resolved_configuration()
-        shapes.check_features(values)
+        check_features(values)
         config, settings = self._config, self._settings
         self._rows = {name: host_rows(pool, name) for name, pool in self._pools.items()}
         pages = facts.page_facts(self._pools, self._rows, config)
@@ -262,11 +397,7 @@ class PrfaasStorage(HiCacheStorage):
         return [None] * len(keys)
 
     def set(
-        self,
-        key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
         """Return False: pages are copied from host indices only."""
         return False

@@ -8,10 +8,13 @@ from importlib import metadata
 from typing import Any
 
 from prfaas.core.kv.blocks import FACTS_MAX, HashScheme
-from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
-from prfaas.engines.identity.file_digests import FileDigests
+from prfaas.engines.identity.checkpoint_files import (
+    FileDigests,
+    checkpoint_digests,
+    find_checkpoint,
+)
 from prfaas.engines.identity.values import digest, name_of, text_of, words_of
-from prfaas.engines.sglang.host_rows import HostRows
+from prfaas.engines.sglang.page_layout import HostRows
 from prfaas.errors import ConfigError
 
 VERSIONS = ("0.5.23",)

@@ -4,21 +4,194 @@ Ranks of tensor parallelism are processes with a host memory each, and a page of
 heads of that rank. So each rank's part of a page is a cache group of its own: a page is usable
 where every rank has its part, which is what the pool node and the gateway require of groups
 anyway. The latent pages of MLA are the same at all ranks and are one group.
+
+A page is a row of shared memory. SGLang allocates a host pool in one piece. With the `shm`
+allocator that is an anonymous file, whose descriptor goes to the pool node. A page lies in it in
+one or several parts: keys and values of all layers in two, or every layer in a part of its own. The
+parts of the next page begin at a constant distance, so one description holds for all pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout, Plane, facts_id
-from prfaas.engines.sglang.host_rows import HostRows
-from prfaas.engines.sglang.shapes import KV, MAMBA
 from prfaas.errors import ConfigError
 from prfaas.wire.messages.engine import EngineHello
 from prfaas.wire.messages.fields import GROUPS_MAX
 from prfaas.wire.messages.layouts import layout_spec
+
+ALLOCATOR = '"allocator": "shm"'
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Where the pages of a host pool lie in its file.
+
+    Attributes:
+        descriptor: Of the file; SGLang's.
+        stride: Distance of two pages, bytes.
+        parts: Offset and length of the parts of the first page, bytes, in SGLang's order.
+    """
+
+    descriptor: int
+    page_tokens: int
+    num_pages: int
+    stride: int
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return sum(length for _, length in self.parts)
+
+    @property
+    def span(self) -> int:
+        """Distance from the begin of a page's first part to the end of its last, bytes."""
+        return max(offset + length for offset, length in self.parts)
+
+    def pages(self, indices: Sequence[int], num: int) -> list[int] | None:
+        """Numbers of pages.
+
+        Args:
+            indices: SGLang's host indices, one a token.
+            num: Pages that there should be.
+
+        Returns:
+            None if the indices are not those of so many whole pages of this pool.
+        """
+        if len(indices) != num * self.page_tokens:
+            return None
+        firsts = indices[:: self.page_tokens]
+        found = [first // self.page_tokens for first in firsts]
+        if any(first % self.page_tokens for first in firsts):
+            return None
+        return found if all(0 <= page < self.num_pages for page in found) else None
+
+
+def host_rows(pool: Any, name: str) -> HostRows:
+    """Describe a host pool of SGLang (`HostKVCache`).
+
+    Args:
+        name: Of the pool, for messages.
+
+    Raises:
+        ConfigError: It is not in shared memory, or its pages do not lie at equal distances in it.
+    """
+    descriptor = getattr(pool, "fd", None)
+    if descriptor is None:
+        raise ConfigError(
+            f"the host pool {name!r} is not in shared memory; add {ALLOCATOR} to "
+            "--hicache-storage-backend-extra-config"
+        )
+    page_tokens, num_pages = int(pool.page_size), int(pool.size) // int(pool.page_size)
+    base, size = pool.kv_buffer.data_ptr(), os.fstat(descriptor).st_size
+    first, second = (_parts(pool, page, page_tokens, base) for page in (0, min(1, num_pages - 1)))
+    stride = second[0][0] - first[0][0] or size
+    moved = tuple((offset + stride, length) for offset, length in first)
+    rows = HostRows(descriptor, page_tokens, num_pages, stride, first)
+    is_whole = (num_pages - 1) * stride + rows.span <= size
+    if stride < 1 or first[0][0] or (num_pages > 1 and moved != second) or not is_whole:
+        raise ConfigError(
+            f"the pages of host pool {name!r} ({getattr(pool, 'layout', '?')}) are not at equal "
+            "distances in one file; start SGLang with --hicache-mem-layout page_first_direct"
+        )
+    return rows
+
+
+def _parts(pool: Any, page: int, page_tokens: int, base: int) -> tuple[tuple[int, int], ...]:
+    """Offset in the file and length of every part of a page."""
+    import torch
+
+    start = page * page_tokens
+    pointers, sizes = pool.get_page_buffer_meta(torch.arange(start, start + page_tokens))
+    return tuple((int(at) - base, int(n)) for at, n in zip(pointers, sizes, strict=True))
+
+
+KV = "kv"
+"""SGLang's name of the pool of attention."""
+MAMBA = "mamba"
+LOADERS = frozenset({"auto", "bitsandbytes", "dummy", "gguf", "npcache", "pt", "safetensors"})
+"""Values of `--load-format` that load the files of the checkpoint."""
+UPSTREAM = "https://github.com/sgl-project/sglang/issues/39830"
+
+
+def check_pools(pools: Iterable[str], *, accepts_unproven: bool) -> None:
+    """Refuse models that keep more than the keys and values of full attention.
+
+    Raises:
+        ConfigError: There is another pool.
+    """
+    others = sorted(set(pools) - {KV})
+    if others and not accepts_unproven:
+        raise ConfigError(
+            f"this model has {', '.join(others)} besides the pages of full attention. SGLang "
+            "restores the bytes of such models from its host tier, and answers with them differ "
+            f"from answers without ({UPSTREAM}); no run on a GPU has shown otherwise. Serve this "
+            "model with vLLM, or start SGLang without --hicache-storage-backend"
+        )
+
+
+def check_ranks(config: Any) -> None:
+    """Refuse ranks whose parts of a page have no name here (`HiCacheStorageConfig`).
+
+    Raises:
+        ConfigError: There is one.
+    """
+    found = {
+        "--pp-size": (config.pp_size, 1, "a stage does not know the pages of the others"),
+        "--attn-cp-size": (config.attn_cp_size, 1, "a rank holds a part of each page"),
+        "decode context parallelism": (config.dcp_size, 1, "a rank holds a part of each page"),
+        "data-parallel rank": (config.dp_rank, 0, "start an engine of its own for each rank"),
+    }
+    for name, (value, limit, why) in found.items():
+        if value != limit:
+            raise ConfigError(f"{name} is {value}; the pool node needs {limit}: {why}")
+    if config.should_split_heads:
+        raise ConfigError("tp_lcm_size splits pages by head; leave it out, and use one --tp-size")
+
+
+def check_nodes(num_nodes: int) -> None:
+    """Refuse an engine with ranks on several hosts.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    if num_nodes > 1:
+        raise ConfigError(
+            f"--nnodes {num_nodes}: each rank hands its part of a page to the pool node of its own "
+            "host, and no pool node has whole pages. Run all ranks of an engine on one host, and "
+            "an engine of its own on each host"
+        )
+
+
+def check_features(values: Mapping[str, Any]) -> None:
+    """Refuse features whose pages mean something that their names do not say.
+
+    Args:
+        values: SGLang's resolved configuration by dotted name.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if values.get("spec.speculative_algorithm"):
+        raise ConfigError(
+            f"speculative decoding ({values['spec.speculative_algorithm']}) names pages by pairs "
+            "of tokens and packs a draft model's into them; start SGLang without it"
+        )
+    loader = values.get("model.load_format", "auto")
+    if loader not in LOADERS or values.get("model.custom_weight_loader"):
+        raise ConfigError(
+            f"weights that --load-format {loader} or a loader of your own brings are not those of "
+            f"the checkpoint's files, which name the pages; use {', '.join(sorted(LOADERS))}"
+        )
+    if values.get("lora.enable_lora") or values.get("lora.lora_paths"):
+        raise ConfigError(
+            "names of pages do not identify the bytes of an adapter; start SGLang without LoRA"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.request.facts import RequestEnded
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, PeriodicLoop

@@ -24,10 +24,9 @@ from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.logs import log_event
 from prfaas.tasks import Backoff, cancel_all
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message, Pong, Unsupported
 from prfaas.wire.messages.codec import decode, tag_of
 from prfaas.wire.messages.comparing import Compare, Compared

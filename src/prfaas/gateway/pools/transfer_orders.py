@@ -19,8 +19,7 @@ from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import Manifest, manifest_digest, manifest_of_keys, shipped_bytes
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.core.request.facts import PrefixCopied, TicketSigned
-from prfaas.core.transfer.prefix import Prefix
-from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Ticket
+from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Prefix, Ticket
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys

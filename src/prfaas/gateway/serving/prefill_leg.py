@@ -29,7 +29,7 @@ from prfaas.config.routing import RoutingTable
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import MANIFEST_BYTES_MAX, CheckpointRule, manifest_of, shipped_bytes
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, PrefillFailure, TransferEnded
-from prfaas.core.transfer.prefix import Prefix
+from prfaas.core.transfer.tickets import Prefix
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import (

@@ -136,11 +136,7 @@ def _runs(hello: EngineHello, group: CacheGroup) -> Iterator[CopyRun]:
 
 
 def _all(
-    move: Move,
-    descriptor: int,
-    data: memoryview,
-    places: tuple[tuple[int, int], ...],
-    offset: int,
+    move: Move, descriptor: int, data: memoryview, places: tuple[tuple[int, int], ...], offset: int
 ) -> None:
     """Move neighbouring bytes of the file from or to places of a block."""
     for begin in range(0, len(places), PLACES_MAX):

@@ -1,4 +1,4 @@
-"""Requests of local engines to the pool node, and the answers."""
+"""Requests of local engines to the pool node, and the answers; their pushes to other pools."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from prfaas.core.cache.eviction import born_at
-from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.facts import SENT, TransferDone
 from prfaas.core.transfer.tickets import TicketRefusedError
-from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import PeerError
 from prfaas.pool.engine.copy_thread import EngineCopies, release
 from prfaas.pool.engine.engine_server import EngineSession
-from prfaas.pool.engine.read_budgets import ReadBudgets
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.send.block_sender import Sending
@@ -47,6 +47,148 @@ from prfaas.wire.messages.link import Pull
 
 log = logging.getLogger(__name__)
 
+
+class EnginePushes:
+    """The open pushes of local engines.
+
+    Args:
+        links: Links to peers, by name.
+        sending: Sends blocks of a push that engines did not store for it.
+        metrics: Count blocks that no link takes.
+        facts: Told of transfers that their ticket does not allow.
+        needs_grant: Keep only blocks of open pushes.
+        is_shared: Sites share the pool node: keep blocks only of the tenant that a ticket names.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, OutboundLink],
+        tickets: TicketChecks,
+        sending: Sending,
+        metrics: PoolMetrics,
+        facts: FactStream,
+        clock_ns: Callable[[], int],
+        *,
+        needs_grant: bool = False,
+        is_shared: bool = False,
+    ) -> None:
+        self._links, self._tickets, self.sending = links, tickets, sending
+        self._metrics, self._facts, self._clock_ns = metrics, facts, clock_ns
+        self._needs_grant, self._is_shared = needs_grant or is_shared, is_shared
+        self._open: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._granted: dict[bytes, str] = {}
+        """Tags in the tickets of open pushes."""
+
+    def may_keep(self, message: Store) -> bool:
+        """Return False if blocks of an engine may not rest here.
+
+        The ticket of their request was refused, is for another tenant than the prompt, or there is
+        none.
+        """
+        granted = self._granted.get(message.transfer_id or b"")
+        is_other = self._is_shared and granted != message.tenant
+        return not self._needs_grant or not (granted is None or is_other)
+
+    def open(self, engine: EngineSession, message: Push) -> None:
+        """An engine begins a push."""
+        if message.transfer_id in self._open:
+            return
+        link = self._links.get(message.peer)
+        if link is None:
+            self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
+            return
+        try:
+            grant = self._tickets.to_send(
+                message.ticket,
+                message.blocks,
+                transfer_id=message.transfer_id,
+                destination=message.peer,
+                layout_id=engine.layout.layout_id,
+            )
+        except TicketRefusedError as error:
+            now_ns = self._clock_ns()
+            refused = Transfer(message.transfer_id, message.peer, now_ns, now_ns)
+            refused.apply(TransferEnd.REFUSED, error.reason.value)
+            self._facts.report(TransferDone(SENT, refused, now_ns))
+            return
+        link.open(grant)
+        self._open[message.transfer_id] = engine, link
+        self._granted[message.transfer_id] = grant.ticket.tenant
+
+    def push(
+        self,
+        engine: EngineSession,
+        transfer_id: bytes,
+        key: BlockKey,
+        block: StoredBlock | None,
+        *,
+        is_barred: bool,
+    ) -> None:
+        """Send a block that an engine has stored for a push; without memory for it, None."""
+        _, link = self._open.get(transfer_id, (engine, None))
+        if link is None:
+            return
+        layout_id = engine.layout.layout_id
+        if is_barred:
+            link.abort(transfer_id, TransferEnd.PURGED)
+        elif engine.has_state(key.group) and link.machine.is_checkpoint(transfer_id, key):
+            if block is not None:
+                link.push_checkpoint(transfer_id, layout_id, key, block)
+        elif block is None:
+            link.abort(transfer_id, TransferEnd.NO_ROOM)
+        else:
+            link.push(transfer_id, layout_id, key, block)
+
+    def close(self, engine: EngineSession, message: PushDone) -> None:
+        """An engine has stored all blocks of a push."""
+        _, link = self._open.pop(message.transfer_id, (engine, None))
+        self._granted.pop(message.transfer_id, None)
+        if link is not None:
+            layout_id, rest = engine.layout.layout_id, keys_of(message.rest)
+            self.sending.start(link, message.transfer_id, layout_id, rest, tell_missing=False)
+
+    def left(self, engine: EngineSession) -> None:
+        """An engine is gone: nothing more of its pushes will come."""
+        for transfer_id, (owner, link) in list(self._open.items()):
+            if owner is engine:
+                del self._open[transfer_id], self._granted[transfer_id]
+                link.abort(transfer_id, TransferEnd.ENGINE_LOST)
+
+    def validate(self) -> None:
+        """See that each open push has a ticket, and no other.
+
+        Raises:
+            AssertionError: One has none.
+        """
+        if self._open.keys() != self._granted.keys():
+            raise AssertionError(f"{len(self._open)} pushes, {len(self._granted)} with a ticket")
+
+
+REQUESTS_MAX = 4096
+"""Requests whose budget is known; an older one that loads again gets another."""
+
+
+class ReadBudgets:
+    """Budgets by engine and request.
+
+    Args:
+        limit_s: Of each, seconds; None is unlimited.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._budgets: OrderedDict[tuple[str, str], ReadBudget] = OrderedDict()
+
+    def of(self, engine: str, request: str) -> ReadBudget:
+        """Return the budget of a request; a new one if the engine does not name the request."""
+        if not request or self._limit_s is None:
+            return ReadBudget(self._limit_s)
+        budget = self._budgets.setdefault((engine, request), ReadBudget(self._limit_s))
+        if len(self._budgets) > REQUESTS_MAX:
+            self._budgets.popitem(last=False)
+        return budget
+
+
 READS_MAX = 8
 """Blocks that one request has read from below memory at a time: each holds memory."""
 WAITING_MAX = 10_000
@@ -61,13 +203,8 @@ class EngineRequests:
 
     Args:
         name: Of this pool node: a push to it hands blocks from one of its engines to another.
-        tickets: Check the pushes of engines.
-        on_refused: Called for a transfer that its ticket does not allow: id, destination and
-            reason.
-        sending: Sends blocks of a push that engines did not store for it.
+        pushes: Those of engines to other pools.
         read_limit_s: Time limit of the slow reads of one request, seconds; None is unlimited.
-        needs_grant: Keep only blocks of open pushes.
-        is_shared: Sites share the pool node: keep blocks only of the tenant that a ticket names.
     """
 
     def __init__(
@@ -75,30 +212,17 @@ class EngineRequests:
         name: str,
         store: BlockStore,
         inbound: InboundTransfers,
-        links: Mapping[str, OutboundLink],
-        tickets: TicketChecks,
-        on_refused: Callable[[bytes, str, str], None],
-        sending: Sending,
+        pushes: EnginePushes,
         metrics: PoolMetrics,
         read_limit_s: float | None = None,
-        *,
-        needs_grant: bool = False,
-        is_shared: bool = False,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_s = wall_s
         self._name = name
         self._store = store
         self._inbound = inbound
-        self._links = links
-        self._tickets = tickets
-        self._on_refused = on_refused
-        self._sending = sending
-        self._metrics, self._needs_grant = metrics, needs_grant or is_shared
-        self._is_shared = is_shared
-        self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
-        self._granted: dict[bytes, str] = {}
-        """Tags in the tickets of open pushes."""
+        self._pushes = pushes
+        self._metrics = metrics
         self._handed_over: dict[bytes, EngineSession] = {}
         """Incomplete transfers between engines of this host, and their sources."""
         self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
@@ -125,8 +249,10 @@ class EngineRequests:
                 self._look_up(engine, message)
             case Touch():
                 self._store.touch(engine.layout.layout_id, keys_of(message.keys))
+            case Push() if message.peer == self._name:
+                self._handed_over[message.transfer_id] = engine
             case Push():
-                self._open_push(engine, message)
+                self._pushes.open(engine, message)
             case Pull():
                 self._inbound.pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
@@ -138,10 +264,7 @@ class EngineRequests:
 
     def left(self, engine: EngineSession) -> None:
         """An engine is gone: nothing more of its transfers will come."""
-        for transfer_id, (owner, link) in list(self._pushes.items()):
-            if owner is engine:
-                del self._pushes[transfer_id], self._granted[transfer_id]
-                link.abort(transfer_id, TransferEnd.ENGINE_LOST)
+        self._pushes.left(engine)
         self._queues.pop(engine, None)
         for engines in self._awaited.values():
             engines.discard(engine)
@@ -194,44 +317,9 @@ class EngineRequests:
             queue.popleft()
         self._queues.pop(engine, None)
 
-    def _open_push(self, engine: EngineSession, message: Push) -> None:
-        if message.peer == self._name:
-            self._handed_over[message.transfer_id] = engine
-            return
-        if message.transfer_id in self._pushes:
-            return
-        link = self._links.get(message.peer)
-        if link is None:
-            self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
-            return
-        try:
-            grant = self._tickets.to_send(
-                message.ticket,
-                message.blocks,
-                transfer_id=message.transfer_id,
-                destination=message.peer,
-                layout_id=engine.layout.layout_id,
-            )
-        except TicketRefusedError as error:
-            self._on_refused(message.transfer_id, message.peer, error.reason.value)
-            return
-        link.open(grant)
-        self._pushes[message.transfer_id] = engine, link
-        self._granted[message.transfer_id] = grant.ticket.tenant
-
     async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
         self._hand_over_ended(message.transfer_id)
-        _, link = self._pushes.pop(message.transfer_id, (engine, None))
-        self._granted.pop(message.transfer_id, None)
-        if link is None:
-            return
-        self._sending.start(
-            link,
-            message.transfer_id,
-            engine.layout.layout_id,
-            keys_of(message.rest),
-            tell_missing=False,
-        )
+        self._pushes.close(engine, message)
 
     def _hand_over_ended(self, transfer_id: bytes) -> None:
         if self._handed_over.pop(transfer_id, None) is not None:
@@ -252,11 +340,7 @@ class EngineRequests:
         named: list[tuple[BlockKey, int]],
         wanted: set[BlockKey],
     ) -> None:
-        granted = self._granted.get(message.transfer_id or b"")
-        is_other = self._is_shared and granted != message.tenant
-        if self._needs_grant and (granted is None or is_other):
-            # The ticket of its request was refused, is for another tenant than the prompt, or there
-            # is none: nothing of it rests here.
+        if not self._pushes.may_keep(message):
             self._metrics.blocks_dropped.labels(reason="no_ticket").inc(len(named))
             _answer(engine, StoreDone(job=message.job, stored=False))
             return
@@ -269,36 +353,16 @@ class EngineRequests:
             for (key, _), block in zip(part, blocks, strict=True):
                 stored = stored and block is not None
                 if key in wanted and message.transfer_id is not None:
-                    self._push(engine, message.transfer_id, key, block, origin)
+                    # Barred is also a block that was kept before its source was.
+                    where = origin if block is None else block.origin
+                    is_barred = not self._store.rules.may_keep(where)
+                    transfer_id = message.transfer_id
+                    self._pushes.push(engine, transfer_id, key, block, is_barred=is_barred)
             release(blocks)
-            self._sending.waits.stored(engine.layout.layout_id, [key for key, _ in part])
+            self._pushes.sending.waits.stored(engine.layout.layout_id, [key for key, _ in part])
             # Otherwise the memory of evicted blocks would not be free for the next.
             block, blocks = None, []
         _answer(engine, StoreDone(job=message.job, stored=stored))
-
-    def _push(
-        self,
-        engine: EngineSession,
-        transfer_id: bytes,
-        key: BlockKey,
-        block: StoredBlock | None,
-        origin: Origin,
-    ) -> None:
-        _, link = self._pushes.get(transfer_id, (engine, None))
-        if link is None:
-            return
-        has_state = engine.has_state(key.group)
-        is_checkpoint = has_state and link.machine.is_checkpoint(transfer_id, key)
-        if not self._store.rules.may_keep(origin if block is None else block.origin):
-            # Also of a block that was kept before its source was barred.
-            link.abort(transfer_id, TransferEnd.PURGED)
-        elif is_checkpoint:
-            if block is not None:
-                link.push_checkpoint(transfer_id, engine.layout.layout_id, key, block)
-        elif block is None:
-            link.abort(transfer_id, TransferEnd.NO_ROOM)
-        else:
-            link.push(transfer_id, engine.layout.layout_id, key, block)
 
     def _load_rows(self, engine: EngineSession, message: Load) -> None:
         layout_id = engine.layout.layout_id

@@ -14,23 +14,25 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from prfaas.core.kv.blocks import BlockKey, GroupKind, Layout
 from prfaas.errors import ConfigError, PeerError
 from prfaas.logs import log_event
 from prfaas.pool.engine.engine_memory import EngineMemory
 from prfaas.tasks import cancel_all
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import PING_INTERVAL_S, Channel
 from prfaas.wire.frames import Frame, FrameDecoder, VersionError
-from prfaas.wire.liveness import PING_INTERVAL_S
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import EngineHello
 from prfaas.wire.messages.fields import Key, keys_of
 
 log = logging.getLogger(__name__)
+
 
 HELLO_BYTES_MAX = 1 << 20
 ACCEPT_RETRY_S = 0.1
@@ -91,30 +93,34 @@ class EngineSession:
         return bool(poll.poll(0))
 
 
+class EngineHandler(Protocol):
+    """Serves engines."""
+
+    def came(self, engine: EngineSession) -> None:
+        """An engine has sent its hello."""
+
+    def handle(self, engine: EngineSession, message: AnyMessage) -> None:
+        """Act on one message.
+
+        Raises:
+            PeerError: The engine broke the protocol: its session ends.
+        """
+
+    def left(self, engine: EngineSession) -> None:
+        """An engine has disconnected."""
+
+
 class EnginePort:
     """Accepts engines on a unix socket.
 
     Args:
         path: Of the socket; only the owner may connect.
-        on_open: Called after the hello of an engine.
-        on_message: Called with its messages; a `PeerError` ends the session.
-        on_close: Called when the engine has disconnected.
         hello_timeout_s: Time limit for the first message of an engine.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        on_open: Callable[[EngineSession], None],
-        on_message: Callable[[EngineSession, AnyMessage], None],
-        on_close: Callable[[EngineSession], None],
-        hello_timeout_s: float,
-    ) -> None:
-        self._path = path
+    def __init__(self, path: Path, handler: EngineHandler, hello_timeout_s: float) -> None:
+        self._path, self._handler = path, handler
         self._hello_timeout_s = hello_timeout_s
-        self._on_open = on_open
-        self._on_message = on_message
-        self._on_close = on_close
         self._sessions: set[EngineSession] = set()
         self._listener: socket.socket | None = None
 
@@ -202,7 +208,7 @@ class EnginePort:
             raise
         connection.setblocking(False)
         self._sessions.add(session)
-        self._on_open(session)
+        self._handler.came(session)
         _, session.channel = await loop.connect_accepted_socket(
             lambda: Channel(
                 lambda _, frame: self._deliver(session, frame),
@@ -213,13 +219,13 @@ class EnginePort:
         session.channel.send(Ping())
 
     def _deliver(self, session: EngineSession, frame: Frame) -> None:
-        self._on_message(session, decode(frame.payload))
+        self._handler.handle(session, decode(frame.payload))
 
     def _closed(self, session: EngineSession, reason: str) -> None:
         log_event(log, logging.INFO, "engine_gone", engine=session.name, why=reason)
         session.memory.close()
         self._sessions.discard(session)
-        self._on_close(session)
+        self._handler.left(session)
 
 
 def _tell(connection: socket.socket, error: VersionError) -> None:
@@ -276,3 +282,47 @@ def _first_frames(connection: socket.socket, descriptors: list[int]) -> list[Fra
         frames = decoder.feed(data)
         if frames:
             return frames
+
+
+class ConnectedEngines(Mapping[str, EngineSession]):
+    """The present connection of each engine.
+
+    A pool node that stalled finds several hellos of one engine: those of connections that the
+    engine has given up, and that of the present one. They are read by several threads, so they
+    arrive here in any order; the connection that was accepted last is the present one, and the end
+    of another one changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, list[EngineSession]] = {}
+        """Open connections by name, in the order in which they were accepted."""
+
+    def __getitem__(self, name: str) -> EngineSession:
+        """Return the present connection of an engine."""
+        return self._sessions[name][-1]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._sessions)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self._sessions)
+
+    def add(self, session: EngineSession) -> None:
+        """Register a connection. Two engines of one name are both served, and reported."""
+        others = self._sessions.setdefault(session.name, [])
+        if others and session.number > others[-1].number and not others[-1].has_left:
+            log_event(log, logging.WARNING, "engine_name_taken", engine=session.name)
+        insort(others, session, key=lambda each: each.number)
+
+    def remove(self, session: EngineSession) -> bool:
+        """Remove a connection; return True if its engine has another one now, or none."""
+        sessions = self._sessions.get(session.name, [])
+        if session not in sessions:
+            return False
+        was_present = sessions[-1] is session
+        sessions.remove(session)
+        if not sessions:
+            del self._sessions[session.name]
+        return was_present

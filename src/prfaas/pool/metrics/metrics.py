@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from prometheus_client import Counter, Gauge
 
-from prfaas.audit.metrics import AuditMetrics
-from prfaas.audit.moved_bytes import MovedBytes
-from prfaas.billing.metrics import storage_counter
 from prfaas.core.codec.gain import CodecSpeed
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.tickets import TicketRefusal
@@ -57,18 +55,34 @@ LINK_GAUGES = {
 """Metrics of a link's telemetry: by field, the name, factor to the base unit, and help."""
 
 
-class PoolMetrics:
-    """Counters and gauges of one pool node, in a separate registry."""
+class ByteCounter(Protocol):
+    """A counter of bytes on links by transfer. Any thread may call it."""
 
-    def __init__(self) -> None:
+    def add(
+        self,
+        direction: str,
+        peer: str,
+        transfer_id: bytes,
+        *,
+        link_bytes: int = 0,
+        wire_bytes: int = 0,
+    ) -> None:
+        """Count bytes of a transfer."""
+
+
+class PoolMetrics:
+    """Counters and gauges of one pool node, in a separate registry.
+
+    Args:
+        moved: Counts by transfer what the counters of links count; None counts nothing.
+    """
+
+    def __init__(self, moved: ByteCounter | None = None) -> None:
         self.registry = PartRegistry()
         self.on_read: Callable[[], None] = lambda: None
         """Called before the metrics are read."""
         self.members = MemberMetrics(self.registry, "prfaas_pool")
-        self.audit = AuditMetrics(self.registry, "prfaas_pool")
-        self.storage = storage_counter(self.registry)
-        self.moved = MovedBytes()
-        """Bytes that the counters of links count, by transfer."""
+        self.moved = moved
         self.identity_ends = identity_gauge("pool", self.registry)
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")
@@ -102,93 +116,68 @@ class PoolMetrics:
             "pool_tenant_keys", "Keys of tenants that seal blocks on disk."
         )
         self.disk_up = self._gauge("pool_disk_up", "1 while the disk tier accepts blocks.")
-        self.blocks_spilled = Counter(
-            "prfaas_pool_blocks_spilled",
-            "Blocks written to the disk tier.",
-            registry=self.registry,
+        self.blocks_spilled = self._counter(
+            "pool_blocks_spilled", "Blocks written to the disk tier."
         )
-        self.blocks_promoted = Counter(
-            "prfaas_pool_blocks_promoted",
-            "Blocks read back from the disk tier.",
-            registry=self.registry,
+        self.blocks_promoted = self._counter(
+            "pool_blocks_promoted", "Blocks read back from the disk tier."
         )
         self.shared_up = self._gauge(
             "pool_shared_up", "1 while blocks of the shared tier can be found; 0 without one."
         )
-        self.shared_requests = Counter(
-            "prfaas_pool_shared_requests",
+        self.shared_requests = self._counter(
+            "pool_shared_requests",
             "Requests to the shared tier: ok, failed, late (beyond the deadline of a request), "
             "gone (the object was deleted) or altered.",
-            ["operation", "outcome"],
-            registry=self.registry,
+            "operation",
+            "outcome",
         )
-        self.shared_bytes = Counter(
-            "prfaas_pool_shared_bytes",
+        self.shared_bytes = self._counter(
+            "pool_shared_bytes",
             "Sealed bytes written to the shared tier, and read from it.",
-            ["direction"],
-            registry=self.registry,
+            "direction",
         )
-        self.shared_client_starts = Counter(
-            "prfaas_pool_shared_client_starts",
+        self.shared_client_starts = self._counter(
+            "pool_shared_client_starts",
             "Starts of the process of the Mooncake client; all but the first follow its end.",
-            registry=self.registry,
         )
-        self.shared_unreadable = Counter(
-            "prfaas_pool_shared_unreadable",
+        self.shared_unreadable = self._counter(
+            "pool_shared_unreadable",
             "Objects of the shared tier that were skipped: sealed with an unknown key, altered, or "
             "with blocks of before a purge (purged).",
-            ["reason"],
-            registry=self.registry,
+            "reason",
         )
         at_zero(self.shared_unreadable, ("unknown_key", "altered"))
-        self.hits = Counter(
-            "prfaas_pool_hits",
-            "Blocks that engines loaded, by storage tier.",
-            ["tier"],
-            registry=self.registry,
+        self.hits = self._counter(
+            "pool_hits", "Blocks that engines loaded, by storage tier.", "tier"
         )
-        self.blocks_stored = Counter(
-            "prfaas_pool_blocks_stored",
-            "Blocks stored by local engines.",
-            ["group"],
-            registry=self.registry,
+        self.blocks_stored = self._counter(
+            "pool_blocks_stored", "Blocks stored by local engines.", "group"
         )
-        self.blocks_loaded = Counter(
-            "prfaas_pool_blocks_loaded",
-            "Blocks loaded by local engines.",
-            ["group"],
-            registry=self.registry,
+        self.blocks_loaded = self._counter(
+            "pool_blocks_loaded", "Blocks loaded by local engines.", "group"
         )
-        self.blocks_dropped = Counter(
-            "prfaas_pool_blocks_dropped",
-            "Blocks that were not kept.",
-            ["reason"],
-            registry=self.registry,
+        self.blocks_dropped = self._counter(
+            "pool_blocks_dropped", "Blocks that were not kept.", "reason"
         )
-        self.checkpoint_bytes = Counter(
-            "prfaas_pool_checkpoint_bytes",
+        self.checkpoint_bytes = self._counter(
+            "pool_checkpoint_bytes",
             "Bytes of intermediate states of linear layers: sent beside the last state of a "
             "prompt, or withheld, since other transfers waited for the link.",
-            ["peer", "outcome"],
-            registry=self.registry,
+            "peer",
+            "outcome",
         )
-        self.link_bytes = Counter(
-            "prfaas_link_bytes",
-            "Bytes of KV blocks over a link.",
-            ["peer", "direction"],
-            registry=self.registry,
+        self.link_bytes = self._counter(
+            "link_bytes", "Bytes of KV blocks over a link.", "peer", "direction"
         )
-        self.link_wire_bytes = Counter(
-            "prfaas_link_wire_bytes",
+        self.link_wire_bytes = self._counter(
+            "link_wire_bytes",
             "The same as transmitted: coded fragments count with their coded size.",
-            ["peer", "direction"],
-            registry=self.registry,
+            "peer",
+            "direction",
         )
-        self.codec_seconds = Counter(
-            "prfaas_codec_seconds",
-            "CPU time spent coding and decoding fragments.",
-            ["direction"],
-            registry=self.registry,
+        self.codec_seconds = self._counter(
+            "codec_seconds", "CPU time spent coding and decoding fragments.", "direction"
         )
         self._codec_rate = self._gauge(
             "codec_bytes_per_second",
@@ -209,24 +198,16 @@ class PoolMetrics:
             field: self._gauge(f"link_{name}", text, "peer")
             for field, (name, _, text) in LINK_GAUGES.items()
         }
-        self.transfers = Counter(
-            "prfaas_transfers",
-            "Transfers that ended.",
-            ["direction", "state"],
-            registry=self.registry,
-        )
-        self.tickets_refused = Counter(
-            "prfaas_tickets_refused",
+        self.transfers = self._counter("transfers", "Transfers that ended.", "direction", "state")
+        self.tickets_refused = self._counter(
+            "tickets_refused",
             "Transfers refused or ended because of their ticket.",
-            ["end", "reason"],
-            registry=self.registry,
+            "end",
+            "reason",
         )
         at_zero(self.tickets_refused, ("source", "destination"), TicketRefusal)
-        self.refused = Counter(
-            "prfaas_connections_refused",
-            "Connections closed for their identity or their data.",
-            ["port"],
-            registry=self.registry,
+        self.refused = self._counter(
+            "connections_refused", "Connections closed for their identity or their data.", "port"
         )
         self.link_refused = self.refused.labels(port="link")
 
@@ -250,6 +231,9 @@ class PoolMetrics:
         """Set the measurements of a link."""
         for field, gauge in self._link_gauges.items():
             gauge.labels(peer=peer).set(getattr(telemetry, field) * LINK_GAUGES[field][1])
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"prfaas_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"prfaas_{name}", text, labels, registry=self.registry)

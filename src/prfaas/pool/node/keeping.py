@@ -30,16 +30,16 @@ from typing import Any, Protocol
 
 from prfaas.core.cache.keep_rules import Effect, Scope
 from prfaas.core.cache.tenant_shares import Share
+from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import HASH_BYTES, BlockName
+from prfaas.core.transfer.facts import PurgeDone
 from prfaas.errors import ConfigError, TransferError
 from prfaas.logs import log_event
-from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.node.node_state import DISK, HOST, SHARED
+from prfaas.pool.node.link_room import LinkRoom
 from prfaas.pool.node.pinning import Pinning
 from prfaas.pool.node.settings import PoolSettings
-from prfaas.pool.receive.inbound_transfers import InboundTransfers
-from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.node.store_room import DISK, HOST, SHARED
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.disk_tier import DiskTier
 from prfaas.pool.store.origins import PURGED, SLICE, sliced
@@ -54,26 +54,6 @@ TOO_OLD = "too_old"
 WAITING_MAX = 256
 """Orders of one gateway that are being executed, or wait for others."""
 _PROBLEM_CHARS_MAX = 400
-
-
-class PurgeLog(Protocol):
-    """Log of purges; one that fails closed makes a purge incomplete that it cannot record."""
-
-    def purged(
-        self,
-        gateway: str,
-        source: str,
-        *,
-        tenant: str | None,
-        outcome: str,
-        prefix: str = "",
-        **counts: int,
-    ) -> None:
-        """Blocks were dropped."""
-
-    async def written(self) -> bool:
-        """Wait until all records are in the log; False if they cannot be written now."""
-        ...
 
 
 class KeptTier(Protocol):
@@ -216,8 +196,8 @@ class Keeping:
     """Executes what gateways order and announce about the blocks of a pool node.
 
     Args:
-        layouts: Those whose blocks are pinned.
-        inbound, links: Transfers, which a purge ends.
+        facts: Told of purges; waited for, where a log has to have them.
+        links: Has the transfers that a purge ends, and the layouts whose blocks are pinned.
         metrics: Count dropped blocks.
         settings: Times of bars, ages and rounds.
     """
@@ -225,19 +205,16 @@ class Keeping:
     def __init__(
         self,
         tiers: KeptTiers,
-        layouts: KnownLayouts,
-        inbound: InboundTransfers,
-        links: Mapping[str, OutboundLink],
+        links: LinkRoom,
         metrics: PoolMetrics,
-        purge_log: PurgeLog,
+        facts: FactStream,
         settings: PoolSettings,
-        clock_ns: Callable[[], int],
     ) -> None:
         self.tiers, self.rules = tiers, tiers.rules
-        self._inbound, self._links, self._log = inbound, links, purge_log
+        self._inbound, self._links, self._facts = links.inbound, links.links, facts
         self._dropped = metrics.blocks_dropped
-        self._settings, self._clock_ns = settings, clock_ns
-        self._pinning = Pinning(tiers.store, layouts, clock_ns)
+        self._settings, self._clock_ns = settings, settings.clock_ns
+        self._pinning = Pinning(tiers.store, links.layouts, settings.clock_ns)
         self._tasks: dict[asyncio.Task[None], str] = {}
         """Orders that are being executed, and their gateways."""
 
@@ -316,32 +293,37 @@ class Keeping:
         task.add_done_callback(self._tasks.pop)
 
     async def _purge(self, order: Order, scope: Scope, gateway: str) -> OrderDone:
-        drop, transfers = not order.is_dry, dict[str, int]()
+        drop, num_transfers = not order.is_dry, None
         if drop and scope.hashes is None:
             if scope.tenant is not None:
                 await self.tiers.destroy_keys(scope.tenant)
             matches = self.rules.matcher(scope)
-            num = self._inbound.purge(scope.source)
-            num += sum(link.purge(matches) for link in self._links.values())
-            transfers = {"transfers": num}
+            num_transfers = self._inbound.purge(scope.source)
+            num_transfers += sum(link.purge(matches) for link in self._links.values())
         found = await self.tiers.walk(scope, drop=drop)
         num_blocks, what = len(found.names), str(scope)
         prefix = order.hashes[-HASH_BYTES:].hex() if order.hashes is not None else ""
         if drop:
             self._dropped.labels(reason=PURGED).inc(num_blocks)
-            self._log.purged(
-                gateway,
-                scope.source,
-                tenant=scope.tenant,
-                prefix=prefix,
-                outcome="incomplete" if found.problem else "complete",
-                blocks=num_blocks,
-                bytes=sum(found.num_bytes.values()),
-                **transfers,
+            self._facts.report(
+                PurgeDone(
+                    gateway,
+                    scope.source,
+                    scope.tenant,
+                    is_complete=not found.problem,
+                    num_blocks=num_blocks,
+                    num_bytes=sum(found.num_bytes.values()),
+                    prefix=prefix,
+                    num_transfers=num_transfers,
+                )
             )
-            if not await self._log.written():
+            if not await self._facts.kept():
                 found.add_problem("the audit log cannot be written")
-        fields = {"of": f"{what} {prefix}".rstrip(), "blocks": num_blocks, **transfers}
+        fields = {
+            "of": f"{what} {prefix}".rstrip(),
+            "blocks": num_blocks,
+            "transfers": num_transfers,
+        }
         dry = "yes" if order.is_dry else None
         problem = found.problem
         log_event(log, logging.WARNING, "purged", **fields, dry_run=dry, problem=problem or None)
@@ -351,7 +333,7 @@ class Keeping:
             host_bytes=found.num_bytes[HOST],
             disk_bytes=found.num_bytes.get(DISK, 0),
             shared_bytes=found.num_bytes.get(SHARED, 0),
-            num_transfers=transfers.get("transfers", 0),
+            num_transfers=num_transfers or 0,
             problem=problem[:_PROBLEM_CHARS_MAX],
         )
 

@@ -5,247 +5,99 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
-from prfaas.audit.pool_audit import PoolAudit
-from prfaas.billing.storage_meter import MeteredTier, StorageMeter
-from prfaas.core.cache.keep_rules import KeepRules, Origin
+import msgspec
+
 from prfaas.core.cache.tenant_shares import Share
-from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.facts import FactStream
-from prfaas.core.kv.blocks import BlockName
+from prfaas.core.transfer.facts import EnginesChanged, HousekeepingDone, LinksChanged, TransferDone
 from prfaas.core.transfer.site_budget import Lease
-from prfaas.core.transfer.tickets import AcceptedTicket, RefusedTicket, TicketUse
-from prfaas.core.transfer.transfer_state import ChangedLink, EndedTransfer, Transfer, TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
-from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.codec.loading import KERNELS, Kernels
-from prfaas.pool.engine.connected_engines import ConnectedEngines
-from prfaas.pool.engine.engine_requests import EngineRequests
-from prfaas.pool.engine.engine_server import EnginePort, EngineSession
+from prfaas.pool.engine.engine_server import ConnectedEngines
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.net.link_end import Destination, LinkEnd
-from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.node.admin_http import AdminServer, NodePhase
-from prfaas.pool.node.comparing import Comparing
-from prfaas.pool.node.disk_keys import disk_wrapper
-from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.engine_room import EngineRoom
 from prfaas.pool.node.keeping import Keeping, KeptTiers
-from prfaas.pool.node.node_state import DISK, HOST, NodeState
-from prfaas.pool.node.peers import Peers
+from prfaas.pool.node.link_room import LinkRoom
+from prfaas.pool.node.own_site import OwnSite
 from prfaas.pool.node.settings import PoolSettings
-from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
-from prfaas.pool.receive.data_port import DataPort
-from prfaas.pool.receive.decoding import Decoding
-from prfaas.pool.receive.inbound_transfers import InboundTransfers
-from prfaas.pool.receive.link_server import LinkPort
-from prfaas.pool.send.block_sender import Sending
-from prfaas.pool.send.link_coding import LinkCoding
-from prfaas.pool.send.outbound_link import OutboundLink, SiteShare
-from prfaas.pool.shared.opening import open_shared
-from prfaas.pool.sites.sites import Sites
-from prfaas.pool.store.block_store import BlockStore
-from prfaas.pool.store.disk_segments import SegmentFiles
-from prfaas.pool.store.disk_tier import DiskTier
-from prfaas.pool.store.tier_ports import SharedTier
-from prfaas.pool.tickets.ticket_checks import TicketChecks
-from prfaas.wire.allow_list import AllowList
+from prfaas.pool.node.store_room import OpenShared, StoreRoom
 from prfaas.wire.channel import Channel
+from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import OfGateway
-from prfaas.wire.messages.comparing import Compare
 from prfaas.wire.messages.gateway import (
     LinkLease,
     Order,
+    PoolState,
     Subscribe,
     TierUse,
     TransferEnded,
 )
+from prfaas.wire.messages.layouts import LayoutFacts, bounded
 from prfaas.wire.messages.link import Abort, Pull, Release
-from prfaas.wire.messages.survey import Survey
-from prfaas.wire.tickets import TicketOpener
+from prfaas.wire.messages.survey import ENGINES_MAX, Survey, Surveyed
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
+Execute = Callable[[Any, str, Callable[[Message], None]], None]
+"""Executes a message of a gateway: the message, the gateway, and where the answer goes."""
 
 
 class PoolNode:
-    """Wires the parts of a pool node together.
+    """A pool node: the rooms for blocks, links, engines and orders of gateways.
 
     Args:
-        settings: Identity, resources, peers and limits.
+        site: The parts that it knows, and what they may do.
+        facts: Told what happens; annexes subscribe.
+        open_shared: Opens the tier of the site; None without one.
         kernels: Kernels of link codecs; the default is that of the process.
 
     Raises:
-        ConfigError: The host has less than the settings allow.
+        ConfigError: The host has less than the settings allow, or a file cannot be used.
     """
-
-    _is_opener_due = False
-    """True while the authorities of changed contracts are not in force for tickets."""
 
     def __init__(
         self,
-        settings: PoolSettings,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        site: OwnSite,
+        facts: FactStream,
+        metrics: PoolMetrics,
+        open_shared: OpenShared | None = None,
         kernels: Kernels = KERNELS,
     ) -> None:
-        check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
-        self.settings = settings
-        self.metrics, self.facts = PoolMetrics(), FactStream()
-        self._audit = PoolAudit(
-            settings.audit, settings.name, self.metrics.audit, self.metrics.moved, clock_ns
+        self.settings: PoolSettings = site.settings
+        self.sites, self.feed = site, site.feed
+        self.facts, self.metrics = facts, metrics
+        engines = ConnectedEngines()
+        self.store_room = StoreRoom(site, metrics, open_shared)
+        self.link_room = LinkRoom(site, facts, metrics, self.store_room, engines, self, kernels)
+        self.engine_room = EngineRoom(
+            site, facts, metrics, self.store_room, self.link_room, engines
         )
-        self.sites = Sites(settings, self._origin_of, lambda: self.store.room.held_bytes)
-        self._follow_facts()
-        self.feed = self.sites.feed
-        self.store = BlockStore(
-            settings.memory_bytes,
-            self.feed,
-            self.sites.order_of(settings.memory_bytes),
-            rules=KeepRules(settings.name, settings.regions, settings.wall_s),
-        )
-        self.disk = self._disk(settings.disk) if settings.disk else None
-        self._clock_ns = clock_ns
-        self._engines = ConnectedEngines()
-        self._spans = TransferSpans(settings.tracing, settings.name)
+        rooms = self.store_room
+        tiers = KeptTiers(rooms.memory, rooms.disk, rooms.shared)
+        self.keeping = Keeping(tiers, self.link_room, metrics, facts, self.settings)
+        self.store, self.disk = self.store_room.memory, self.store_room.disk
+        self.inbound, self.links = self.link_room.inbound, self.link_room.links
+        self.link_port, self.peers = self.link_room.port, self.link_room.peers
+        self.store_room.watch(metrics)
+        self.link_room.watch(metrics)
+        self._other_orders: dict[type[Message], Execute] = {}
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as last reported to gateways."""
-        self._dialling, self._accepting = (
-            settings.identity.dialling(),
-            settings.identity.accepting(),
-        )
-        self.sites.trust(self._dialling, self._accepting)
-        self._opener = TicketOpener(
-            settings.identity.authority, self.sites.gateways, self.sites.certificates
-        )
-        settings.check_certificate()
-        own: list[tuple[str, MeteredTier | None]] = [(HOST, self.store.room), (DISK, self.disk)]
-        tiers = {name: tier for name, tier in own if tier is not None}
-        self._storage = StorageMeter(tiers, self._audit.record, self.metrics.storage, clock_ns())
-        self._tickets = TicketChecks(
-            settings.name,
-            self._opener,
-            self.metrics,
-            self.facts,
-            settings.regions,
-        )
-        sources, hosts = (
-            AllowList(names, self.sites.prove) for names in (settings.sources, settings.hosts)
-        )
-        self.shared: SharedTier | None = None
-        read_limit_s: float | None = None
-        if settings.shared is not None:
-            read_limit_s = settings.shared.read_limit_s
-            self.shared = open_shared(
-                settings.shared, settings.name, hosts, self.metrics, self.store
-            )
-        self._io = IoThread(settings.link_lanes)
-        self._end = LinkEnd(
-            settings.name,
-            self.feed.epoch,
-            self._io,
-            self.metrics,
-            settings.link_encryption,
-            settings.link_grace_ns,
-            settings.send,
-        )
-        self.inbound = InboundTransfers(
-            self._end,
-            self.store,
-            self.facts,
-            self._tickets,
-            self._engines,
-            settings.receive,
-            hosts,
-            settings.wall_s,
-        )
-        self._sending = Sending(self.store, self._tickets, read_limit_s)
-        self._known_layouts, self._kernels = KnownLayouts(self._load_codecs), kernels
-        self._decoding = Decoding(settings.link_codec, self._known_layouts, self.metrics, kernels)
-        self.links = {peer: self._link(peer, *how) for peer, how in self.sites.peers.items()}
-        self._site_share, self._comparing = (
-            SiteShare(settings.site_budget, settings.site, self.links),
-            Comparing(self.store, self._known_layouts),
-        )
-        self.keeping = Keeping(
-            KeptTiers(self.store, self.disk, self.shared),
-            self._known_layouts,
-            self.inbound,
-            self.links,
-            self.metrics,
-            self._audit,
-            settings,
-            clock_ns,
-        )
-        self.link_port = LinkPort(
-            settings.listen,
-            self._accepting,
-            DataPort(self._end, self._accepting.data, sources, self.inbound, self._decoding),
-            ProbeSink(
-                self._accepting.probe, sources, self._io, self.metrics.link_refused, settings.probes
-            ),
-            self.sites.gateways,
-            self,
-            settings.channels,
-        )
-        self.peers = Peers(
-            settings,
-            self.links,
-            self._link,
-            sources,
-            hosts,
-            self.inbound,
-            self.link_port,
-            self.metrics,
-            self._links_changed,
-        )
-        self._requests = EngineRequests(
-            settings.name,
-            self.store,
-            self.inbound,
-            self.links,
-            self._tickets,
-            self._push_refused,
-            self._sending,
-            self.metrics,
-            read_limit_s,
-            needs_grant=settings.needs_grant,
-            is_shared=self.sites.is_shared,
-            wall_s=settings.wall_s,
-        )
-        self._engine_port = EnginePort(
-            settings.socket_path,
-            self._engine_came,
-            self._requests.handle,
-            self._engine_went,
-            settings.hello_timeout_s,
-        )
-        self._state = NodeState(
-            self.store,
-            self.disk,
-            self.shared,
-            self._engines,
-            self.links,
-            lambda: self._tickets.is_draining,
-            shows_tenants=not self.sites.is_shared,
-        )
-        self._state.watch(self.metrics, self.inbound, self.link_port)
         self._is_open = False
         self.admin_port = 0
         """Port of `/health` and `/metrics`, once it is open."""
-
-    def _follow_facts(self) -> None:
-        self.facts.guard(TicketUse, self._audit.allow)
-        self.facts.guard(TicketUse, lambda use: self.sites.check_ticket(*use))
-        self.facts.subscribe(AcceptedTicket, lambda fact: self._audit.granted(fact.ticket))
-        self.facts.subscribe(RefusedTicket, lambda fact: self._audit.refused(*fact))
-        self.facts.subscribe(EndedTransfer, lambda fact: self._transfer_ended(*fact))
-        self.facts.subscribe(ChangedLink, lambda _: self._state_changed())
+        facts.subscribe(TransferDone, self._transfer_done)
+        facts.subscribe(LinksChanged, lambda _: self._state_changed())
+        facts.subscribe(EnginesChanged, lambda _: self.feed.state_changed(self._whole_state()))
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -257,22 +109,19 @@ class PoolNode:
             ConfigError: A port is taken, or the socket cannot be made.
         """
         self.store.room.share(self.sites.shares)
-        self._audit.site_of = self.sites.site_of_gateway
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
+        engine_port = self.engine_room.port
         try:
             # First, so that probes get "starting" while the other ports open.
             await _open_port(admin.open, self.settings.admin)
             self.admin_port = admin.port
-            self._engine_port.open()
+            engine_port.open()
             await _open_port(self.link_port.open, self.settings.listen)
             async with asyncio.TaskGroup() as tasks:
                 self.peers.run(tasks)
-                tasks.create_task(self._engine_port.run())
+                tasks.create_task(engine_port.run())
                 tasks.create_task(self._keep_house())
-                if self.disk is not None:
-                    tasks.create_task(self.disk.run())
-                if self.shared is not None:
-                    tasks.create_task(self.shared.run())
+                self.store_room.run(tasks)
                 tasks.create_task(self.keeping.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
@@ -285,120 +134,50 @@ class PoolNode:
                 self._is_open = True
                 ready()
         finally:
-            self._engine_port.close()
-            await self.link_port.close()
-            await self._io.close()
-            self._requests.close()
+            engine_port.close()
+            await self.link_room.close()
+            self.engine_room.requests.close()
             await admin.close()
-            if self.disk is not None:
-                await self.disk.close()
-            if self.shared is not None:
-                await self.shared.close()
-            await self._comparing.close()
-            self._storage.close(self._clock_ns())
-            await asyncio.to_thread(self._audit.close)
-            if self.settings.tracing is not None:
-                await asyncio.to_thread(self._spans.close)
-
-    def _load_codecs(self) -> None:
-        """Load the kernels: an engine has blocks that a link of this node can code."""
-        if self.settings.link_codec is not LinkCodec.RAW and self.peers.may_exist:
-            loop = asyncio.get_running_loop()
-
-            def ready() -> None:
-                self.metrics.set_codec(self._kernels.speed)
-                with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                    loop.call_soon_threadsafe(self._decoding.kernels_ready)
-
-            self._kernels.load(ready)
+            await self.store_room.close()
 
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.
 
         Gateways are notified, and send no more requests.
         """
-        self._tickets.is_draining = True
+        self.link_room.tickets.is_draining = True
         self._state_changed()
-        log.info("no new transfers are accepted; %d are running", self.num_open)
+        log.info("no new transfers are accepted; %d are running", self.link_room.num_open)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self.num_open:
+                while self.link_room.num_open:
                     self._one_ended.clear()
                     await self._one_ended.wait()
-
-    def renew_identity(self) -> None:
-        """Load the files of the identity and of the authority; links stay open.
-
-        Raises:
-            ConfigError: They cannot be used; nothing is changed.
-        """
-        self.settings.check_certificate()
-        identity, ends = self.settings.identity, (self._dialling, self._accepting)
-        identity.refresh(*(tls.messages for tls in ends))
-        self.sites.trust(*ends, self._io.call)
-        self._opener.renew()
-        self._io.call(self._renew_data)
-
-    def _renew_data(self) -> None:
-        """The same for the connections of the I/O thread, on that thread."""
-        ends = (self._dialling, self._accepting)
-        contexts = [context for tls in ends for context in (tls.data, tls.probe)]
-        try:
-            self.settings.identity.refresh(*contexts)
-        except ConfigError as error:
-            # The files were changed again meanwhile; the next SIGHUP loads them.
-            log_event(log, logging.ERROR, "identity_kept", why=str(error))
 
     @property
     def phase(self) -> NodePhase:
         """State of the node."""
-        if self._io.has_failed:
+        if self.link_room.io.has_failed:
             return NodePhase.FAILED
-        if self._tickets.is_draining:
+        if self.link_room.tickets.is_draining:
             return NodePhase.DRAINING
         return NodePhase.READY if self._is_open else NodePhase.STARTING
 
-    @property
-    def num_open(self) -> int:
-        """Transfers under way, in and out."""
-        return self.inbound.known.num_open + sum(link.num_open for link in self.links.values())
+    def validate(self) -> None:
+        """See that blocks, transfers and pushes are counted once in all rooms.
 
-    def _disk(self, folder: Path) -> DiskTier:
-        wrapper, is_new = disk_wrapper(folder, self.settings.disk_keys, self.settings.own_disk_key)
-        files = SegmentFiles(folder, self.store.rules.regions, wrapper, is_new_key=is_new)
-        disk = DiskTier(
-            files,
-            self.settings.disk_bytes,
-            self.metrics,
-            self.store,
-            self.settings.disk_limits,
-        )
-        self.store.tiers.add(disk)
-        return disk
-
-    def _link(
-        self, peer: str, address: tuple[str, int], budget: int = 0, connections: int = 0
-    ) -> OutboundLink:
-        settings = self.settings
-        to = Destination(
-            peer,
-            address,
-            self._budget(peer, budget),
-            connections or settings.link_connections.get(peer, 0),
-            AllowList({peer}, self.sites.prove),
-        )
-        coding = LinkCoding(
-            settings.link_codec, self._known_layouts, peer, self.metrics, wall_s=settings.wall_s
-        )
-        return OutboundLink(
-            self._end, to, self._dialling, coding, self._tickets, self._sending, self.facts
-        )
-
-    def _budget(self, peer: str, agreed: int) -> int:
-        """Budget of a link, bits per second: that of a contract, or else the operator's."""
-        return agreed or self.settings.link_budgets.get(peer, 0)
+        Raises:
+            AssertionError: One is not.
+        """
+        self.store.validate()
+        self.link_room.validate()
+        self.engine_room.pushes.validate()
 
     # --- what gateways order ---
+
+    def take_orders(self, kind: type[Message], execute: Execute) -> None:
+        """Have an annex execute messages of gateways of one type."""
+        self._other_orders[kind] = execute
 
     def ordered(self, channel: Channel, message: OfGateway) -> None:
         """Execute a message of a gateway."""
@@ -406,20 +185,23 @@ class PoolNode:
         if not self.sites.allows(gateway, message, answer):
             return
         match message:
-            case Subscribe() | Survey():
+            case Survey():
+                answer(self._surveyed())
+            case Subscribe():
                 self._subscribed(channel, message)
             case Pull():
                 self.inbound.pull(message, answer)
             case Abort():
-                self._abort(message.transfer_id, message.reason)
+                self.link_room.abort(message.transfer_id, message.reason)
             case Release():
                 self.inbound.release(message.transfer_id)
             case Order():
                 self.keeping.ordered(message, gateway, answer)
             case LinkLease():
-                self._site_share.take(gateway, Lease(message.bits_per_s, message.for_ns))
-            case Compare():
-                self._comparing.asked(message, answer)
+                lease = Lease(message.bits_per_s, message.for_ns)
+                self.link_room.share.take(gateway, lease)
+            case _ if type(message) in self._other_orders:
+                self._other_orders[type(message)](message, gateway, answer)
 
     def gateway_left(self, channel: Channel) -> None:
         """A connection is closed, of a gateway or a pool."""
@@ -427,61 +209,61 @@ class PoolNode:
 
     def shows_load(self, peer: str) -> bool:
         """Return True if a peer may know how busy this node is: it is of this site."""
-        return self.sites.contracts.site_of(peer) is None
+        return self.sites.site_of(peer) is None
 
-    def _subscribed(self, channel: Channel, message: Subscribe | Survey) -> None:
-        if isinstance(message, Survey):
-            channel.send(self._state.surveyed())
-            return
-        peer, claims = channel.peer, self.sites.claims
-        ages = {tag: age for tag, age in message.ages.items() if claims(peer, tag)}
+    def _subscribed(self, channel: Channel, message: Subscribe) -> None:
+        gateway, site = channel.peer, self.sites
+        ages = {tag: age for tag, age in message.ages.items() if site.claims(gateway, tag)}
         shares = {tag: Share(*share) for tag, share in message.shares.items() if tag}
-        self.keeping.announced(peer, ages, None if self.sites.is_shared else shares)
-        self.feed.subscribe(channel, self.store, self._state.whole)
+        self.keeping.announced(gateway, ages, None if site.is_shared else shares)
+        self.feed.subscribe(channel, self.store, self._whole_state)
+
+    # --- what gateways are told ---
+
+    def _whole_state(self) -> PoolState:
+        """The complete state, for a new gateway."""
+        facts = bounded(
+            LayoutFacts(
+                layout_id=engine.layout.layout_id,
+                facts=engine.hello.facts,
+                model=engine.hello.model,
+            )
+            for engine in self.engine_room.engines.values()
+        )
+        return msgspec.structs.replace(self._state(), facts=facts)
+
+    def _state(self) -> PoolState:
+        """State that can change; facts of a layout never do."""
+        order, links, engines = self.store.order, self.links, self.engine_room.engines
+        # With contracts memory is counted by site, and a gateway of this site reads tags there.
+        tenants = {} if self.sites.is_shared else self.store_room.tenants()
+        return PoolState(
+            seq=0,
+            layouts={name: engine.hello.layout for name, engine in engines.items()},
+            links={peer: link.is_up for peer, link in links.items()},
+            telemetry={peer: link.telemetry for peer, link in links.items()},
+            is_draining=self.link_room.tickets.is_draining,
+            tiers=self.store_room.uses(),
+            tenants=tenants,
+            num_leased=order.num_leased,
+            leased_bytes=order.leased_bytes,
+        )
+
+    def _surveyed(self) -> Surveyed:
+        """Answer to a survey."""
+        engines = dict(islice(self.engine_room.engines.items(), ENGINES_MAX))
+        return Surveyed(
+            layouts={name: engine.hello.layout for name, engine in engines.items()},
+            shapes={name: engine.hello.shape for name, engine in engines.items()},
+            facts=self._whole_state().facts,
+        )
 
     def _state_changed(self) -> None:
-        self.feed.state_changed(self._state.changes())
+        self.feed.state_changed(self._state())
 
-    def _links_changed(self) -> None:
-        self._site_share.apply()
-        self._state_changed()
-
-    def _engine_came(self, session: EngineSession) -> None:
-        log_event(log, logging.INFO, "engine_connected", engine=session.name)
-        self._engines.add(session)
-        self._known_layouts.learn(session.layout)
-        if self.shared is not None:
-            self.shared.learn(session.layout)
-        self.feed.state_changed(self._state.whole())
-
-    def _engine_went(self, session: EngineSession) -> None:
-        self._requests.left(session)
-        if self._engines.remove(session):
-            self.feed.state_changed(self._state.whole())
-
-    def _abort(self, transfer_id: bytes, reason: str) -> None:
-        if self.peers.has_sources:
-            self.inbound.aborted(transfer_id, reason)
-        for link in self.links.values():
-            link.abort(transfer_id, TransferEnd.ABORTED, reason)
-
-    def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
-        """Report to the gateway that a ticket does not allow an engine's push."""
-        now = self._clock_ns()
-        transfer = Transfer(transfer_id, peer, now, now)
-        transfer.apply(TransferEnd.REFUSED, reason)
-        self._transfer_ended(SENT, transfer)
-
-    def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
+    def _transfer_done(self, fact: TransferDone) -> None:
         self._one_ended.set()
-        if direction == RECEIVED:
-            self._requests.transfer_over(transfer.transfer_id)
-        else:
-            self._sending.ended(transfer.transfer_id)
-        now = self._clock_ns()
-        self._spans.ended(direction, transfer, now)
-        self.sites.ended(transfer.transfer_id)
-        self._audit.ended(direction, transfer)
+        direction, transfer, now_ns = fact.direction, fact.transfer, fact.now_ns
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
         log_event(
             log,
@@ -505,69 +287,30 @@ class PoolNode:
                 reason=transfer.reason,
                 num_blocks=transfer.num_blocks,
                 num_bytes=transfer.num_bytes,
-                duration_ns=now - transfer.opened_at_ns,
-                last_block_age_ns=now - (transfer.last_block_at_ns or now),
+                duration_ns=now_ns - transfer.opened_at_ns,
+                last_block_age_ns=now_ns - (transfer.last_block_at_ns or now_ns),
                 num_missing=transfer.num_missing,
             )
         )
 
     async def _keep_house(self) -> None:
+        clock_ns = self.settings.clock_ns
         while True:
             self.store.room.spill(again=True)
-            self.store.expire(self._clock_ns())
+            self.store.expire(clock_ns())
             self.inbound.expire()
             self.keeping.expire()
-            self._audit.sweep(self._is_moving)
-            self._storage.read(self._clock_ns())
             self.peers.expire()
-            self._follow_sites()
-            self._site_share.apply()
+            self.facts.report(HousekeepingDone(clock_ns()))
+            if self.link_room.follow_site():
+                self.store.room.share(self.sites.shares)
+                self._state_changed()
+            self.link_room.share.apply()
             self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
 
-    def _follow_sites(self) -> None:
-        """Put changed contracts in force: links and connections of sites without one end."""
-        if (changed := self.sites.look()) is not None:
-            self.sites.trust(self._dialling, self._accepting, self._io.call)
-            self.store.room.share(self.sites.shares)
-            for peer in changed.gone:
-                if peer in self.links:
-                    self.links[peer].end()
-                    self.peers.remove(peer)
-                self.link_port.dismiss(peer)
-            for peer, budget in changed.budgets.items():
-                if peer in self.links:
-                    self.links[peer].control.set_budget(self._budget(peer, budget))
-            for peer, (address, budget) in changed.came.items():
-                self.peers.add(peer, address, budget)
-            self._state_changed()
-        if changed is not None or self._is_opener_due:
-            self._renew_opener()
-
-    def _renew_opener(self) -> None:
-        """Check tickets with the authorities in force; a file that cannot be read is tried again.
-
-        Until then, `Sites.prove` refuses the tickets of sites without a contract.
-        """
-        try:
-            self._opener.renew()
-        except ConfigError as error:
-            if not self._is_opener_due:
-                log_event(log, logging.ERROR, "identity_kept", why=str(error))
-            self._is_opener_due = True
-        else:
-            self._is_opener_due = False
-
-    def _origin_of(self, name: BlockName) -> Origin | None:
-        return self.store.origin_of(name)
-
-    def _is_moving(self, direction: str, transfer_id: bytes) -> bool:
-        if direction == RECEIVED:
-            return self.inbound.known.is_open(transfer_id)
-        return any(link.has(transfer_id) for link in self.links.values())
-
     def _tell_of_tiers(self) -> None:
-        holds = self._state.tiers(), self.store.order.num_leased
+        holds = self.store_room.uses(), self.store.order.num_leased
         if self.feed.num_subscribers and holds != self._told:
             self._told = holds
             self._state_changed()

@@ -13,7 +13,7 @@ from prfaas.logs import log_event
 from prfaas.membership.follower import MembershipFollower
 from prfaas.membership.peer_entries import CLUSTERLESS, PeerClusters
 from prfaas.membership.port import Source
-from prfaas.pool.node.peers import Peers
+from prfaas.pool.node.link_room import Peers
 
 OPTIONS = "options"
 """Source of the peers that the command line names; they never change."""

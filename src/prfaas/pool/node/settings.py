@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.audit.settings import AuditSettings
 from prfaas.core.cache.keep_rules import BAR_NS
 from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.transfer.link_encryption import LinkEncryption
@@ -18,14 +17,13 @@ from prfaas.pool.net.link_end import SEND_LIMITS, SendLimits
 from prfaas.pool.net.link_probe import ProbeLimits
 from prfaas.pool.receive import inbound_transfers
 from prfaas.pool.receive.inbound_transfers import ReceiveLimits
-from prfaas.pool.shared.settings import SharedSettings
 from prfaas.pool.store import disk_writer, event_feed
 from prfaas.pool.store.disk_writer import DiskLimits
 from prfaas.pool.store.event_feed import FeedLimits
 from prfaas.wire import channel
+from prfaas.wire.allow_list import wrong_regions
 from prfaas.wire.channel import ChannelLimits
 from prfaas.wire.identity import Identity
-from prfaas.wire.regions import wrong_regions
 
 LINK_GRACE_NS = 3 * 10**9
 """Longer than a reconnect; the limit of decode's wait for a broken link."""
@@ -52,7 +50,6 @@ class PoolSettings:
         disk_keys: File of the site's keys, which wrap the keys that seal blocks on disk.
         own_disk_key: Such a file that is made if it is missing; used without `disk_keys`. Without
             both, blocks on disk are in the clear.
-        shared: Tier that pool nodes of the site share; None without one.
         site_budget: Bits per second that the links of all pool nodes of the site to other sites may
             send together; 0 is no limit.
         site: Names of the pool nodes of the site, with a budget.
@@ -63,12 +60,9 @@ class PoolSettings:
         link_encryption: Protection of the data connections of links.
         link_lanes: Threads for sealed data connections.
         link_grace_ns: How long transfers wait for a link that broke.
-        audit: Audit log; None without.
         regions: Regions where its blocks rest. With some, it demands regions of tickets and peers.
         needs_grant: Keep blocks of engines only with an accepted ticket: every request of a PrfaaS
             engine has one.
-        contracts: Contracts file of the sites that share this pool node; None without.
-        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
         send: Limits of data connections to peers.
         channels: Limits on unsent bytes of connections for messages.
@@ -94,7 +88,6 @@ class PoolSettings:
     disk_bytes: int = 0
     disk_keys: Path | None = None
     own_disk_key: Path | None = None
-    shared: SharedSettings | None = None
     site_budget: int = 0
     site: frozenset[str] = frozenset()
     link_budgets: dict[str, int] = field(default_factory=dict)
@@ -103,11 +96,8 @@ class PoolSettings:
     link_encryption: LinkEncryption = LinkEncryption.TLS
     link_lanes: int = 1
     link_grace_ns: int = LINK_GRACE_NS
-    audit: AuditSettings | None = None
     regions: Regions = frozenset()
     needs_grant: bool = False
-    contracts: Path | None = None
-    tracing: str | None = None
     drain_ns: int = DRAIN_NS
     receive: ReceiveLimits = inbound_transfers.DEFAULTS
     send: SendLimits = SEND_LIMITS
@@ -119,6 +109,12 @@ class PoolSettings:
     age_round_s: float = AGE_ROUND_S
     hello_timeout_s: float = 10.0
     wall_s: Callable[[], float] = time.time
+    clock_ns: Callable[[], int] = time.monotonic_ns
+
+    @property
+    def read_limit_s(self) -> float | None:
+        """Time limit of all slow reads of one request, seconds; None without a shared tier."""
+        return None
 
     def check_certificate(self) -> None:
         """See that the certificate names the regions of this pool node, and no others.

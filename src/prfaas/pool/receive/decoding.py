@@ -154,5 +154,5 @@ class Decoding:
             labels = {"peer": peer, "direction": "received"}
             received = self._received[peer] = self._metrics.link_wire_bytes.labels(**labels)
         received.inc(num_bytes)
-        if self._moved.is_on:
+        if self._moved is not None:
             self._moved.add("received", peer, prefix.transfer_id, wire_bytes=num_bytes)

@@ -26,10 +26,11 @@ from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
+from prfaas.core.transfer.facts import RECEIVED, TransferDone
 from prfaas.core.transfer.receiver import Receiver
 from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
-from prfaas.core.transfer.transfer_state import RECEIVED, EndedTransfer, TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import check_invariants
 from prfaas.pool.net.link_end import LinkEnd
 from prfaas.pool.receive.block_assembly import Assembly
@@ -126,7 +127,7 @@ class InboundTransfers:
 
     Args:
         store: Where blocks go.
-        facts: Gets an `EndedTransfer` for each.
+        facts: Gets an `TransferDone` for each.
         engines: Local engines: blocks of other layouts are refused.
         limits: Limits on what peers may have this pool receive.
         hosts: Pools of other hosts of the site: what is pulled from them is a copy.
@@ -354,7 +355,8 @@ class InboundTransfers:
             failure = TransferEnd.NO_ROOM
         else:
             self._metrics.link_bytes.labels(peer=peer, direction="received").inc(num_bytes)
-            self._metrics.moved.add("received", peer, transfer_id, link_bytes=num_bytes)
+            if (moved := self._metrics.moved) is not None:
+                moved.add("received", peer, transfer_id, link_bytes=num_bytes)
         name = block.layout_id, block.key
         stored = on.BlockKept(peer, transfer_id, name=name, num_bytes=num_bytes, failure=failure)
         self.report(stored)
@@ -380,7 +382,7 @@ class InboundTransfers:
     def _ended(self, action: do.Ended) -> None:
         for _, assembly in self.links.values():
             assembly.forget(action.transfer.transfer_id)
-        self._facts.report(EndedTransfer(RECEIVED, action.transfer))
+        self._facts.report(TransferDone(RECEIVED, action.transfer, self._clock_ns()))
 
 
 _METHODS = methods_of(InboundTransfers, do.RECEIVED)

@@ -24,11 +24,11 @@ from prfaas.pool.net.io_thread import BusyMeter
 from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.net.listener import Listener
 from prfaas.pool.receive.data_port import DataPort
+from prfaas.wire.allow_list import peer_regions
 from prfaas.wire.channel import LIMITS as CHANNEL_LIMITS
-from prfaas.wire.channel import Channel, ChannelLimits
+from prfaas.wire.channel import Channel, ChannelLimits, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Ping, Pong, Unsupported
 from prfaas.wire.messages.codec import AnyMessage, OfGateway, decode, tag_of
 from prfaas.wire.messages.fields import keys_of
@@ -42,7 +42,6 @@ from prfaas.wire.messages.link import (
     Refused,
     Resumed,
 )
-from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import LinkSecret, new_secret
 
 log = logging.getLogger(__name__)

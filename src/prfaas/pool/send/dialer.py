@@ -16,9 +16,10 @@ from typing import Protocol
 
 from prfaas.core.facts import FactStream
 from prfaas.core.transfer import events as on
+from prfaas.core.transfer.facts import LinksChanged
 from prfaas.core.transfer.link_encryption import WIRE_NAMES, offered
 from prfaas.core.transfer.sender import Sender
-from prfaas.core.transfer.transfer_state import ChangedLink, TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError, words_of
 from prfaas.logs import log_event
 from prfaas.pool.net.link_end import Destination, LinkEnd
@@ -27,10 +28,10 @@ from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_control import LinkControl
 from prfaas.pool.tickets.ticket_checks import TicketChecks
 from prfaas.tasks import cancel_all
-from prfaas.wire.channel import Channel
+from prfaas.wire.allow_list import peer_regions
+from prfaas.wire.channel import Channel, keep_alive
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong, Unsupported
 from prfaas.wire.messages.codec import ToSender, decode, tags_of
 from prfaas.wire.messages.fields import keys_of
@@ -46,7 +47,6 @@ from prfaas.wire.messages.link import (
     Refused,
     Resumed,
 )
-from prfaas.wire.regions import peer_regions
 from prfaas.wire.sealed.keys import SECRET_BYTES, LinkSecret
 from prfaas.wire.sockets import happy_eyeballs_s, prepare_messages, tcp_info
 
@@ -84,7 +84,7 @@ class Dialer:
     Args:
         link: Its transfers.
         tickets: Know the regions of peers.
-        facts: Gets a `ChangedLink` when the link comes up or goes down.
+        facts: Gets `LinksChanged` when the link comes up or goes down.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Dialer:
         if self._was_up:
             log_event(log, logging.INFO, "link_up", peer=peer)
         self._end.metrics.link_up.labels(peer=peer).set(self._was_up)
-        self._facts.report(ChangedLink(peer))
+        self._facts.report(LinksChanged())
         self._link.report(on.LinkUp(peer) if self._was_up else on.LinkBroke(peer))
 
     # --- messages of the peer ---

@@ -213,7 +213,7 @@ class LinkCoding:
             self._wire_bytes += wire_bytes
         self._link_bytes.inc(block_bytes)
         self._sent_bytes.inc(wire_bytes)
-        if self._moved.is_on:
+        if self._moved is not None:
             ends = "sent", self._peer, fragment.block.transfer_id
             self._moved.add(*ends, link_bytes=block_bytes, wire_bytes=wire_bytes)
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from prfaas.core.facts import FactStream
+from prfaas.core.transfer.facts import SENT, LinksChanged
 from prfaas.core.transfer.link_encryption import LinkEncryption
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.core.transfer.pacing import BOUND, Pacer, PathLoss, num_connections
 from prfaas.core.transfer.sender import Sender
-from prfaas.core.transfer.transfer_state import SENT, ChangedLink
 from prfaas.pool.net.io_thread import BusyMeter
 from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.send.data_sender import DataSenders, SendQueue
@@ -185,7 +185,7 @@ class LinkControl:
 
     Args:
         machine: The transfers of the link.
-        facts: Gets a `ChangedLink` while the link is busy.
+        facts: Gets `LinksChanged` while the link is busy.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class LinkControl:
                     ping = Ping(at_ns=time.monotonic_ns(), connections=senders.connections)
                     channel.send(ping)
                     if (num_open or was_busy) and channel.is_open and senders.num_open:
-                        self._facts.report(ChangedLink(self._to.peer))
+                        self._facts.report(LinksChanged())
                     was_busy = num_open > 0
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
 

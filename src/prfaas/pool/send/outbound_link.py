@@ -18,10 +18,11 @@ from prfaas.core.facts import FactStream
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
+from prfaas.core.transfer.facts import SENT, TransferDone
 from prfaas.core.transfer.link_scheduler import OutgoingBlock
 from prfaas.core.transfer.sender import Sender
 from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
-from prfaas.core.transfer.transfer_state import SENT, EndedTransfer, TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError, check_invariants
 from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.send.data_sender import SendQueue
@@ -56,7 +57,7 @@ class OutboundLink:
         coding: When blocks are coded, and how.
         tickets: Count blocks that a ticket does not allow, and know the regions of peers.
         serves: Sends the blocks that the peer requests.
-        facts: Gets an `EndedTransfer` for each, and a `ChangedLink` when the link has changed.
+        facts: Gets an `TransferDone` for each, and `LinksChanged` when the link has changed.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class OutboundLink:
         raise PeerError(action.why)
 
     def _ended(self, action: do.Ended) -> None:
-        self._facts.report(EndedTransfer(SENT, action.transfer))
+        self._facts.report(TransferDone(SENT, action.transfer, self._clock_ns()))
 
 
 _METHODS = methods_of(OutboundLink, do.SENT)

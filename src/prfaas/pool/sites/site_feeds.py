@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from prfaas.core.admission.contracts import Contracts
 from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.membership.agreements import Agreements
 from prfaas.pool.store.event_feed import EventFeed, FeedLimits, Names
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 
-OWN = ""
-"""Site of the gateways that belong to the PrfaaS site itself: they see everything."""
 HOST = "host"
 
 
@@ -29,8 +26,10 @@ class _NamesOf:
         return (name for name in self._store.names() if self._sites.get(name) == self._site)
 
 
-class SiteFeeds:
-    """One feed for each site, with numbers of its own, so that gaps reveal nothing of others.
+class SiteFeeds(EventFeed):
+    """The feed of the own site, which gets everything, and one for each other site.
+
+    Each has numbers of its own, so that gaps reveal nothing of others.
 
     Args:
         limits: On events for one subscriber.
@@ -41,21 +40,21 @@ class SiteFeeds:
     def __init__(
         self,
         limits: FeedLimits,
-        contracts: Callable[[], Contracts],
+        agreements: Agreements,
         site_of_block: Callable[[BlockName], str | None],
         held_bytes: Callable[[str], int],
     ) -> None:
-        self._limits, self._contracts = limits, contracts
-        self._site_of_block, self._held_bytes = site_of_block, held_bytes
-        self.epoch = secrets.token_hex(8)
-        self._feeds: dict[str, EventFeed] = {OWN: self._feed()}
+        super().__init__(limits)
+        self._agreements = agreements
+        self._site_of, self._held_bytes = site_of_block, held_bytes
+        self._feeds: dict[str, EventFeed] = {}
         self._sites: dict[BlockName, str] = {}
         """Site of each block that belongs to one."""
         self._counts: dict[str, int] = {}
         self._told: dict[str, PoolState] = {}
         """State as last sent to the gateways of each site."""
 
-    def site_of(self, name: BlockName) -> str | None:
+    def site_of_block(self, name: BlockName) -> str | None:
         """The site of a block; None for one of no site, or that is not here."""
         return self._sites.get(name)
 
@@ -63,23 +62,28 @@ class SiteFeeds:
 
     def subscribe(self, channel: Channel, store: Names, state: Callable[[], PoolState]) -> None:
         """See `EventFeed.subscribe`."""
-        site = self._contracts().site_of_gateway.get(channel.peer, OWN)
-        feed = self._feeds.get(site)
-        if feed is None:
-            feed = self._feeds[site] = self._feed()
-        names = store if site == OWN else _NamesOf(store, self._sites, site)
-        feed.subscribe(channel, names, lambda: self._view(state(), site))
+        site = self._agreements.contracts.site_of_gateway.get(channel.peer)
+        if site is None:
+            super().subscribe(channel, store, state)
+            return
+        if site not in self._feeds:
+            feed = self._feeds[site] = EventFeed(self._limits)
+            feed.epoch = self.epoch
+        names = _NamesOf(store, self._sites, site)
+        self._feeds[site].subscribe(channel, names, lambda: self._view(state(), site))
 
     @property
     def num_subscribers(self) -> int:
         """Subscribed gateways."""
-        return sum(feed.num_subscribers for feed in self._feeds.values())
+        others = sum(feed.num_subscribers for feed in self._feeds.values())
+        return super().num_subscribers + others
 
     def unsubscribe(self, channel: Channel) -> None:
         """Remove a subscriber."""
+        super().unsubscribe(channel)
         for site, feed in list(self._feeds.items()):
             feed.unsubscribe(channel)
-            if site != OWN and not feed.num_subscribers:
+            if not feed.num_subscribers:
                 del self._feeds[site]
                 self._told.pop(site, None)
 
@@ -87,11 +91,11 @@ class SiteFeeds:
 
     def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks came."""
-        self._feeds[OWN].stored(layout_id, keys)
+        super().stored(layout_id, keys)
         by_site: dict[str, list[BlockKey]] = {}
         for key in keys:
             name = layout_id, key
-            site = self._site_of_block(name)
+            site = self._site_of(name)
             if site is not None:
                 if name not in self._sites:
                     self._counts[site] = self._counts.get(site, 0) + 1
@@ -103,7 +107,7 @@ class SiteFeeds:
 
     def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks went."""
-        self._feeds[OWN].evicted(layout_id, keys)
+        super().evicted(layout_id, keys)
         by_site: dict[str, list[BlockKey]] = {}
         for key in keys:
             site = self._sites.pop((layout_id, key), None)
@@ -118,8 +122,8 @@ class SiteFeeds:
 
     def transfer_ended(self, event: TransferEnded) -> None:
         """A transfer ended: the gateways of the site at its other end are told."""
-        site = self._contracts().site_of_pool.get(event.peer)
-        self._feeds[OWN].transfer_ended(msgspec.structs.replace(event))
+        site = self._agreements.contracts.site_of_pool.get(event.peer)
+        super().transfer_ended(msgspec.structs.replace(event))
         if site is not None and site in self._feeds:
             self._feeds[site].transfer_ended(event)
 
@@ -127,15 +131,15 @@ class SiteFeeds:
         """Something changed; a site is told only if what it may know did."""
         for site, feed in self._feeds.items():
             view = self._view(state, site)
-            if site == OWN or msgspec.structs.replace(view, facts=[]) != self._told.get(site):
-                self._told[site] = msgspec.structs.replace(view, facts=[])
+            bare = msgspec.structs.replace(view, facts=[])
+            if bare != self._told.get(site):
+                self._told[site] = bare
                 feed.state_changed(view)
+        super().state_changed(state)
 
     def _view(self, state: PoolState, site: str) -> PoolState:
         """The state as the gateways of a site may know it."""
-        if site == OWN:
-            return msgspec.structs.replace(state)
-        contracts = self._contracts()
+        contracts = self._agreements.contracts
         pools = {name for name, owner in contracts.site_of_pool.items() if owner == site}
         contract, host = contracts.by_site.get(site), state.tiers.get(HOST)
         tiers: dict[str, TierUse] = {}
@@ -154,8 +158,3 @@ class SiteFeeds:
             num_leased=0,
             leased_bytes=0,
         )
-
-    def _feed(self) -> EventFeed:
-        feed = EventFeed(self._limits)
-        feed.epoch = self.epoch
-        return feed

@@ -1,73 +1,106 @@
-"""The sites that share a pool node, or none: then everything is allowed."""
+"""The sites that share a pool node by contract, and what their gateways and pool nodes may do."""
 
 from __future__ import annotations
 
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cryptography import x509
 
 from prfaas.core.admission.contracts import Contracts
 from prfaas.core.cache.eviction import LeastRecentlyUsed
-from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.cache.tenant_shares import OwnedShares, Share, TenantShares
-from prfaas.core.kv.blocks import BlockName
-from prfaas.core.kv.shipping import Manifest
-from prfaas.core.transfer.tickets import Ticket
+from prfaas.core.facts import FactStream
+from prfaas.core.kv.blocks import HASH_BYTES, BlockKey, BlockName
+from prfaas.core.transfer.facts import TicketUse, TransferDone
+from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.membership.agreements import Agreements
+from prfaas.pool.node.own_site import ChangedParts, OwnSite, Peer
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.sites.site_feeds import SiteFeeds
-from prfaas.pool.sites.site_rules import SiteRules
-from prfaas.pool.store.event_feed import EventFeed, FeedLimits
-from prfaas.wire.allow_list import AllowList
+from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.comparing import Compare
+from prfaas.wire.messages.gateway import LinkLease, Order, OrderDone
+from prfaas.wire.messages.link import Abort, Release
 
-Peer = tuple[tuple[str, int], int]
-"""Address of a pool node, and the budget of the link to it in bits per second."""
-
-
-class SitesSettings(Protocol):
-    """The settings of a pool node that sites depend on; see `PoolSettings`."""
-
-    @property
-    def contracts(self) -> Path | None:
-        """Contracts file."""
-
-    @property
-    def disk(self) -> Path | None:
-        """Folder of the disk tier."""
-
-    @property
-    def peers(self) -> dict[str, tuple[str, int]]:
-        """Pools of the site itself."""
-
-    @property
-    def gateways(self) -> frozenset[str]:
-        """Gateways of the site itself."""
-
-    @property
-    def feed(self) -> FeedLimits:
-        """Limits on events for a gateway."""
+TRANSFERS_MAX = 100_000
+"""Transfers whose site is remembered; the oldest is forgotten first."""
+NOT_YOURS = "a gateway of a site that shares this pool node purges its own tenants, one by one"
+NO_PINS = "a gateway of a site that shares this pool node pins nothing: its reserve protects it"
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Parts of sites after a change of contracts.
+class SiteRules:
+    """Checks requests of sites against the contracts.
 
-    Attributes:
-        gone: Names whose connections end: parts without a contract, or with another authority.
-        came: Pool nodes to connect to.
-        budgets: Budgets of all other links to pool nodes of sites, bits per second; 0 is none.
+    Args:
+        agreements: Contracts and owners of tags.
+        site_of_block: Site of a block that is here; None without.
     """
 
-    gone: frozenset[str]
-    came: Mapping[str, Peer]
-    budgets: Mapping[str, int]
+    def __init__(
+        self, agreements: Agreements, site_of_block: Callable[[BlockName], str | None]
+    ) -> None:
+        self._agreements, self._site_of_block = agreements, site_of_block
+        self._transfers: OrderedDict[bytes, str | None] = OrderedDict()
+
+    def may_use(self, use: TicketUse) -> None:
+        """Check a ticket whose signature is valid.
+
+        Raises:
+            TicketRefusedError: It is for parts, tenants or blocks of another site.
+        """
+        ticket, peer, blocks = use.ticket, use.peer, use.blocks
+        contracts = self._agreements.contracts
+        site = contracts.site_of_gateway.get(ticket.signer)
+        if contracts.site_of_pool.get(peer) != site:
+            raise TicketRefusedError(
+                TicketRefusal.SITE,
+                f"{ticket.signer} may not sign for {peer}, a part of another site",
+            )
+        if site is not None and not self._agreements.claim(ticket.tenant, site):
+            raise TicketRefusedError(
+                TicketRefusal.SITE,
+                f"{ticket.signer} names no tag, one of another site, or too many",
+            )
+        for group, hashes in blocks.items() if site is not None else ():
+            for at in range(0, len(hashes), HASH_BYTES):
+                key = BlockKey(group, hashes[at : at + HASH_BYTES])
+                if self._site_of_block((ticket.layout_id, key)) not in (None, site):
+                    raise TicketRefusedError(TicketRefusal.SITE, "it names a block of another site")
+        self._transfers[ticket.transfer_id] = site
+        if len(self._transfers) > TRANSFERS_MAX:
+            self._transfers.popitem(last=False)
+
+    def ended(self, fact: TransferDone) -> None:
+        """A transfer is over."""
+        self._transfers.pop(fact.transfer.transfer_id, None)
+
+    def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:
+        """Return True if a gateway may send a message; otherwise it is answered, or ignored."""
+        site = self._agreements.contracts.site_of_gateway.get(gateway)
+        if site is None:
+            return True
+        match message:
+            case Abort() | Release():
+                return self._transfers.get(message.transfer_id, site) == site
+            case Order(tenant=tag):
+                is_purge = message.effect == Effect.PURGE
+                # A source is a pool node, which other sites use as well.
+                is_own = tag is not None and not message.source
+                if is_purge and is_own and self._agreements.claim(tag or "", site):
+                    return True
+                problem = NOT_YOURS if is_purge else NO_PINS
+                answer(OrderDone(job=message.job, problem=problem))
+                return False
+        return not isinstance(message, Compare | LinkLease)
 
 
 class _Part(NamedTuple):
@@ -86,76 +119,60 @@ class _Part(NamedTuple):
         )
 
 
-class Sites:
+class Sites(OwnSite):
     """Contracts at one pool node.
 
     Args:
-        settings: Of the pool node.
-        origin_of: Origin of a block that is here; None if it is not.
-        held_bytes: Memory of each site's blocks.
+        contracts: File that is followed.
 
     Raises:
         ConfigError: The contracts file cannot be used, or names a part of the site itself.
     """
 
-    def __init__(
-        self,
-        settings: SitesSettings,
-        origin_of: Callable[[BlockName], Origin | None],
-        held_bytes: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._settings, self._origin_of = settings, origin_of
-        self.owner_of: Callable[[str], str | None] | None = None
-        """Site that a tag belongs to; None without contracts."""
-        self._agreements: Agreements | None = None
-        self._rules: SiteRules | None = None
-        self.feed: EventFeed | SiteFeeds
-        """Events for gateways."""
-        if settings.contracts is None:
-            self.feed = EventFeed(settings.feed)
-        else:
-            self._agreements = agreements = Agreements(
-                settings.contracts, settings.disk, self._check
-            )
-            self.owner_of = agreements.owners.__getitem__
-            self.feed = SiteFeeds(
-                settings.feed,
-                lambda: agreements.contracts,
-                self._site_of_block,
-                lambda site: held_bytes().get(site, 0),
-            )
-            self._rules = SiteRules(agreements, self.feed.site_of)
-        self.gateways = AllowList(self._all_gateways(), self.prove)
-        """Names of all gateways that may subscribe and sign."""
+    is_shared = True
+    _store: BlockStore
+
+    def __init__(self, settings: PoolSettings, contracts: Path) -> None:
+        super().__init__(settings)
+        self._agreements = agreements = Agreements(contracts, settings.disk, self._check)
+        self.feed = feeds = SiteFeeds(
+            settings.feed,
+            agreements,
+            self._site_of_block,
+            lambda site: self._store.room.held_bytes.get(site, 0),
+        )
+        self._rules = SiteRules(agreements, feeds.site_of_block)
+        self.gateways.replace(self._all_gateways())
         self._parts = self._current()
 
-    @property
-    def is_shared(self) -> bool:
-        """Return True if there is a contracts file."""
-        return self._agreements is not None
+    def attach(self, store: BlockStore) -> None:
+        """See `OwnSite.attach`."""
+        self._store = store
+
+    def follow(self, facts: FactStream) -> None:
+        """See `OwnSite.follow`."""
+        facts.guard(TicketUse, self._rules.may_use)
+        facts.subscribe(TransferDone, self._rules.ended)
 
     @property
     def contracts(self) -> Contracts:
         """Those in force."""
-        return self._agreements.contracts if self._agreements is not None else Contracts()
+        return self._agreements.contracts
 
     def order_of(self, capacity_bytes: int) -> TenantShares[BlockName]:
-        """Order of eviction of a memory of that size: sites have shares, or else tenants."""
-        rest = LeastRecentlyUsed[BlockName]()
-        if self.owner_of is None:
-            return TenantShares(rest, capacity_bytes)
-        return OwnedShares(rest, capacity_bytes, self.owner_of)
+        """See `OwnSite.order_of`; sites have shares, not tenants."""
+        owner_of = self._agreements.owners.__getitem__
+        return OwnedShares(LeastRecentlyUsed(), capacity_bytes, owner_of)
 
     @property
     def shares(self) -> Mapping[str, Share]:
         """Shares of memory by site."""
-        return self._agreements.shares if self._agreements is not None else {}
+        return self._agreements.shares
 
     @property
     def peers(self) -> dict[str, Peer]:
         """Pool nodes to push to: those of the site itself, and of all other sites."""
-        own = {name: (address, 0) for name, address in self._settings.peers.items()}
-        return own | self._of_sites()
+        return super().peers | self._of_sites()
 
     def _of_sites(self) -> dict[str, Peer]:
         return {
@@ -164,9 +181,9 @@ class Sites:
             for name, address in contract.pools.items()
         }
 
-    def site_of_gateway(self, gateway: str) -> str | None:
-        """Site of a gateway; None for one of this site."""
-        return self.contracts.site_of_gateway.get(gateway)
+    def site_of(self, name: str) -> str | None:
+        """See `OwnSite.site_of`."""
+        return self.contracts.site_of(name)
 
     # --- rules ---
 
@@ -176,35 +193,22 @@ class Sites:
         Raises:
             PeerError: The authority of another site, or of this one, signed it.
         """
-        if self._agreements is not None:
-            self._agreements.authorities.site_of(name, der)
-
-    def check_ticket(self, ticket: Ticket, peer: str, blocks: Manifest) -> None:
-        """See `SiteRules.ticket`."""
-        if self._rules is not None:
-            self._rules.ticket(ticket, peer, blocks)
+        self._agreements.authorities.site_of(name, der)
 
     def allows(self, gateway: str, message: Message, answer: Callable[[Message], None]) -> bool:
         """See `SiteRules.allows`."""
-        return self._rules is None or self._rules.allows(gateway, message, answer)
+        return self._rules.allows(gateway, message, answer)
 
     def claims(self, gateway: str, tag: str) -> bool:
         """Return True if a gateway may say something about all blocks of a tag."""
-        site = self.site_of_gateway(gateway)
-        if self._agreements is None or site is None:
-            return True
-        return self._agreements.claim(tag, site)
-
-    def ended(self, transfer_id: bytes) -> None:
-        """A transfer is over."""
-        if self._rules is not None:
-            self._rules.ended(transfer_id)
+        site = self.contracts.site_of_gateway.get(gateway)
+        return site is None or self._agreements.claim(tag, site)
 
     # --- trust ---
 
     def certificates(self) -> list[x509.Certificate]:
         """Certificates of the authorities of all sites."""
-        return [] if self._agreements is None else self._agreements.authorities.certificates
+        return self._agreements.authorities.certificates
 
     def trust(
         self,
@@ -212,15 +216,7 @@ class Sites:
         accepting: LinkContexts,
         on_io: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """Have both ends of links accept certificates of all sites.
-
-        Args:
-            dialling: Contexts of the dialling end.
-            accepting: Contexts of the accepting end.
-            on_io: Runs a function on the thread of data connections.
-        """
-        if self._agreements is None:
-            return
+        """See `OwnSite.trust`."""
         authorities = self._agreements.authorities
         authorities.trust(dialling.messages, accepting.messages)
         data: list[ssl.SSLContext] = []
@@ -230,9 +226,9 @@ class Sites:
 
     # --- changes ---
 
-    def look(self) -> Changed | None:
+    def look(self) -> ChangedParts | None:
         """Read the contracts anew if their file changed; None if nothing has."""
-        if self._agreements is None or not self._agreements.look():
+        if not self._agreements.look():
             return None
         before, self._parts = self._parts, self._current()
         self.gateways.replace(self._all_gateways())
@@ -243,12 +239,10 @@ class Sites:
                 came[name] = peer
             else:
                 budgets[name] = peer[1]
-        return Changed(frozenset(gone), came, budgets)
+        return ChangedParts(frozenset(gone), came, budgets)
 
     def _current(self) -> dict[str, _Part]:
         """Conditions of a connection of each part of a site."""
-        if self._agreements is None:
-            return {}
         authorities, parts = self._agreements.authorities, dict[str, _Part]()
         for site, contract in self.contracts.by_site.items():
             keys = authorities.keys_of(site)
@@ -257,10 +251,10 @@ class Sites:
         return parts
 
     def _all_gateways(self) -> frozenset[str]:
-        return self._settings.gateways | self.contracts.site_of_gateway.keys()
+        return self.settings.gateways | self.contracts.site_of_gateway.keys()
 
     def _check(self, contracts: Contracts) -> None:
-        own = {*self._settings.gateways, *self._settings.peers}
+        own = {*self.settings.gateways, *self.settings.peers}
         if both := sorted(name for name in own if contracts.site_of(name)):
             raise ConfigError(
                 f"{', '.join(both)} is a part of this site, and of one in its contracts; names are "
@@ -268,5 +262,5 @@ class Sites:
             )
 
     def _site_of_block(self, name: BlockName) -> str | None:
-        origin = self._origin_of(name)
-        return None if origin is None or self.owner_of is None else self.owner_of(origin.tenant)
+        origin = self._store.origin_of(name)
+        return None if origin is None else self._agreements.owners[origin.tenant]

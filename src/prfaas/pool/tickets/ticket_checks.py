@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.shipping import Manifest, NamedBlocks, manifest_digest
+from prfaas.core.transfer.facts import TicketGranted, TicketRefused, TicketUse
 from prfaas.core.transfer.residency import Regions, check_ticket_regions
 from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
-    AcceptedTicket,
-    RefusedTicket,
     Ticket,
     TicketRefusal,
     TicketRefusedError,
-    TicketUse,
     UsedTickets,
     check_ticket,
 )
@@ -51,7 +49,7 @@ class TicketChecks:
     """Checks tickets, and counts those it refuses.
 
     Args:
-        facts: Asked with `TicketUse`; gets `AcceptedTicket` and `RefusedTicket`.
+        facts: Asked with `TicketUse`; gets `TicketGranted` and `TicketRefused`.
         regions: Our footprint; without any, tickets need no region.
     """
 
@@ -132,8 +130,8 @@ class TicketChecks:
         return self._use(sealed, blocks, transfer_id, (source, self._pool), layouts, free_bytes)
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
-        """Count and record a refusal, also one that came out while blocks were moving."""
-        self._facts.report(RefusedTicket(end, transfer_id, error))
+        """Count and report a refusal, also one that came out while blocks were moving."""
+        self._facts.report(TicketRefused(end, transfer_id, error))
         self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
         fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
         log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
@@ -184,7 +182,7 @@ class TicketChecks:
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
-        self._facts.report(AcceptedTicket(ticket))
+        self._facts.report(TicketGranted(ticket))
         return Grant(
             ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
         )

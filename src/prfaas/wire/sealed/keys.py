@@ -115,10 +115,7 @@ class RecordKeys:
     """
 
     def __init__(
-        self,
-        secret: bytes,
-        limits: KeyLimits = LIMITS,
-        cipher: Callable[[bytes], AESGCM] = AESGCM,
+        self, secret: bytes, limits: KeyLimits = LIMITS, cipher: Callable[[bytes], AESGCM] = AESGCM
     ) -> None:
         self._limits = limits
         self._make = cipher

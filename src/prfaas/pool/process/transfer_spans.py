@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from prfaas.core.transfer.facts import RECEIVED, SENT, TransferDone
 from prfaas.core.transfer.transfer_state import Transfer, TransferState
 from prfaas.telemetry import make_provider
 
-SENT, RECEIVED = "sent", "received"
-"""Directions of a transfer, as seen by this pool."""
 REASON_CHARS_MAX = 200
 _NAMES = {SENT: "kv send", RECEIVED: "kv receive"}
 
@@ -23,24 +22,19 @@ class TransferSpans:
     """Sends spans of the transfers that a gateway traces.
 
     Args:
-        endpoint: Collector that takes OTLP over HTTP; None sends nothing.
+        endpoint: Collector that takes OTLP over HTTP.
     """
 
-    def __init__(
-        self, endpoint: str | None, pool: str, unix_ns: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, endpoint: str, pool: str, unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._pool = pool
         self._unix_ns = unix_ns
-        self._provider = make_provider(endpoint, "prfaas-pool", pool) if endpoint else None
-        self._tracer = self._provider.get_tracer("prfaas") if self._provider else None
+        self._provider = make_provider(endpoint, "prfaas-pool", pool)
+        self._tracer = self._provider.get_tracer("prfaas")
 
-    def ended(self, direction: str, transfer: Transfer, now_ns: int) -> None:
-        """A transfer is over.
-
-        Args:
-            now_ns: The clock that its times are of.
-        """
-        if self._tracer is None or not transfer.trace:
+    def ended(self, fact: TransferDone) -> None:
+        """A transfer is over."""
+        direction, transfer, now_ns = fact.direction, fact.transfer, fact.now_ns
+        if not transfer.trace:
             return
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -81,5 +75,4 @@ class TransferSpans:
 
     def close(self) -> None:
         """Send pending spans. Blocks for up to a few seconds if the collector is unreachable."""
-        if self._provider is not None:
-            self._provider.shutdown()
+        self._provider.shutdown()

@@ -40,7 +40,7 @@ class Comparing:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
-    def asked(self, message: Compare, answer: Callable[[Message], None]) -> None:
+    def asked(self, message: Compare, _: str, answer: Callable[[Message], None]) -> None:
         """Compare, and answer when it is done."""
         if len(self._tasks) >= RUNNING_MAX:
             answer(_Answer().message(message.job, range(len(message.pairs))))

@@ -1,0 +1,1 @@
+"""A pool node's process: the node, and the annexes that follow its facts."""
