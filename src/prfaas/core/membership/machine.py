@@ -129,7 +129,9 @@ class Membership:
             addresses_are_those_of_members=self._addresses
             == Counter(member.address for member in joined),
             kinds_are_those_of_members=self._counts == Counter(member.kind for member in joined),
-            none_waits_that_has_joined=not self._waiting.keys() & self._joined.keys(),
+            who_waits_has_a_namesake_that_leaves=not any(
+                self._joined[name].is_listed for name in self._waiting.keys() & self._joined.keys()
+            ),
             few_that_left_are_shown=len(self._gone) <= GONE_SHOWN_MAX,
         )
 
