@@ -5,8 +5,8 @@
 Real are the rules of the file, the dispatchers of gateway and simulator, certificates and
 signatures of gateways, and the checks of tickets in pool nodes. Blocks and transfers are a model:
 what a pool node does with an accepted or refused ticket is tested over sockets in
-`tests/pool/test_regions.py`. The regions of each place are read from the drawn values, not from the
-footprints of the product.
+`tests/pool/store/test_regions.py`. The regions of each place are read from the drawn values, not
+from the footprints of the product.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 vLLM calls its tiers outside its tree experimental, and its connectors change with each release. An
 engine of another version, or one that lacks a name that prfaas uses, is refused at its start, with
 the name. The check reads vLLM's source files and imports none, so that it can be run on the Python
-tree of any version (`tests/engines/test_vllm_facts.py`).
+tree of any version (`tests/engines/identity/test_vllm_facts.py`).
 
 Versions differ in this (0.33 against 0.32):
 

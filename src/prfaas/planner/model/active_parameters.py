@@ -2,7 +2,7 @@
 
 Counts matrices only: projections of attention and recurrent layers, the active experts (or the
 dense MLP), and the output head. Norms, biases, routers, low-rank gates and the input embedding are
-left out. `tests/planner/test_parameters.py` holds it to within 5 % of published figures.
+left out. `tests/planner/model/test_parameters.py` holds it to within 5 % of published figures.
 """
 
 from __future__ import annotations
