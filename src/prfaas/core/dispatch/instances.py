@@ -168,23 +168,24 @@ class PrefillInstances:
             is_cut: Returns True if no link is up from any instance to where the blocks are wanted;
                 called if many are, so that not all are considered.
         """
-        if len(self.book.order) > self._scanned_max:
-            return self.search(arrival, now_ns, reach, fetch, is_cut)
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
-        for source in hits:
-            if source in self.instances and hits[source] > most_device:
-                most_device = hits[source]
-        for pool in self.by_pool if hits or hints else ():
-            hit = hits.get(pool, 0)
-            if hints:
-                hit = max(hit, hints.get(pool, 0))
-            most = max(most, hit)
-        most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
+        if hits or hints:
+            if len(self.book.order) > self._scanned_max:
+                return self.search(arrival, now_ns, reach, fetch, is_cut)
+            for source in hits:
+                if source in self.instances and hits[source] > most_device:
+                    most_device = hits[source]
+            most = most_device
+            for pool in self.by_pool:
+                most = max(most, hits.get(pool, 0), hints.get(pool, 0))
+        num_tokens = arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
             candidate = self.candidate(arrival, *first, reach, fetch)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
+        if len(self.book.order) > self._scanned_max:
+            return self.search(arrival, now_ns, reach, fetch, is_cut)
         return pick(
             self._candidates(arrival, now_ns, reach, fetch),
             num_tokens,

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
+
+from msgspec import Struct
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
@@ -34,8 +35,7 @@ ROOM_KNOWN_NS = 60 * NS_PER_S
 """Time after the last queued request for which the free capacity of decode counts as known."""
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A request under way."""
 
     routed: Routed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
@@ -25,8 +25,7 @@ _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
-@dataclass(slots=True)
-class Movement:
+class Movement(Struct):
     """Blocks in transit between two pools, or within one.
 
     Attributes:
@@ -43,9 +42,9 @@ class Movement:
     is_open: bool = True
     end: TransferEnd | None = None
     fault: str = ""
-    crosses_link: bool = field(init=False)
+    crosses_link: bool = False
     """True if they leave their pool; of others no pool reports an end."""
-    is_coming: bool = field(init=False)
+    is_coming: bool = False
     """True if more of them may arrive that is waited for."""
 
     def __post_init__(self) -> None:

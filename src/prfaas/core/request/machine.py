@@ -11,10 +11,11 @@ makes the same decisions as for other engines: only the start of the leg is late
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any
+
+from msgspec import Struct
 
 from prfaas.core.dispatch import types
 from prfaas.core.request.actions import (
@@ -100,8 +101,7 @@ _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
 _wakes_at_ns = attrgetter("wakes_at_ns")
 
 
-@dataclass(slots=True)
-class Route:
+class Route(Struct):
     """Decided route of a request.
 
     Attributes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 
 
-@dataclass(slots=True, eq=False)
-class PrefillJob:
+class PrefillJob(Struct, eq=False):
     """A prompt to prefill.
 
     Attributes:

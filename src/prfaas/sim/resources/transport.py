@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from prfaas.core.codec.gain import BlockCoder, BlockCoding
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.routing.predictions import Costs
@@ -103,8 +105,7 @@ class CodedLink(SharedLink):
         return report._replace(goodput_bits_per_s=report.goodput_bits_per_s * self.coder.ratio)
 
 
-@dataclass(slots=True)
-class _Transfer:
+class _Transfer(Struct):
     """Blocks of one request. `present_tokens` of its prompt are at the destination already.
 
     Of the first tokens of the prompt, all KV bytes but `kept_bytes` may leave once they are
