@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from prfaas.core.invariants import hold
+from prfaas.records import MutableRecord
 
 WAITING_MAX = 256
 """Jobs of a queue that are listed; those behind them will not start soon."""
@@ -38,7 +37,7 @@ class WorkAhead(NamedTuple):
     spent_ns: int
 
 
-class _Job(Struct):
+class _Job(MutableRecord):
     sent_at_ns: int
     work_ns: int
 

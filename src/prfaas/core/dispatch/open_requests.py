@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
-from msgspec import Struct
-
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.instance_load import InstanceLoad, WorkAhead
 from prfaas.core.dispatch.links import Link
@@ -26,6 +24,7 @@ from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path
 from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
 LOOKUPS_MAX = 16
@@ -35,7 +34,7 @@ ROOM_KNOWN_NS = 60 * NS_PER_S
 """Time after the last queued request for which the free capacity of decode counts as known."""
 
 
-class _Open(Struct):
+class _Open(MutableRecord):
     """A request under way."""
 
     routed: Routed

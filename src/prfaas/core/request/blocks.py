@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Breakers
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
+from prfaas.records import MutableRecord
 
 POOL_DOWN = "pool_down"
 """The event stream of a pool is lost."""
@@ -25,7 +24,7 @@ _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
-class Movement(Struct):
+class Movement(MutableRecord):
     """Blocks in transit between two pools, or within one.
 
     Attributes:

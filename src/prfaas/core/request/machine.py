@@ -15,8 +15,6 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from msgspec import Struct
-
 from prfaas.core.dispatch import types
 from prfaas.core.request.actions import (
     AnyAction,
@@ -65,6 +63,7 @@ from prfaas.core.request.watch import (
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.records import MutableRecord
 
 NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
@@ -101,7 +100,7 @@ _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
 _wakes_at_ns = attrgetter("wakes_at_ns")
 
 
-class Route(Struct):
+class Route(MutableRecord):
     """Decided route of a request.
 
     Attributes:

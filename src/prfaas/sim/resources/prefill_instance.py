@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from msgspec import Struct
-
+from prfaas.records import MutableRecord
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 
 
-class PrefillJob(Struct, eq=False):
+class PrefillJob(MutableRecord, eq=False):
     """A prompt to prefill.
 
     Attributes:
