@@ -122,8 +122,8 @@ def requests(problem: Problem, design: Design, phases: list[Phase], seed: int) -
         # Of a Poisson process with a known count, the instants are uniform.
         instants = np.sort(rng.uniform(0, phase.seconds, count)) + start
         ratios = rng.permutation((np.arange(count) + 0.5) / count)
-        for at, ratio in zip(instants, ratios, strict=True):
-            length = max(round(problem.workload.lengths.quantile(float(ratio))), 1)
-            found.append(Request(len(found), round(at * NS_PER_S), length, outputs))
+        lengths = problem.workload.lengths.quantiles(ratios)
+        for at, length in zip(instants, lengths, strict=True):
+            found.append(Request(len(found), round(at * NS_PER_S), max(round(length), 1), outputs))
         start += phase.seconds
     return found

@@ -25,6 +25,14 @@ class Record(Struct, frozen=True):
         return replace(self, **changes)
 
 
+class MutableRecord(Struct):
+    """Fields with types that may change.
+
+    Compared with a dataclass with slots, it is made in half the time, and a field is set in 1.6
+    times the time: for what is set a few times.
+    """
+
+
 def methods_of(cls: type, kinds: Iterable[type]) -> dict[type, Callable[..., None]]:
     """Return the methods of a class by the kind of record that they handle.
 

@@ -60,8 +60,8 @@ class LengthDistribution(Protocol):
     def mean_up_to(self, threshold: FloatArray) -> FloatArray:
         """E[L; L <= t] for each t, tokens."""
 
-    def quantile(self, ratio: float) -> float:
-        """Length that a share `ratio` of requests does not exceed, tokens."""
+    def quantiles(self, ratios: FloatArray) -> FloatArray:
+        """Length that a share of requests does not exceed, for each share, tokens."""
 
     def sample(self) -> tuple[FloatArray, FloatArray]:
         """Representative lengths in rising order and their weights, which sum to 1."""
@@ -163,18 +163,15 @@ class LogNormalLengths:
         values = function(np.exp(self.mu + self.sigma * z))
         return np.asarray(np.sum(values * density * _WEIGHTS * half, axis=1), dtype=np.float64)
 
-    def quantile(self, ratio: float) -> float:
+    def quantiles(self, ratios: FloatArray) -> FloatArray:
         """Inverse of the distribution function."""
-        return float(self._quantiles(np.array([ratio]))[0])
-
-    def _quantiles(self, ratios: FloatArray) -> FloatArray:
         a, _, mass = self._range
         return np.asarray(np.exp(self.mu + self.sigma * ndtri(ndtr(a) + ratios * mass)))
 
     def sample(self) -> tuple[FloatArray, FloatArray]:
         """Midpoints of equally likely slices."""
         ratios = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
-        return self._quantiles(ratios), np.full(_NUM_QUANTILES, 1 / _NUM_QUANTILES)
+        return self.quantiles(ratios), np.full(_NUM_QUANTILES, 1 / _NUM_QUANTILES)
 
     def scaled(self, factor: float) -> LogNormalLengths:
         """The log-normal of `factor * L`, with prefixes as much longer."""
@@ -266,9 +263,10 @@ class EmpiricalLengths:
     def _count_up_to(self, threshold: FloatArray) -> np.typing.NDArray[np.intp]:
         return np.searchsorted(self._sorted, threshold, side="right")
 
-    def quantile(self, ratio: float) -> float:
-        """Smallest observation that a share `ratio` of all does not exceed."""
-        return float(np.quantile(self._sorted, ratio, method="inverted_cdf"))
+    def quantiles(self, ratios: FloatArray) -> FloatArray:
+        """Smallest observation that a share of all does not exceed, for each share."""
+        found = np.quantile(self._sorted, ratios, method="inverted_cdf")
+        return np.asarray(found, dtype=np.float64)
 
     def sample(self) -> tuple[FloatArray, FloatArray]:
         """All observations."""

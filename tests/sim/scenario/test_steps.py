@@ -18,8 +18,6 @@ from prfaas.units import NS_PER_S
 from tests.instructions import counted
 from tests.sim.systems import EXAMPLES
 
-FEW, MANY = 50, 250
-
 
 def measured(scenario: Scenario) -> tuple[int, int]:
     """Requests of a run, and its instructions."""
@@ -27,14 +25,34 @@ def measured(scenario: Scenario) -> tuple[int, int]:
     return len(found.simulation.requests), num_instructions
 
 
-def case_study(num_requests: int) -> Scenario:
-    """The paper's case study under the adaptive policy, with about so many requests."""
+def case_study(num_requests: int, times: int = 1) -> Scenario:
+    """The paper's case study under the adaptive policy, with about so many requests.
+
+    Args:
+        times: Factor of instances, rate and link.
+    """
     scenario = load_scenario(EXAMPLES / "paper-poisson.toml").with_policy(PolicyName.ADAPTIVE)
-    source = scenario.workload.source
+    source, setup = scenario.workload.source, scenario.setup
     assert isinstance(source, Synthetic)
-    end_ns = round(num_requests / source.rate_per_s * NS_PER_S)
-    workload = replace(scenario.workload, source=replace(source, duration_ns=end_ns))
-    return replace(scenario, workload=workload, start_ns=0, end_ns=end_ns)
+    rate = source.rate_per_s * times
+    end_ns = round(num_requests / rate * NS_PER_S)
+    workload = replace(
+        scenario.workload, source=replace(source, rate_per_s=rate, duration_ns=end_ns)
+    )
+    (cluster,) = setup.prfaas
+    link = replace(cluster.link, bits_per_s=cluster.link.bits_per_s * times)
+    setup = replace(
+        setup,
+        prfaas=(replace(cluster, num_instances=cluster.num_instances * times, link=link),),
+        num_prefill=setup.num_prefill * times,
+        num_decode=setup.num_decode * times,
+    )
+    return replace(scenario, setup=setup, workload=workload, start_ns=0, end_ns=end_ns)
+
+
+def large(num_requests: int) -> Scenario:
+    """The same with 1,248 instances."""
+    return case_study(num_requests, times=104)
 
 
 def mooncake(num_requests: int) -> Scenario:
@@ -46,8 +64,17 @@ def mooncake(num_requests: int) -> Scenario:
     return replace(scenario, workload=replace(scenario.workload, source=source))
 
 
-@pytest.mark.parametrize(("make", "most"), [(case_study, 12_685), (mooncake, 12_750)])
-def test_a_request_takes_no_more_instructions_than_it_did(make: Any, most: int) -> None:
-    few, many = measured(make(FEW)), measured(make(MANY))
-    found = (many[1] - few[1]) / (many[0] - few[0])
+@pytest.mark.parametrize(
+    ("make", "few", "many", "most"),
+    [
+        (case_study, 50, 250, 12_300),
+        (mooncake, 50, 250, 12_500),
+        (large, 500, 1000, 13_170),
+    ],
+)
+def test_a_request_takes_no_more_instructions_than_it_did(
+    make: Any, few: int, many: int, most: int
+) -> None:
+    short, long = measured(make(few)), measured(make(many))
+    found = (long[1] - short[1]) / (long[0] - short[0])
     assert found <= most, f"{found:,.0f} instructions a request; find out what has been added"

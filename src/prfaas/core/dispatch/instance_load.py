@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from prfaas.core.invariants import hold
+from prfaas.records import MutableRecord
 
 WAITING_MAX = 256
 """Jobs of a queue that are listed; those behind them will not start soon."""
@@ -36,8 +37,7 @@ class WorkAhead(NamedTuple):
     spent_ns: int
 
 
-@dataclass(slots=True)
-class _Job:
+class _Job(MutableRecord):
     sent_at_ns: int
     work_ns: int
 
@@ -100,7 +100,18 @@ class InstanceLoad:
         ended = load.ended
         while ended and ended[0][1] <= observed_at_ns:
             ended.popleft()
-        if num_waiting or load.jobs or load.foreign_ns:
+        if load.jobs:
+            is_new = (
+                num_waiting != len(load.jobs) - 1
+                or load.foreign_ns
+                or ended
+                or load.sent_at_ns > observed_at_ns
+            )
+            left_ns = load.free_at_ns - observed_at_ns
+            # Its own are all there, and the first of them may be anywhere between start and end.
+            if is_new or not load.work_ns - _first_ns(load) <= left_ns <= load.work_ns:
+                self._compare(load, observed_at_ns, num_waiting)
+        elif num_waiting or load.foreign_ns:
             self._compare(load, observed_at_ns, num_waiting)
 
     def dispatch(self, name: str, job: int, now_ns: int, work_ns: int) -> None:
@@ -336,6 +347,4 @@ def _after(free_at_ns: int, jobs: Sequence[_Job]) -> int:
 
 def _first_ns(load: _Load) -> int:
     """Work of the first job, which may be nearly over."""
-    for job in load.jobs.values():
-        return job.work_ns
-    return 0
+    return next(iter(load.jobs.values())).work_ns if load.jobs else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -105,12 +106,16 @@ class PrefillInstances:
         """Its pools and instances, as holders of prefixes."""
         self.weights, self._scanned_max, self.tried_max = weights, scanned_max, tried_max
         self.num_open = dict.fromkeys(self.instances, 0)
+        self.num_open_min = 0
+        """The least of these; kept up to date by how many instances have each number."""
+        self._num_with = Counter(self.num_open.values())
 
     def add(self, member: ClusterMember) -> None:
         """Add an instance, which is not ready and has no known layout."""
         self.book.add(member.name)
         self.instances[member.name] = Instance(member.name, member.pool, 0, None, member.within)
-        self.num_open[member.name] = 0
+        self.num_open[member.name] = self.num_open_min = 0
+        self._num_with[0] += 1
         self.by_pool.setdefault(member.pool, []).append(member.name)
         self.pool_of[member.name] = self.pool_of[member.pool] = member.pool
         self.sources.add(member.name)
@@ -121,7 +126,8 @@ class PrefillInstances:
         self.book.remove(name, now_ns)
         pool = self.instances.pop(name).pool
         del self.pool_of[name]
-        del self.num_open[name]
+        self._num_with[self.num_open.pop(name)] -= 1
+        self.num_open_min = min(self.num_open.values(), default=0)
         self.by_pool[pool].remove(name)
         self.sources.discard(name)
         if not self.by_pool[pool]:
@@ -146,11 +152,21 @@ class PrefillInstances:
 
     def enter(self, name: str) -> None:
         """An instance has one more request to decode."""
-        self.num_open[name] += 1
+        before = self.num_open[name]
+        self._count(name, before, before + 1)
+        if before == self.num_open_min and not self._num_with[before]:
+            self.num_open_min = before + 1
 
     def leave(self, name: str) -> None:
         """An instance has one request less to decode."""
-        self.num_open[name] -= 1
+        before = self.num_open[name]
+        self._count(name, before, before - 1)
+        self.num_open_min = min(self.num_open_min, before - 1)
+
+    def _count(self, name: str, before: int, now: int) -> None:
+        self.num_open[name] = now
+        self._num_with[before] -= 1
+        self._num_with[now] += 1
 
     def pick(
         self,
@@ -168,23 +184,24 @@ class PrefillInstances:
             is_cut: Returns True if no link is up from any instance to where the blocks are wanted;
                 called if many are, so that not all are considered.
         """
-        if len(self.book.order) > self._scanned_max:
-            return self.search(arrival, now_ns, reach, fetch, is_cut)
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
-        for source in hits:
-            if source in self.instances and hits[source] > most_device:
-                most_device = hits[source]
-        for pool in self.by_pool if hits or hints else ():
-            hit = hits.get(pool, 0)
-            if hints:
-                hit = max(hit, hints.get(pool, 0))
-            most = max(most, hit)
-        most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
+        if hits or hints:
+            if len(self.book.order) > self._scanned_max:
+                return self.search(arrival, now_ns, reach, fetch, is_cut)
+            for source in hits:
+                if source in self.instances and hits[source] > most_device:
+                    most_device = hits[source]
+            most = most_device
+            for pool in self.by_pool:
+                most = max(most, hits.get(pool, 0), hints.get(pool, 0))
+        num_tokens = arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
             candidate = self.candidate(arrival, *first, reach, fetch)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
+        if len(self.book.order) > self._scanned_max:
+            return self.search(arrival, now_ns, reach, fetch, is_cut)
         return pick(
             self._candidates(arrival, now_ns, reach, fetch),
             num_tokens,
@@ -239,6 +256,7 @@ class PrefillInstances:
             == sorted((name, each.pool) for name, each in self.instances.items()),
             every_instance_is_counted=self.num_open.keys() == self.instances.keys()
             and all(num >= 0 for num in self.num_open.values()),
+            the_fewest_are_known=self.num_open_min == min(self.num_open.values(), default=0),
         )
         self.book.validate()
 
@@ -332,7 +350,7 @@ class _Search:
         self._closed = set[tuple[str, bytes | None]]()
         self._pools = set[str]()
         """Pools all of whose instances were looked at."""
-        self._fewest = min(stage.num_open.values()) if stage.weights.few_open else 0
+        self._fewest = stage.num_open_min if stage.weights.few_open else 0
         self._rest = 0
         """Longest prefix of the instances of all other pools, tokens."""
         self._fetches = dict[str, Fetched]()

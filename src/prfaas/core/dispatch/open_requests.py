@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
@@ -25,6 +24,7 @@ from prfaas.core.resilience.budgets import SpareTime
 from prfaas.core.routing.calibration import Expected
 from prfaas.core.routing.decision import Decision, Path
 from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
 LOOKUPS_MAX = 16
@@ -34,8 +34,7 @@ ROOM_KNOWN_NS = 60 * NS_PER_S
 """Time after the last queued request for which the free capacity of decode counts as known."""
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(MutableRecord):
     """A request under way."""
 
     routed: Routed

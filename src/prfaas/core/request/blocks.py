@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Breakers
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
+from prfaas.records import MutableRecord
 
 POOL_DOWN = "pool_down"
 """The event stream of a pool is lost."""
@@ -25,8 +24,7 @@ _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
-@dataclass(slots=True)
-class Movement:
+class Movement(MutableRecord):
     """Blocks in transit between two pools, or within one.
 
     Attributes:
@@ -43,9 +41,9 @@ class Movement:
     is_open: bool = True
     end: TransferEnd | None = None
     fault: str = ""
-    crosses_link: bool = field(init=False)
+    crosses_link: bool = False
     """True if they leave their pool; of others no pool reports an end."""
-    is_coming: bool = field(init=False)
+    is_coming: bool = False
     """True if more of them may arrive that is waited for."""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,6 @@ makes the same decisions as for other engines: only the start of the leg is late
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -64,6 +63,7 @@ from prfaas.core.request.watch import (
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.records import MutableRecord
 
 NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
@@ -100,8 +100,7 @@ _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
 _wakes_at_ns = attrgetter("wakes_at_ns")
 
 
-@dataclass(slots=True)
-class Route:
+class Route(MutableRecord):
     """Decided route of a request.
 
     Attributes:

@@ -12,8 +12,7 @@ and then takes it, needs at most twice the time of who knew before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from prfaas.records import MutableRecord
 from prfaas.units import NS_PER_S
 
 LATE_RATIO = 1.5
@@ -29,8 +28,7 @@ PATIENCE_NS_MIN = 2 * NS_PER_S
 """And at least this long."""
 
 
-@dataclass(slots=True)
-class RemotePath:
+class RemotePath(MutableRecord):
     """A remote path that is under way. Instants and durations in nanoseconds.
 
     Attributes:

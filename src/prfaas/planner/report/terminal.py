@@ -259,7 +259,7 @@ def print_plan(plan: Plan, console: Console, *, is_page: bool = False) -> None:
 
 def _threshold_plot(plan: Plan, columns: int) -> Text:
     problem, found = plan.question.problem, plan.exact.prfaas.operation
-    last = problem.workload.lengths.quantile(_PLOT_VIEW)
+    (last,) = problem.workload.lengths.quantiles(np.array([_PLOT_VIEW])).tolist()
     last = max(last, 1.2 * (found.offload_threshold or 0))
     split = f"{found.num_prefill} : {found.num_decode}"
     curve = against_threshold(problem, found)

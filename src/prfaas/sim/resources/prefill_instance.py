@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from prfaas.records import MutableRecord
 from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 
 
-@dataclass(slots=True, eq=False)
-class PrefillJob:
+class PrefillJob(MutableRecord, eq=False):
     """A prompt to prefill.
 
     Attributes:

@@ -16,6 +16,7 @@ from prfaas.core.codec.gain import BlockCoder, BlockCoding
 from prfaas.core.dispatch.links import LinkReport
 from prfaas.core.routing.predictions import Costs
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
+from prfaas.records import MutableRecord
 from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
@@ -103,8 +104,7 @@ class CodedLink(SharedLink):
         return report._replace(goodput_bits_per_s=report.goodput_bits_per_s * self.coder.ratio)
 
 
-@dataclass(slots=True)
-class _Transfer:
+class _Transfer(MutableRecord):
     """Blocks of one request. `present_tokens` of its prompt are at the destination already.
 
     Of the first tokens of the prompt, all KV bytes but `kept_bytes` may leave once they are

@@ -136,8 +136,7 @@ class Synthetic:
 def draw_lengths(lengths: LengthDistribution, count: int, rng: np.random.Generator) -> IntArray:
     """Prompt lengths by inversion of the distribution function, tokens, at least 1."""
     ratios = np.linspace(0, 1, 20_001)
-    knots = np.array([lengths.quantile(float(ratio)) for ratio in ratios])
-    drawn = np.interp(rng.random(count), ratios, knots)
+    drawn = np.interp(rng.random(count), ratios, lengths.quantiles(ratios))
     return np.array(np.maximum(np.rint(drawn), 1), dtype=np.int64)
 
 
