@@ -62,13 +62,10 @@ def time_text(unix_ns: int) -> str:
 
 
 def instant(text: str) -> str:
-    """A time as in the lines.
+    """A time as in the lines; ConfigError if it is no time.
 
     Args:
         text: ISO 8601; without an offset it is UTC.
-
-    Raises:
-        ConfigError: It is no time.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -259,11 +256,8 @@ class ChainFile:
         return descriptor
 
     def _show_key(self) -> None:
-        """Write the public key for verification.
-
-        Raises:
-            ConfigError: The log was signed with another key.
-        """
+        """Write the public key for verification; ConfigError if the log was signed with another
+        key."""
         path = self._folder / f"{self._log}.pub"
         if path.exists() and path.read_text().strip() != self.public_key:
             raise ConfigError(

@@ -18,13 +18,10 @@ from prfaas.units import NS_PER_S
 
 
 class GatewayAudit:
-    """Writes the records of one gateway.
+    """Writes the records of one gateway; ConfigError if the log cannot be written.
 
     Args:
         metrics: Show the state of the log.
-
-    Raises:
-        ConfigError: The log cannot be written.
     """
 
     def __init__(self, settings: AuditSettings, gateway: str, metrics: AuditMetrics) -> None:

@@ -132,15 +132,12 @@ TICKETS_MAX = 50_000
 
 
 class PoolAudit:
-    """Writes the records of one pool node.
+    """Writes the records of one pool node; ConfigError if the log cannot be written.
 
     Args:
         metrics: Show the state of the log.
         moved: Bytes on links.
         site_of: Site of a gateway, where several sites share the pool node: the bill is by site.
-
-    Raises:
-        ConfigError: The log cannot be written.
     """
 
     def __init__(

@@ -20,14 +20,11 @@ OnBytes = Callable[[int], None]
 
 
 def logs_of(folder: Path, only: str | None = None) -> dict[str, dict[int, Path]]:
-    """Files of the logs in a folder.
+    """Files of the logs in a folder; ConfigError if there is none.
 
     Args:
         folder: As in `[audit]`, or a copy.
         only: Name of one log; None for all.
-
-    Raises:
-        ConfigError: There is none.
     """
     try:
         found = logs_in(folder)
@@ -56,16 +53,13 @@ def verify(
     known_head: Path | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> VerificationReport:
-    """Verify a log.
+    """Verify a log; ConfigError if a file cannot be read, or there is no public key.
 
     Args:
         folder: Has its `.head` and, without `public_key`, its `.pub`.
         public_key: 64 hex digits, from another place than the log.
         expected_lines: Number of lines that is known from elsewhere; 0 if unknown.
         known_head: A copy of its head file that was kept elsewhere.
-
-    Raises:
-        ConfigError: A file cannot be read, or there is no public key.
     """
     try:
         check = checker(public_key or (folder / f"{log}.pub").read_text())
@@ -83,11 +77,7 @@ def verify(
 
 
 def records(files: dict[int, Path], on_bytes: OnBytes = lambda _: None) -> Iterator[Line]:
-    """Valid lines of a log; the chain is not checked.
-
-    Raises:
-        ConfigError: A file cannot be read.
-    """
+    """Valid lines of a log; the chain is not checked; ConfigError if a file cannot be read."""
     for path in files.values():
         try:
             for _, data, _ in _lines(path, on_bytes):

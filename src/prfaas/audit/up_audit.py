@@ -19,13 +19,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class UpAudit:
-    """Writes the records of one `prfaas up`.
+    """Writes the records of one `prfaas up`; ConfigError if the log cannot be written.
 
     Args:
         settings: None without an audit log; then nothing is recorded.
-
-    Raises:
-        ConfigError: The log cannot be written.
     """
 
     def __init__(self, settings: AuditSettings | None) -> None:

@@ -61,11 +61,8 @@ class FoundLogs:
 
 
 def logs_in_folders(folders: Sequence[Path]) -> Logs:
-    """Logs in several folders, such as those of two sites.
-
-    Raises:
-        ConfigError: A folder has none, or two folders have logs of one name.
-    """
+    """Logs in several folders, such as those of two sites; ConfigError if a folder has none, or two
+    folders have logs of one name."""
     found = FoundLogs()
     for folder in folders:
         for name, files in logs_of(folder).items():

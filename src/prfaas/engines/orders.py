@@ -104,11 +104,8 @@ def wait_in(order: Order | None) -> WaitOrder | None:
 
 
 def read_order(parameters: Mapping[str, Any] | None) -> Order | None:
-    """The order in a request's `kv_transfer_params`; None without one.
-
-    Raises:
-        ValueError: It is malformed.
-    """
+    """The order in a request's `kv_transfer_params`; None without one; ValueError if it is
+    malformed."""
     order = (parameters or {}).get("prfaas") or {}
     try:
         if "push_to" in order:

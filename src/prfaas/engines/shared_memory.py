@@ -25,7 +25,8 @@ _PREFIX, _OWNER, _REGION = "vllm_offload_", ".owner", ".mmap"
 
 
 def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
-    """Own the region of an engine until this process ends; before vLLM makes it.
+    """Own the region of an engine until this process ends; before vLLM makes it; OSError if the
+    owner file cannot be made.
 
     Args:
         engine_id: vLLM's, with the suffix of a data-parallel rank.
@@ -33,9 +34,6 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
 
     Returns:
         A descriptor that holds the lock; it is not inherited by programs that are started.
-
-    Raises:
-        OSError: The owner file cannot be made.
     """
     path = directory / f"{_PREFIX}{engine_id}{_OWNER}"
     while True:
@@ -49,13 +47,11 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
 
 
 def leave_report(engine_id: str, rank: int, report: bytes, directory: Path = SHARED_MEMORY) -> int:
-    """Leave the report of a rank beside the region of its engine, until this process ends.
+    """Leave the report of a rank beside the region of its engine, until this process ends; OSError
+    if the report cannot be written.
 
     Returns:
         A descriptor that holds the lock; it is not inherited by programs that are started.
-
-    Raises:
-        OSError: The report cannot be written.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(report_path(engine_id, rank, directory), flags, 0o600)
@@ -101,11 +97,7 @@ def report_path(engine_id: str, rank: int, directory: Path = SHARED_MEMORY) -> P
 
 
 def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the regions of this user without a living engine.
-
-    Returns:
-        The removed regions.
-    """
+    """Remove the regions of this user without a living engine; returns the removed regions."""
     removed: list[Path] = []
     for owner, regions in _abandoned(directory):
         for region in regions:

@@ -155,11 +155,8 @@ NAMES = (
 
 
 def check_vllm() -> None:
-    """Refuse a vLLM that prfaas does not know.
-
-    Raises:
-        ConfigError: Its version is not supported, or it lacks a name.
-    """
+    """Refuse a vLLM that prfaas does not know; ConfigError if its version is not supported, or it
+    lacks a name."""
     import vllm
 
     check_version(vllm.__version__)
@@ -172,13 +169,10 @@ def check_vllm() -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse an unknown version.
+    """Refuse an unknown version; ConfigError if it is not supported.
 
     Args:
         version: As in `vllm.__version__`.
-
-    Raises:
-        ConfigError: It is not supported.
     """
     if minor_of(version) not in VERSIONS:
         raise ConfigError(
@@ -284,11 +278,8 @@ def installed_tree() -> Path | None:
 
 
 def region_descriptor(offloading_spec: Any) -> int:
-    """Return the descriptor of the file with an engine's host memory.
-
-    Raises:
-        ConfigError: The memory lies in several files, or is another connector's.
-    """
+    """Return the descriptor of the file with an engine's host memory; ConfigError if the memory
+    lies in several files, or is another connector's."""
     region = offloading_spec._scheduler_mmap
     files = getattr(region, "_segments", ())
     if len(files) > 1:

@@ -173,11 +173,8 @@ class PrfaasConnector(OffloadingConnector):
 
 
 def _pages_of_ranks(vllm_config: VllmConfig) -> dict[str, KernelPages]:
-    """Return the order of the ranks' pages, by layer, once all ranks are seen to share memory.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Return the order of the ranks' pages, by layer, once all ranks are seen to share memory;
+    ConfigError if they do not."""
     engine_id = vllm_config.kv_transfer_config.engine_id
     num_ranks = vllm_config.parallel_config.world_size
     region = region_path(engine_id)
@@ -190,13 +187,11 @@ def _pages_of_ranks(vllm_config: VllmConfig) -> dict[str, KernelPages]:
 
 
 def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
-    """Complete the connector's settings: which spec, which tier.
+    """Complete the connector's settings: which spec, which tier; ConfigError if a setting is
+    missing.
 
     Returns:
         The tier's settings, part of the configuration.
-
-    Raises:
-        ConfigError: A setting is missing.
     """
     extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
     for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
@@ -219,11 +214,8 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
 
 
 def _refuse_second(engine_id: str, role: str) -> None:
-    """Refuse two connectors of an engine, as a `MultiConnector` may list them.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse two connectors of an engine, as a `MultiConnector` may list them; ConfigError if there
+    is one."""
     if (engine_id, role) in _alive:
         raise ConfigError(
             f"engine {engine_id} has a PrfaasConnector already, and both would use the same host "
@@ -238,11 +230,7 @@ def _name_of_rank(vllm_config: VllmConfig) -> str:
 
 
 def _check_ranks(vllm_config: VllmConfig) -> None:
-    """Refuse ranks whose blocks or events are not supported.
-
-    Raises:
-        ConfigError: There are such.
-    """
+    """Refuse ranks whose blocks or events are not supported; ConfigError if there are such."""
     parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError(pipeline_refused(parallel.pipeline_parallel_size))

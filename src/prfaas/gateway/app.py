@@ -102,16 +102,13 @@ async def run_gateway(
     on_listening: Callable[[str], None] = lambda _: None,
     is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run a gateway until `stop` is set.
+    """Run a gateway until `stop` is set; ConfigError if the port is in use.
 
     Args:
         stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         is_alone: Asked when it is set: True if no other gateway takes requests, so that there is
             nobody to wait for before they are refused.
         on_listening: Called with the base URL once requests are taken.
-
-    Raises:
-        ConfigError: The port is in use.
     """
     raise_descriptor_limit()
     table = gateway.live.deployment.gateway
@@ -131,16 +128,14 @@ async def run_gateway(
 
 
 class Gateway:
-    """All parts of a gateway, put together.
+    """All parts of a gateway, put together; ConfigError if the tokenizer, an identity or the salt
+    is missing.
 
     Args:
         sources: List members that come and go.
         profiles: As its plan has the clusters.
         poll_s: Time between two polls of an engine.
         timing, events, times: Times of connections to pools, subscriptions, and all else.
-
-    Raises:
-        ConfigError: The tokenizer, an identity or the salt is missing.
     """
 
     def __init__(
@@ -338,13 +333,11 @@ class Gateway:
         )
 
     async def start(self) -> str:
-        """Connect to everything and take requests.
+        """Connect to everything and take requests; ConfigError if the address cannot be listened
+        on.
 
         Returns:
             The base URL.
-
-        Raises:
-            ConfigError: The address cannot be listened on.
         """
         self.engines.start()
         self.pools.start()
@@ -436,11 +429,8 @@ class Gateway:
 
 
 async def _listen(connections: ClientConnections, host: str, port: int) -> asyncio.Server:
-    """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server.
-
-    Raises:
-        OSError: The address cannot be listened on.
-    """
+    """Listen; every address of IPv6 is every one of IPv4 as well, as for vLLM's server; OSError if
+    the address cannot be listened on."""
     loop = asyncio.get_running_loop()
     if host != "::" or not socket.has_dualstack_ipv6():
         return await loop.create_server(connections, host, port)

@@ -101,14 +101,12 @@ class CopyOffers:
         self._index, self._pools, self._cost_of = index, pools, cost_of
 
     def find(self, recent: Recent, destination: str, source: str) -> CopyOffer:
-        """Return the copy that brings the most of a prompt to a pool.
+        """Return the copy that brings the most of a prompt to a pool; RequestError if there is no
+        such pool, or nothing that could be copied.
 
         Args:
             destination: Name of the pool.
             source: Pool to copy from; empty for the one with the most.
-
-        Raises:
-            RequestError: There is no such pool, or nothing that could be copied.
         """
         known = self._pools.names()
         for pool in (destination, source or destination):

@@ -38,11 +38,8 @@ class PinPools(Protocol):
         ...
 
     async def order(self, pool: str, order: Order) -> OrderDone:
-        """Have a pool pin blocks, or count them.
-
-        Raises:
-            PeerError: It is not connected, does not answer, or has left.
-        """
+        """Have a pool pin blocks, or count them; PeerError if it is not connected, does not answer,
+        or has left."""
         ...
 
 
@@ -73,7 +70,8 @@ class Pins:
     async def pin(
         self, target: Target, pool: str, for_ns: int, now_ns: int, *, is_dry: bool
     ) -> dict[str, OrderDone]:
-        """Pin the blocks of a prompt, or count them; a pin in force gets a new end.
+        """Pin the blocks of a prompt, or count them; a pin in force gets a new end; RequestError if
+        there is no such pool, or there are too many pins.
 
         Args:
             pool: Name of a pool; empty for all.
@@ -81,9 +79,6 @@ class Pins:
 
         Returns:
             Answer of each pool.
-
-        Raises:
-            RequestError: There is no such pool, or there are too many pins.
         """
         pools = self._pools.names()
         if pool and pool not in pools:

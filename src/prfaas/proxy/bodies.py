@@ -47,11 +47,7 @@ class Prefill(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return bool(_waits(_orders(self)))
 
     async def check_tokens(self) -> None:
-        """Check the token ids, with pauses for others.
-
-        Raises:
-            RequestError: 400, some are none.
-        """
+        """Check the token ids, with pauses for others; RequestError if 400, some are none."""
         prompt = bytes(self.prompt)
         start, end = 1, len(prompt) - 1
         while start < end:
@@ -88,11 +84,8 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 def read_prefill(body: bytes) -> Prefill:
-    """A request whose token ids are not checked.
-
-    Raises:
-        RequestError: It is no prefill, or has other fields.
-    """
+    """A request whose token ids are not checked; RequestError if it is no prefill, or has other
+    fields."""
     try:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
@@ -114,11 +107,7 @@ def read_prefill(body: bytes) -> Prefill:
 
 
 def _orders(prefill: Prefill) -> dict[str, Any]:
-    """Its orders, which are few and not deep.
-
-    Raises:
-        RequestError: 400, they are not.
-    """
+    """Its orders, which are few and not deep; RequestError if 400, they are not."""
     text = bytes(prefill.kv_transfer_params)
     num_objects = text.count(b"{") + text.count(b"[")
     if len(text) > ORDERS_BYTES_MAX or num_objects > ORDERS_OBJECTS_MAX:

@@ -60,11 +60,8 @@ class ProxySettings:
 
 
 class Proxy:
-    """Serves the engines of a contracts file.
-
-    Raises:
-        ConfigError: The contracts file or the identity cannot be used.
-    """
+    """Serves the engines of a contracts file; ConfigError if the contracts file or the identity
+    cannot be used."""
 
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
@@ -88,11 +85,7 @@ class Proxy:
         """Port of each engine, and of `admin`, once they are open."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until cancelled.
-
-        Raises:
-            ConfigError: A port is taken.
-        """
+        """Serve until cancelled; ConfigError if a port is taken."""
         timeout = aiohttp.ClientTimeout(total=PREFILL_S, sock_connect=2.0)
         connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=3.0, socket_factory=request_socket
@@ -200,11 +193,7 @@ class Proxy:
 
 
 async def serve(settings: ProxySettings, stop: asyncio.Event) -> None:
-    """Run a proxy until `stop`.
-
-    Raises:
-        ConfigError: It cannot be started.
-    """
+    """Run a proxy until `stop`; ConfigError if it cannot be started."""
     from prfaas.wire.renewal import Renewal
 
     raise_descriptor_limit()

@@ -72,11 +72,7 @@ class Turns:
         """Bodies that are being read, by site and engine."""
 
     def validate(self) -> None:
-        """Check what has to hold whenever nothing is being done.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
         coming = [num for each in self.coming.values() for num in each.values()]
         held = list(self._held_bytes.values())
         check_invariants(
@@ -115,11 +111,8 @@ class Turns:
 
     @contextmanager
     def read(self, site: str, engine: str) -> Iterator[None]:
-        """Read a body in the block.
-
-        Raises:
-            TurnRefusedError: The site may have no more requests, with those whose bodies come.
-        """
+        """Read a body in the block; TurnRefusedError if the site may have no more requests, with
+        those whose bodies come."""
         coming = self.coming.setdefault(site, Counter())
         coming[engine] += 1
         try:
@@ -142,13 +135,11 @@ class Turns:
     async def turn(
         self, site: str, engine: str, tokens: int, *, can_wait: bool = False
     ) -> AsyncIterator[EngineTurn]:
-        """Wait for a turn, and keep it until the end of the block.
+        """Wait for a turn, and keep it until the end of the block; TurnRefusedError if the site may
+        have no more requests.
 
         Args:
             can_wait: See `EngineQueue.ask`.
-
-        Raises:
-            TurnRefusedError: The site may have no more requests.
         """
         job, asked_ns = next(self._numbers), self._clock_ns()
         if (why := self.queue.ask(job, site, engine, tokens, can_wait=can_wait)) is not None:

@@ -64,13 +64,10 @@ class AllowList(Set[str]):
 
 
 def site_uri(site: str, name: str) -> str:
-    """The URI of a part.
+    """The URI of a part; ConfigError if it is not SITE/KIND.
 
     Args:
         site: Site and kind of the part, as in "pd/pool".
-
-    Raises:
-        ConfigError: It is not SITE/KIND.
     """
     entry = f"site/{site}/{name}"
     if PATTERN.fullmatch(entry) is None or "*" in entry:
@@ -82,11 +79,7 @@ def site_uri(site: str, name: str) -> str:
 
 
 def check_entries(entries: Iterable[str]) -> None:
-    """See that all patterns of an allow-list have the right form.
-
-    Raises:
-        ConfigError: One has not.
-    """
+    """See that all patterns of an allow-list have the right form; ConfigError if one has not."""
     for entry in entries:
         if "/" in entry and PATTERN.fullmatch(entry) is None:
             raise ConfigError(
@@ -122,11 +115,8 @@ PREFIX = f"{TRUST_DOMAIN}region/"
 
 
 def region_names(regions: Iterable[str]) -> list[x509.GeneralName]:
-    """Names for the certificate of a part.
-
-    Raises:
-        ConfigError: One is no region, or there are too many.
-    """
+    """Names for the certificate of a part; ConfigError if one is no region, or there are too
+    many."""
     found = sorted(set(regions))
     if len(found) > REGIONS_MAX:
         raise ConfigError(f"{len(found)} regions; a certificate has at most {REGIONS_MAX}")

@@ -158,11 +158,8 @@ def reissue(directory: Path, name: str, regions: Regions | None = None) -> Ident
 
 
 def renew_due(directory: Path, names: Iterable[str], now: datetime.datetime) -> list[Identity]:
-    """Reissue those of identities that end within `SOON` of now; returns them.
-
-    Raises:
-        ConfigError: The authority cannot be read.
-    """
+    """Reissue those of identities that end within `SOON` of now; returns them; ConfigError if the
+    authority cannot be read."""
     return [
         reissue(directory, name) for name in names if _is_due(identity_in(directory, name), now)
     ]

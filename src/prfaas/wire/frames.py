@@ -49,13 +49,10 @@ class Frame:
 
 
 def encode_control(payload: bytes, version: int = VERSION) -> bytes:
-    """A control frame, ready to send.
+    """A control frame, ready to send; ValueError if `payload` is larger than CONTROL_BYTES_MAX.
 
     Args:
         version: Of the protocol; another one than ours for the last word to a peer that speaks it.
-
-    Raises:
-        ValueError: `payload` is larger than CONTROL_BYTES_MAX.
     """
     if len(payload) > CONTROL_BYTES_MAX:
         raise ValueError(

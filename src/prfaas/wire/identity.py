@@ -66,11 +66,8 @@ class Identity:
     key: Path
 
     def server_context(self) -> ssl.SSLContext:
-        """TLS 1.3 for accepting: a client without a certificate of ours is refused.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others.
-        """
+        """TLS 1.3 for accepting: a client without a certificate of ours is refused; ConfigError if
+        a file is missing or does not fit the others."""
         context = NamedContext(ssl.PROTOCOL_TLS_SERVER)
         return self._load(context)
 
@@ -85,33 +82,25 @@ class Identity:
         return self._load(context)
 
     def host_context(self) -> ssl.SSLContext:
-        """TLS 1.3 for dialling hosts, such as engines: the peer's host name is checked.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others.
-        """
+        """TLS 1.3 for dialling hosts, such as engines: the peer's host name is checked; ConfigError
+        if a file is missing or does not fit the others."""
         context = self.client_context()
         context.check_hostname, context.sslobject_class = True, HostObject
         return context
 
     def accepting(self) -> LinkContexts:
-        """Context of the accepting end of links.
+        """Context of the accepting end of links; ConfigError if a file is missing or does not fit
+        the others.
 
         Data connections and probes get no session tickets: the other end does not read, and
         unread bytes turn an orderly end of a connection into a reset.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others.
         """
         contexts = self.server_context(), self.server_context(), self.server_context()
         return _for_link(*contexts)
 
     def dialling(self) -> LinkContexts:
-        """Context of the dialling end of links.
-
-        Raises:
-            ConfigError: A file is missing or does not fit the others.
-        """
+        """Context of the dialling end of links; ConfigError if a file is missing or does not fit
+        the others."""
         contexts = self.client_context(), self.client_context(), self.client_context()
         return _for_link(*contexts)
 
@@ -213,11 +202,8 @@ def make_authority(directory: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """See that a part can have this name.
-
-    Raises:
-        ConfigError: It cannot, and no file may be named after it.
-    """
+    """See that a part can have this name; ConfigError if it cannot, and no file may be named after
+    it."""
     if not NAME.fullmatch(name) or name == AUTHORITY:
         raise ConfigError(
             f"{name!r} cannot be the name of an identity: names are lower-case letters, digits "

@@ -82,11 +82,7 @@ class NameAuthorities:
 
     @classmethod
     def beside(cls, authority: Path) -> NameAuthorities:
-        """Read the authorities beside `ca.pem`.
-
-        Raises:
-            ConfigError: A file cannot be read.
-        """
+        """Read the authorities beside `ca.pem`; ConfigError if a file cannot be read."""
         files = sorted(authority.parent.glob(f"*{SUFFIX}"))
         if not files:
             return cls((), {})
@@ -94,14 +90,11 @@ class NameAuthorities:
         return cls(read_authority(authority), others)
 
     def prove(self, name: str, der: bytes | None) -> None:
-        """See that the authority of a certificate can prove a name.
+        """See that the authority of a certificate can prove a name; PeerError if it cannot.
 
         Args:
             name: Name of a part, or host name or address of an engine.
             der: The certificate, which a trusted authority has signed.
-
-        Raises:
-            PeerError: It cannot.
         """
         if not self._authorities:
             return
@@ -159,11 +152,7 @@ def peer_certificate(ssl_object: ssl.SSLObject | ssl.SSLSocket | None) -> bytes 
 
 
 def read_authority(path: Path) -> list[x509.Certificate]:
-    """Read the certificates of an authority, PEM.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Read the certificates of an authority, PEM; ConfigError if the file cannot be read."""
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:

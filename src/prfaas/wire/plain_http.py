@@ -82,11 +82,8 @@ class PlainHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to an invalid or failed request; the connection ends with it.
-
-        Raises:
-            ConnectionError: An answer has begun.
-        """
+        """Return the answer to an invalid or failed request; the connection ends with it;
+        ConnectionError if an answer has begun."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun; no other can be sent")
         if status >= 500:
@@ -146,14 +143,12 @@ async def listen(
     connection: Callable[[web.Server], PlainHandler] = PlainHandler,
     **tls: Any,
 ) -> asyncio.Server:
-    """Serve an application whose runner is set up; close the answer before the runner.
+    """Serve an application whose runner is set up; close the answer before the runner; OSError if
+    the address cannot be listened on.
 
     Args:
         connection: Makes each connection.
         tls: As of `asyncio.loop.create_server`.
-
-    Raises:
-        OSError: The address cannot be listened on.
     """
     server, loop = runner.server, asyncio.get_running_loop()
     if server is None:

@@ -41,11 +41,7 @@ AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, 
 async def happy_eyeballs_s(host: str, port: int) -> float | None:
     """Return the delay between two addresses of a host, seconds; None for a host of one address,
     whose connection asyncio then makes without a race, in which a cancelled caller can leave an
-    open socket behind (CPython 3.11).
-
-    Raises:
-        OSError: There is no such host.
-    """
+    open socket behind (CPython 3.11); OSError if there is no such host."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return HAPPY_EYEBALLS_S if len(found) > 1 else None
@@ -151,11 +147,7 @@ class TcpInfo:
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
-    """State of a connection, from the kernel.
-
-    Raises:
-        OSError: It is closed.
-    """
+    """State of a connection, from the kernel; OSError if it is closed."""
     raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     raw = raw.ljust(_TCP_INFO_BYTES, b"\0")
     words = struct.unpack_from("24I", raw, _U8_FIELDS)

@@ -78,11 +78,8 @@ _sealed_decoder = msgspec.msgpack.Decoder(_Sealed)
 
 
 class TicketSigner:
-    """Signs tickets with the identity of a gateway.
-
-    Raises:
-        ConfigError: The identity cannot be read, or its key is no elliptic-curve key.
-    """
+    """Signs tickets with the identity of a gateway; ConfigError if the identity cannot be read, or
+    its key is no elliptic-curve key."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -136,15 +133,13 @@ class TicketSigner:
 
 
 class TicketOpener:
-    """Reads tickets and sees that a gateway of the deployment signed them.
+    """Reads tickets and sees that a gateway of the deployment signed them; ConfigError if the
+    authority cannot be read.
 
     Args:
         authority: PEM file of the deployment's authority.
         gateways: Names of the gateways whose tickets are valid.
         more: Returns certificates of further authorities.
-
-    Raises:
-        ConfigError: The authority cannot be read.
     """
 
     def __init__(
@@ -168,13 +163,11 @@ class TicketOpener:
             raise ConfigError(f"authority {self._authority} cannot be read: {error}") from None
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
-        """The ticket in `data`; what it allows is for the caller to check.
+        """The ticket in `data`; what it allows is for the caller to check; TicketRefusedError if it
+        is missing or malformed, or no gateway of ours signed it.
 
         Args:
             now_ns: Unix time, for the validity of certificates.
-
-        Raises:
-            TicketRefusedError: It is missing or malformed, or no gateway of ours signed it.
         """
         if not data:
             raise TicketRefusedError(TicketRefusal.MISSING, "there is none")

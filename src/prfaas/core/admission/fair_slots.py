@@ -69,15 +69,13 @@ class FairShare:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     def limit(self, tenant: str, target: int, now_ns: int) -> int:
-        """Part of the target up to which a tenant is admitted.
+        """Part of the target up to which a tenant is admitted; returns `target`, or the part of it
+        that is left to the tenant.
 
         Costs one pass over the tenants that were seen within the window.
 
         Args:
             target: What anybody may have in front of it: a predicted time to first token, places.
-
-        Returns:
-            `target`, or the part of it that is left to the tenant.
         """
         mine = self._seen(tenant, now_ns)
         if len(self._accounts) == 1:

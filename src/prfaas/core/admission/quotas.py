@@ -214,14 +214,12 @@ class OutputRate:
             self._per_s += FADING * (per_s - self._per_s)
 
     def most(self, num_sequences: int, duration_ns: int) -> int | None:
-        """Tokens that so many sequences have had made in a time, at most.
+        """Tokens that so many sequences have had made in a time, at most; returns none while no
+        speed is known.
 
         Args:
             num_sequences: At least 1.
             duration_ns: Time since an engine was asked for them.
-
-        Returns:
-            None while no speed is known.
         """
         if self._per_s is None:
             return None

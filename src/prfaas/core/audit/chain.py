@@ -78,16 +78,13 @@ def digest_of(previous: bytes, body: bytes) -> bytes:
 def make_line(
     number: int, at: str, fields: Fields, previous: bytes, sign: Sign | None = None
 ) -> tuple[bytes, bytes]:
-    """Write one line.
+    """Write one line; returns the line with its newline, and its digest.
 
     Args:
         at: Time of the record, ISO 8601 in UTC with microseconds.
         fields: Its record: `kind`, then what belongs to the kind.
         previous: Digest of the line before.
         sign: Signs bytes; for checkpoints.
-
-    Returns:
-        The line with its newline, and its digest.
     """
     text = json.dumps({"n": number, "at": at, **fields}, separators=(",", ":"))
     body = text[:-1].encode()

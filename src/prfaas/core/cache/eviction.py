@@ -212,11 +212,8 @@ class LeasedLast(EvictionPolicy[K]):
             self.release(key)
 
     def validate(self) -> None:
-        """Check that each block is in one order, and the sums.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check that each block is in one order, and the sums; AssertionError if one does not
+        hold."""
         keys = [*self.order()]
         sizes = {key: num_bytes for key, (_, num_bytes) in self._leases.items()}
         require(len(keys) == len(set(keys)), "a block in two orders of eviction")

@@ -256,11 +256,8 @@ class KeepRules:
             self.shares |= each
 
     def validate(self) -> None:
-        """See that no gateway has too many orders, and that bars are those of the orders.
-
-        Raises:
-            AssertionError: They are not.
-        """
+        """See that no gateway has too many orders, and that bars are those of the orders;
+        AssertionError if they are not."""
         for each in {key[:2] for key in self._ends}:
             num = sum(key[:2] == each for key in self._ends)
             if num > ORDERS_MAX[each[1]]:

@@ -28,7 +28,7 @@ from prfaas.errors import require
 
 
 class PrefixCache:
-    """Block ids and checkpoints, least recently used first.
+    """Block ids and checkpoints, least recently used first; ValueError if a limit is out of range.
 
     Args:
         capacity_blocks: Capacity, in blocks of full attention; None for no limit, else at least 1.
@@ -36,9 +36,6 @@ class PrefixCache:
             linear state and every leading run is usable.
         on_evict: Called with the key of everything that is evicted: a block's id, or the
             complement of the id after which a checkpoint lay.
-
-    Raises:
-        ValueError: A limit is out of range.
     """
 
     def __init__(
@@ -137,11 +134,7 @@ class PrefixCache:
             self._used -= self._room(key)
 
     def validate(self) -> None:
-        """Check the room of what is held, and the limit.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check the room of what is held, and the limit; AssertionError if one does not hold."""
         require(self._used == sum(map(self._room, self._held)), "blocks in use")
         require(self._capacity is None or self._used <= self._capacity, "the capacity")
 
@@ -269,16 +262,14 @@ class TieredHit(NamedTuple):
 
 
 class TieredCache:
-    """Host memory above disk; both least recently used first.
+    """Host memory above disk; both least recently used first; ValueError if a limit is out of
+    range.
 
     Args:
         host_blocks: Capacity in host memory, blocks; None for no limit, 0 for none.
         disk_blocks: Capacity on disk, blocks; None for no limit, 0 for no disk.
         checkpoint_blocks: Size of a checkpoint of linear state, blocks; 0 for a model without.
         shares: Of tenants in both tiers; a tier without limit has none.
-
-    Raises:
-        ValueError: A limit is out of range.
     """
 
     def __init__(

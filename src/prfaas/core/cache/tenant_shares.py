@@ -308,11 +308,8 @@ class TenantShares(Generic[K]):
             self.pinned_bytes = sum(self._pins.values())
 
     def validate(self, held: Iterable[Held[K]]) -> None:
-        """Check orders, sums and leases against all blocks of the tier.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check orders, sums and leases against all blocks of the tier; AssertionError if one does
+        not hold."""
         blocks = {block.key: block for block in held}
         sums = dict.fromkeys((block.tenant for block in blocks.values()), 0)
         for block in blocks.values():

@@ -140,11 +140,7 @@ class Roles:
         return True
 
     def convert(self, now_ns: int) -> Change:
-        """The change is over: the instance works in its new role.
-
-        Returns:
-            What was changed.
-        """
+        """The change is over: the instance works in its new role; returns what was changed."""
         change = self.change
         assert change is not None and self._loop is not None  # noqa: S101, PT018 (it has begun)
         index = change.index
@@ -156,11 +152,8 @@ class Roles:
         return change
 
     def gives_up(self, now_ns: int) -> Change | None:
-        """A drain that takes too long is aborted: the instance continues in the role that it has.
-
-        Returns:
-            What was aborted, if anything was.
-        """
+        """A drain that takes too long is aborted: the instance continues in the role that it has;
+        returns what was aborted, if anything was."""
         change, loop = self.change, self._loop
         if change is None or loop is None or change.drained_at_ns != UNSET:
             return None

@@ -140,13 +140,11 @@ class InstanceLoad:
         return next(iter(load.jobs), None)
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
-        """Return jobs of this gateway that wait at an instance, in order of dispatch.
+        """Return jobs of this gateway that wait at an instance, in order of dispatch; returns the
+        first `WAITING_MAX` of them.
 
         Args:
             num_waiting: Requests that a report found waiting, of anybody.
-
-        Returns:
-            The first `WAITING_MAX` of them.
         """
         jobs = self._loads[name].jobs
         first = max(1, len(jobs) - num_waiting)

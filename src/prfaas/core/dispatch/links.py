@@ -360,11 +360,8 @@ class Links:
             del self._links[ends]
 
     def bits_per_s_to(self, pools: Collection[str], now_ns: int) -> float | None:
-        """Rate of all links to some pools from others; those that are down carry nothing.
-
-        Returns:
-            None if the rate of one is unknown, or none is up.
-        """
+        """Rate of all links to some pools from others; those that are down carry nothing; returns
+        none if the rate of one is unknown, or none is up."""
         up = [
             link
             for link in self

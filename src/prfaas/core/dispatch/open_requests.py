@@ -241,13 +241,11 @@ class OpenRequests:
         return routed
 
     def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
-        """The instance that decodes a request, chosen when first asked for.
+        """The instance that decodes a request, chosen when first asked for; returns none when none
+        is ready, or the request is not open.
 
         Args:
             avoid: Instance that was tried already.
-
-        Returns:
-            None when none is ready, or the request is not open.
         """
         entry = self._entries.get(request_id)
         if entry is None or self.decode_book is None:
@@ -314,11 +312,8 @@ class OpenRequests:
         return self._end_prefill(request_id, entry, now_ns)
 
     def begun(self, request_id: int, now_ns: int, *, is_streamed: bool) -> int | None:
-        """The instance that decodes has begun to answer, with a first token if it streams.
-
-        Returns:
-            As `prefilled`.
-        """
+        """The instance that decodes has begun to answer, with a first token if it streams; returns
+        as `prefilled`."""
         entry = self._entries.get(request_id)
         if entry is None:
             return None

@@ -52,11 +52,8 @@ def tails(hashes: Sequence[bytes]) -> Keys:
 
 
 def tails_of(hashes: Sequence[int | bytes]) -> Keys:
-    """The same of hashes as engines announce them: bytes, or numbers of which the end is looked at.
-
-    Raises:
-        ValueError: One has fewer than 8 bytes.
-    """
+    """The same of hashes as engines announce them: bytes, or numbers of which the end is looked at;
+    ValueError if one has fewer than 8 bytes."""
     if set(map(type, hashes)) == {int}:
         with suppress(OverflowError):
             return np.array(hashes, np.uint64)

@@ -268,7 +268,8 @@ DIGEST_BYTES = 32
 def manifest_of(
     layout: Layout, hashes: Sequence[bytes], *, have_tokens: int, final_tokens: int
 ) -> dict[int, bytes]:
-    """List the blocks that are worth sending, and the states that may be checkpoints.
+    """List the blocks that are worth sending, and the states that may be checkpoints; ValueError if
+    the chain lacks the hash of a block.
 
     Args:
         layout: Of the prompt's blocks.
@@ -276,9 +277,6 @@ def manifest_of(
             `final_tokens`. Entries at which no block ends are not read.
         have_tokens: Usable prefix that the other side holds already.
         final_tokens: Length at which the other side will resume.
-
-    Raises:
-        ValueError: The chain lacks the hash of a block.
     """
     manifest: dict[int, bytes] = {}
     for group in layout.groups:

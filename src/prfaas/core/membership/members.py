@@ -132,7 +132,8 @@ _KINDS = {kind: number for number, kind in enumerate(MemberKind)}
 def accepted(
     listed: Iterable[Listed], incumbents: Mapping[str, Member], site: Site
 ) -> tuple[dict[str, Listed], list[RefusedEntry]]:
-    """Divide the entries of all sources into members and refusals.
+    """Divide the entries of all sources into members and refusals; returns accepted entries by
+    name, pool nodes first, and the refusals.
 
     An incumbent keeps its name and address against newcomers, so that a wrong entry harms nobody.
 
@@ -140,9 +141,6 @@ def accepted(
         listed: Entries of all sources.
         incumbents: Members that have joined, by name.
         site: What they have to agree with.
-
-    Returns:
-        Accepted entries by name, pool nodes first, and the refusals.
     """
 
     def rank(each: Listed) -> tuple[int, bool, str, str]:

@@ -69,14 +69,11 @@ class CarriedBytes:
             self.factor = self._bounded(real_bytes / planned_bytes)
 
     def observe(self, planned_bytes: int, carried_bytes: int) -> bool:
-        """Record a transfer that landed.
+        """Record a transfer that landed; returns true if the factor has changed.
 
         Args:
             planned_bytes: By the plan, without the factor.
             carried_bytes: As counted at its destination.
-
-        Returns:
-            True if the factor has changed.
         """
         settings, before = self._settings, self.factor
         keep = 1 - 1 / settings.num_remembered

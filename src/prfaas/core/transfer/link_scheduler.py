@@ -211,13 +211,11 @@ class LinkShare:
         return self.queued_bytes - (lane.waiting_bytes if lane is not None else 0)
 
     def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
-        """Return the next fragment of a connection; it counts as in flight.
+        """Return the next fragment of a connection; it counts as in flight; returns none if there
+        is nothing to send.
 
         Args:
             now_ns: Monotonic; what tenants' rates are measured by.
-
-        Returns:
-            None if there is nothing to send.
         """
         while (lane := self._next_lane(now_ns)) is not None:
             fragment = self._cut(lane)

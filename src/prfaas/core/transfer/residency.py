@@ -69,11 +69,7 @@ EVERYWHERE = Residency()
 
 
 def check_region(name: str) -> None:
-    """See that a region can have this name.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """See that a region can have this name; ConfigError if it cannot."""
     if not re.fullmatch(REGION, name) or name.endswith("\n"):
         raise ConfigError(
             f"{name!r} is no region: lower-case letters, digits and dashes, 32 characters at most"
@@ -81,16 +77,14 @@ def check_region(name: str) -> None:
 
 
 def check_ticket_regions(ticket: Ticket, own: Regions, peer: str, peer_regions: Regions) -> None:
-    """See that a ticket allows the regions of both ends of a transfer.
+    """See that a ticket allows the regions of both ends of a transfer; TicketRefusedError if it
+    does not, or a region is not known.
 
     Args:
         ticket: Its signature was checked.
         own: Footprint of the pool that checks; without any, everything is allowed.
         peer: Name of the pool at the other end.
         peer_regions: Regions in the certificate of that pool.
-
-    Raises:
-        TicketRefusedError: It does not, or a region is not known.
     """
     if not own:
         return

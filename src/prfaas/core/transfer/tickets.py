@@ -120,15 +120,12 @@ class Ticket:
 def check_ticket(
     ticket: Ticket, *, transfer_id: bytes, source: str, destination: str, now_ns: int
 ) -> None:
-    """See that a ticket allows a transfer now.
+    """See that a ticket allows a transfer now; TicketRefusedError if it does not.
 
     Args:
         ticket: Its signature was checked.
         source: Pool that would send.
         destination: Pool that would receive.
-
-    Raises:
-        TicketRefusedError: It does not.
     """
     if ticket.transfer_id != transfer_id:
         raise TicketRefusedError(TicketRefusal.FOREIGN, "it is for another transfer")
@@ -162,11 +159,8 @@ class UsedTickets:
         return len(self._used)
 
     def use(self, ticket: Ticket, now_ns: int) -> None:
-        """Use a checked ticket up.
-
-        Raises:
-            TicketRefusedError: It was used before, or too many are remembered.
-        """
+        """Use a checked ticket up; TicketRefusedError if it was used before, or too many are
+        remembered."""
         while self._ends and self._ends[0][0] < now_ns:
             self._used.discard(heapq.heappop(self._ends)[1])
         if ticket.transfer_id in self._used:

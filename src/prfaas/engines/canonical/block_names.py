@@ -27,11 +27,7 @@ class BlockNames:
         self._hashes: list[bytes] = []
 
     def at(self, end_token: int) -> bytes:
-        """Return the name of the block that ends at a token.
-
-        Raises:
-            ValueError: No block ends there.
-        """
+        """Return the name of the block that ends at a token; ValueError if no block ends there."""
         span = self._layout.tokens_per_hash
         number, rest = divmod(end_token, span)
         if rest or not 0 < end_token <= len(self._token_ids):

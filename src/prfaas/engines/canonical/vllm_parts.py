@@ -96,13 +96,11 @@ class Division:
 
 
 def layer_parts(spec: Any, division: Division) -> LayerParts:
-    """Return the parts of a layer.
+    """Return the parts of a layer; CannotConvertError if the layer's kind or shape is not known
+    well enough.
 
     Args:
         spec: vLLM's description of the layer at one rank (`KVCacheSpec`).
-
-    Raises:
-        CannotConvertError: The layer's kind or shape is not known well enough.
     """
     if hasattr(spec, "shapes"):
         return _state(spec, division)

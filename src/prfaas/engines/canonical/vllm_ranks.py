@@ -33,12 +33,10 @@ _CHUNKS = ("blocks_per_chunk", "block_size")
 
 
 def set_chunk(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
-    """Set the blocks of a chunk from the length of shared blocks, if that is set.
+    """Set the blocks of a chunk from the length of shared blocks, if that is set; ConfigError if
+    blocks of this length cannot be made of the engine's.
 
     Both sides of the connector, scheduler and workers, need it before vLLM reads its settings.
-
-    Raises:
-        ConfigError: Blocks of this length cannot be made of the engine's.
     """
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     tokens = extra.get(SETTING)
@@ -79,11 +77,8 @@ def _block_sizes(kv_cache_config: KVCacheConfig) -> set[int]:
 
 
 def refuse_kinds(kinds: set[GroupKind], blocks_per_chunk: int) -> None:
-    """Refuse cache groups whose blocks were not seen to be combined.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse cache groups whose blocks were not seen to be combined; ConfigError if there is
+    one."""
     if blocks_per_chunk > 1 and GroupKind.SLIDING_WINDOW in kinds:
         raise ConfigError(
             f"{SETTING} combines {blocks_per_chunk} blocks, which is not supported for sliding "

@@ -151,11 +151,8 @@ class FileDigests:
         self.progress = ReadProgress()
 
     def digest(self, path: Path) -> bytes:
-        """Return the digest of all bytes of a file, 32 bytes.
-
-        Raises:
-            ConfigError: The file cannot be read, or changed while it was read.
-        """
+        """Return the digest of all bytes of a file, 32 bytes; ConfigError if the file cannot be
+        read, or changed while it was read."""
         try:
             with (
                 path.resolve(strict=True).open("rb", buffering=0) as file,
@@ -312,7 +309,8 @@ _MODELSCOPE = "VLLM_USE_MODELSCOPE"
 def checkpoint_digests(
     directory: Path, digests: FileDigests, *, weights: bool = True, all_formats: bool = False
 ) -> dict[str, str]:
-    """Return digests of a checkpoint's files by kind: weights, config, tokenizer and so on.
+    """Return digests of a checkpoint's files by kind: weights, config, tokenizer and so on;
+    ConfigError if a file cannot be read or is missing.
 
     A file counts with its name, size and bytes. Readme, licence and other files that no engine
     reads do not count. Of weights in several formats the one that vLLM loads counts.
@@ -322,9 +320,6 @@ def checkpoint_digests(
         digests: Digests of single files.
         weights: Read weights as well; False is for a separate tokenizer.
         all_formats: Count weights in every format, for a loader that may prefer another one.
-
-    Raises:
-        ConfigError: A file cannot be read or is missing.
     """
     kinds: dict[str, list[Path]] = {}
     files = [directory] if directory.is_file() else list(_files(directory))
@@ -375,15 +370,13 @@ def _digest_of(directory: Path, files: list[Path], digests: FileDigests) -> str:
 
 
 def find_checkpoint(name: str, revision: Any, cache: str | None = None) -> tuple[Path, str]:
-    """Find the files that an engine loaded, and words for people: a name, and its commit.
+    """Find the files that an engine loaded, and words for people: a name, and its commit;
+    ConfigError if the name cannot be tied to files on this machine.
 
     Args:
         name: Directory, file, or name at the Hugging Face Hub.
         revision: Of a name; None is the default branch as the local cache has it.
         cache: Download directory of the engine; None is the hub's usual cache.
-
-    Raises:
-        ConfigError: The name cannot be tied to files on this machine.
     """
     path = Path(name)
     if path.exists():

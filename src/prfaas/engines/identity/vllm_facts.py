@@ -57,7 +57,8 @@ def vllm_facts(
     digests: FileDigests | None = None,
     kernels: Mapping[str, KernelPages] = MappingProxyType({}),
 ) -> tuple[dict[str, str], str]:
-    """Return the facts of an engine, the most telling first, and its model in words.
+    """Return the facts of an engine, the most telling first, and its model in words; ConfigError if
+    two engines with these facts could have different bytes.
 
     Args:
         vllm_config: vLLM's configuration (`VllmConfig`).
@@ -68,9 +69,6 @@ def vllm_facts(
         layers: Parts of the layers of canonical blocks, by group; empty if they are of ranks.
         digests: Digests of files; None takes those that are kept for this user.
         kernels: Kernel blocks of pages, by layer, as the ranks report them.
-
-    Raises:
-        ConfigError: Two engines with these facts could have different bytes.
     """
     _refuse_unknowable(vllm_config)
     digests = FileDigests() if digests is None else digests

@@ -79,11 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(extra_config: Mapping[str, Any] | None) -> Settings:
-    """Return the settings in SGLang's `extra_config`.
-
-    Raises:
-        ConfigError: One is missing, unknown or out of its range.
-    """
+    """Return the settings in SGLang's `extra_config`; ConfigError if one is missing, unknown or out
+    of its range."""
     found = dict(extra_config or {})
     unknown = [name for name in found if name.startswith("prfaas_")]
     unknown = [name for name in unknown if name not in Settings.__struct_fields__]
@@ -181,15 +178,13 @@ Move = Callable[[str, list[str], list[Key], list[int], Any], list[bool]]
 
 
 class PrfaasStorage(HiCacheStorage):
-    """SGLang's `HiCacheStorage` with a pool node as storage.
+    """SGLang's `HiCacheStorage` with a pool node as storage; ConfigError if the settings, the ranks
+    or the version cannot be used.
 
     Args:
         storage_config: SGLang's `HiCacheStorageConfig` of this rank.
         options: Further arguments of SGLang's factory; not used.
         limits: Times and limits of the connection to the pool node.
-
-    Raises:
-        ConfigError: The settings, the ranks or the version cannot be used.
     """
 
     def __init__(
@@ -215,11 +210,8 @@ class PrfaasStorage(HiCacheStorage):
         self._register(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Take a host pool of another part of the model.
-
-        Raises:
-            ConfigError: The model has more than full attention.
-        """
+        """Take a host pool of another part of the model; ConfigError if the model has more than
+        full attention."""
         self._register(str(host_pool_name), host_pool)
 
     def _register(self, name: str, pool: Any) -> None:
@@ -230,11 +222,8 @@ class PrfaasStorage(HiCacheStorage):
         self._pools[name] = pool
 
     def on_host_pools_registered(self) -> None:
-        """Announce this rank's memory to the pool node.
-
-        Raises:
-            ConfigError: Its pages cannot be shared.
-        """
+        """Announce this rank's memory to the pool node; ConfigError if its pages cannot be
+        shared."""
         if self._calls:
             return
         check_nodes(facts.num_nodes())

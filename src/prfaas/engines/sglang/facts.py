@@ -50,11 +50,8 @@ _SECRET = re.compile(r"watermark")
 
 
 def check_version() -> str:
-    """Return the version of the installed SGLang.
-
-    Raises:
-        ConfigError: It is one that prfaas was not compared with.
-    """
+    """Return the version of the installed SGLang; ConfigError if it is one that prfaas was not
+    compared with."""
     version = metadata.version("sglang")
     if version not in VERSIONS:
         raise ConfigError(
@@ -102,14 +99,12 @@ def leaves(prefix: str, bag: Any) -> Iterator[tuple[str, Any]]:
 def model_facts(
     values: Mapping[str, Any], digests: FileDigests | None = None
 ) -> tuple[dict[str, str], str]:
-    """Return digests of the model's files, and the model in words.
+    """Return digests of the model's files, and the model in words; ConfigError if the model cannot
+    be tied to files on this machine.
 
     Args:
         values: `resolved_configuration`.
         digests: Digests of files; None takes those that are kept for this user.
-
-    Raises:
-        ConfigError: The model cannot be tied to files on this machine.
     """
     path, revision = str(values["model.model_path"]), values.get("model.revision")
     directory, words = find_checkpoint(path, revision, values.get("model.download_dir"))
@@ -161,15 +156,13 @@ def all_facts(
     pages: Mapping[str, str],
     digests: FileDigests | None = None,
 ) -> tuple[dict[str, str], str]:
-    """Return the facts of an engine, the most telling first, and its model in words.
+    """Return the facts of an engine, the most telling first, and its model in words; ConfigError if
+    the model cannot be tied to files on this machine.
 
     Args:
         values: `resolved_configuration`.
         pages: `page_facts`.
         digests: Digests of files; None takes those that are kept for this user.
-
-    Raises:
-        ConfigError: The model cannot be tied to files on this machine.
     """
     model, words = model_facts(values, digests)
     facts = {**model, **pages, "engine": f"sglang {version}", **configuration_facts(values)}

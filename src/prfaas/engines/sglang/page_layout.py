@@ -120,11 +120,8 @@ UPSTREAM = "https://github.com/sgl-project/sglang/issues/39830"
 
 
 def check_pools(pools: Iterable[str], *, accepts_unproven: bool) -> None:
-    """Refuse models that keep more than the keys and values of full attention.
-
-    Raises:
-        ConfigError: There is another pool.
-    """
+    """Refuse models that keep more than the keys and values of full attention; ConfigError if there
+    is another pool."""
     others = sorted(set(pools) - {KV})
     if others and not accepts_unproven:
         raise ConfigError(
@@ -136,11 +133,8 @@ def check_pools(pools: Iterable[str], *, accepts_unproven: bool) -> None:
 
 
 def check_ranks(config: Any) -> None:
-    """Refuse ranks whose parts of a page have no name here (`HiCacheStorageConfig`).
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse ranks whose parts of a page have no name here (`HiCacheStorageConfig`); ConfigError if
+    there is one."""
     found = {
         "--pp-size": (config.pp_size, 1, "a stage does not know the pages of the others"),
         "--attn-cp-size": (config.attn_cp_size, 1, "a rank holds a part of each page"),
@@ -155,11 +149,7 @@ def check_ranks(config: Any) -> None:
 
 
 def check_nodes(num_nodes: int) -> None:
-    """Refuse an engine with ranks on several hosts.
-
-    Raises:
-        ConfigError: There are several.
-    """
+    """Refuse an engine with ranks on several hosts; ConfigError if there are several."""
     if num_nodes > 1:
         raise ConfigError(
             f"--nnodes {num_nodes}: each rank hands its part of a page to the pool node of its own "
@@ -169,13 +159,11 @@ def check_nodes(num_nodes: int) -> None:
 
 
 def check_features(values: Mapping[str, Any]) -> None:
-    """Refuse features whose pages mean something that their names do not say.
+    """Refuse features whose pages mean something that their names do not say; ConfigError if there
+    is one.
 
     Args:
         values: SGLang's resolved configuration by dotted name.
-
-    Raises:
-        ConfigError: There is one.
     """
     if values.get("spec.speculative_algorithm"):
         raise ConfigError(

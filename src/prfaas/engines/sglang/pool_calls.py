@@ -98,14 +98,12 @@ class PoolCalls:
         return _filled(found, keys)
 
     def store(self, keys: Sequence[Key], rows: Sequence[int], sources: Collection[str]) -> bool:
-        """Have rows kept as blocks; the rows may be reused afterwards.
+        """Have rows kept as blocks; the rows may be reused afterwards; returns true if the pool
+        node has all of them now.
 
         Args:
             keys: Names of the blocks.
             sources: Pools of whose blocks these were computed.
-
-        Returns:
-            True if the pool node has all of them now.
         """
         if len(keys) > CALL_KEYS_MAX:
             return False

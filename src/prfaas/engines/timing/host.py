@@ -85,11 +85,7 @@ class InstanceHost:
         self.servers: dict[str, Server] = {}
 
     async def start(self) -> dict[str, str]:
-        """Start all instances; ConfigError if an address is taken.
-
-        Returns:
-            Base URL of each.
-        """
+        """Start all instances; ConfigError if an address is taken; returns base URL of each."""
         urls: dict[str, str] = {}
         firsts: dict[Address, str] = {}
         for name, address in self._settings.engines.items():

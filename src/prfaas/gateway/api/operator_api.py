@@ -123,11 +123,7 @@ def _entries(entries: Iterable[ChangeEntry]) -> web.Response:
 
 
 async def json_body(request: web.Request, kind: type[T]) -> T:
-    """The checked body of a request.
-
-    Raises:
-        RequestError: It is no JSON of that kind.
-    """
+    """The checked body of a request; RequestError if it is no JSON of that kind."""
     # A page of another site can post forms here from an operator's browser, and no JSON.
     if request.content_type != "application/json":
         raise RequestError(

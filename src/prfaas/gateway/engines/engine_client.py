@@ -112,11 +112,7 @@ class Engines:
             await self._session.close()
 
     def validate(self) -> None:
-        """Check what has to hold whenever nothing is being done.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
         for name, engine in self.by_name.items():
             legs, num = len(engine.legs), engine.num_in_flight
             is_one = engine.is_ready != bool(engine.why_down)
@@ -206,13 +202,11 @@ class Engines:
             self.guards.ended(engine.name, told, time.monotonic_ns())
 
     async def forget(self, engine: Engine) -> bool:
-        """Have an engine drop all blocks that it holds; it begins what is under way anew.
+        """Have an engine drop all blocks that it holds; it begins what is under way anew;
+        EngineError if it does not answer, or has no such endpoint.
 
         Returns:
             False if it cannot just now, as while blocks are loaded into it.
-
-        Raises:
-            EngineError: It does not answer, or has no such endpoint.
         """
         try:
             async with (
@@ -301,11 +295,7 @@ async def _read_out(response: aiohttp.ClientResponse) -> None:
 
 @asynccontextmanager
 async def _ended_by(engine: Engine) -> AsyncIterator[None]:
-    """A leg that ends when its engine is abandoned.
-
-    Raises:
-        EngineUnreachableError: It was.
-    """
+    """A leg that ends when its engine is abandoned; EngineUnreachableError if it was."""
     leg = asyncio.timeout(None)
     try:
         async with leg:

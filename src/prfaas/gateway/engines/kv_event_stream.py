@@ -217,11 +217,7 @@ class EngineFeed:
         self._is_replayed = self._is_other = False
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """The next batch of the replay.
-
-        Raises:
-            PeerError: It is no batch.
-        """
+        """The next batch of the replay; PeerError if it is no batch."""
         if not self._is_replayed:
             self._is_replayed = True
             if (seq, _digest(payload)) == self._last:
@@ -256,11 +252,7 @@ class EngineFeed:
         self._start(-1, complete=False)
 
     def live(self, seq: int, payload: bytes) -> BatchResult:
-        """The next batch that was published.
-
-        Raises:
-            PeerError: It is no batch.
-        """
+        """The next batch that was published; PeerError if it is no batch."""
         if self._next_seq < 0:
             self._start(seq, complete=seq == 0)
         if seq < self._next_seq and self._may_overlap:
@@ -308,11 +300,8 @@ def _digest(payload: bytes) -> tuple[int, int]:
 
 
 def read_frames(frames: list[bytes]) -> tuple[int, bytes]:
-    """Number and content of a published or replayed batch; the number is -1 at a replay's end.
-
-    Raises:
-        PeerError: The frames are not those of a batch.
-    """
+    """Number and content of a published or replayed batch; the number is -1 at a replay's end;
+    PeerError if the frames are not those of a batch."""
     if len(frames) < 2 or len(frames[-2]) != 8:
         raise PeerError(f"{len(frames)} frames that are no batch of KV events")
     return int.from_bytes(frames[-2], "big", signed=True), frames[-1]

@@ -43,11 +43,8 @@ LOOK_S = 10.0
 
 
 def server_context(table: ClientTlsTable) -> ssl.SSLContext:
-    """TLS 1.2 and later with the certificate of a gateway; clients show none.
-
-    Raises:
-        ConfigError: A file is missing, or the key is not the certificate's.
-    """
+    """TLS 1.2 and later with the certificate of a gateway; clients show none; ConfigError if a file
+    is missing, or the key is not the certificate's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -67,11 +64,7 @@ def _load(context: ssl.SSLContext, table: ClientTlsTable) -> None:
 
 
 class ClientTls:
-    """The certificate that a gateway shows its clients.
-
-    Raises:
-        ConfigError: The files cannot be used.
-    """
+    """The certificate that a gateway shows its clients; ConfigError if the files cannot be used."""
 
     def __init__(self, table: ClientTlsTable) -> None:
         self._table = table
@@ -80,11 +73,7 @@ class ClientTls:
 
     @classmethod
     def of(cls, table: ClientTlsTable | None) -> ClientTls | None:
-        """TLS by a table; None without a table.
-
-        Raises:
-            ConfigError: The files cannot be used.
-        """
+        """TLS by a table; None without a table; ConfigError if the files cannot be used."""
         return cls(table) if table else None
 
     def renew(self) -> None:
@@ -312,11 +301,7 @@ class ClientConnections:
         return len(self._busy)
 
     def validate(self) -> None:
-        """Check what has to hold whenever nothing is being done.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
         states = (self._waiting.keys(), self._kept.keys(), self._busy)
         num = sum(map(len, states))
         one_each = len(set[ClientConnection]().union(*states)) == num

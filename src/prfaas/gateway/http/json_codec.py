@@ -80,11 +80,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """The value in `data`.
-
-    Raises:
-        ValueError: `data` is no strict JSON in UTF-8, or nests too deeply.
-    """
+    """The value in `data`; ValueError if `data` is no strict JSON in UTF-8, or nests too deeply."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:

@@ -46,11 +46,8 @@ def request_id(request: web.Request) -> str:
 
 
 def time_limit(request: web.Request, most_ns: int) -> TimeLimit:
-    """The client's deadline, or the gateway's if that is earlier.
-
-    Raises:
-        RequestError: 400, the header is no positive number.
-    """
+    """The client's deadline, or the gateway's if that is earlier; RequestError if 400, the header
+    is no positive number."""
     most = TimeLimit(most_ns / NS_PER_S, "gateway.request_timeout")
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:

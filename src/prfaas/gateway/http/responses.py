@@ -72,13 +72,10 @@ class EventDecoder:
         self._num_bytes = 0
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Take the next bytes.
+        """Take the next bytes; AnswerTooLongError if an event is longer than the limit.
 
         Returns:
             Data of the events that these bytes complete, in order.
-
-        Raises:
-            AnswerTooLongError: An event is longer than the limit.
         """
         *lines, rest = received.split(b"\n")
         if lines and self._line_parts:
@@ -178,20 +175,13 @@ class ClientStream:
         return self._response is not None
 
     async def begin(self, headers: Mapping[str, str]) -> None:
-        """An answer is there: send the head unless it was sent.
-
-        Raises:
-            ClientGoneError: There is nobody to send it to.
-        """
+        """An answer is there: send the head unless it was sent; ClientGoneError if there is nobody
+        to send it to."""
         self.has_begun = True
         await self.open(headers)
 
     async def open(self, headers: Mapping[str, str]) -> None:
-        """Send the head unless it was sent.
-
-        Raises:
-            ClientGoneError: There is nobody to send it to.
-        """
+        """Send the head unless it was sent; ClientGoneError if there is nobody to send it to."""
         async with self.opening:
             if self._response is not None:
                 return

@@ -261,11 +261,7 @@ def copy_settings(routing: RoutingTable, interval_s: float) -> CopySettings:
 
 
 class Loops:
-    """The long-term loop, and replication.
-
-    Raises:
-        ConfigError: The plan is one of another deployment.
-    """
+    """The long-term loop, and replication; ConfigError if the plan is one of another deployment."""
 
     def __init__(
         self,

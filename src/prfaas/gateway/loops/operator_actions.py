@@ -67,11 +67,8 @@ class Control:
         ]
 
     def drain(self, engine: str, *, drained: bool) -> ChangeEntry:
-        """Give an engine nothing new, whatever its health, or take it back.
-
-        Raises:
-            RequestError: There is no such engine.
-        """
+        """Give an engine nothing new, whatever its health, or take it back; RequestError if there
+        is no such engine."""
         if engine not in self._live.engines.by_name:
             raise _unknown("engine", engine, list(self._live.engines.by_name))
         old = self._live.driver.is_drained(engine)
@@ -82,11 +79,8 @@ class Control:
         return self._note(action, f"engine {engine}", words[old], words[drained], why)
 
     def turn(self, cluster: str, *, on: bool) -> ChangeEntry:
-        """Give no engine of a cluster anything new, or take it back.
-
-        Raises:
-            RequestError: There is no such cluster, or nobody would be left to decode.
-        """
+        """Give no engine of a cluster anything new, or take it back; RequestError if there is no
+        such cluster, or nobody would be left to decode."""
         clusters = self._live.deployment.clusters
         if cluster not in clusters:
             raise _unknown("cluster", cluster, list(clusters))
@@ -110,11 +104,8 @@ class Control:
         return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
 
     def price(self, cluster: str, body: PriceBody) -> ChangeEntry:
-        """Set prices of a cluster, or announce that its capacity leaves.
-
-        Raises:
-            RequestError: There are no prices, or no such cluster.
-        """
+        """Set prices of a cluster, or announce that its capacity leaves; RequestError if there are
+        no prices, or no such cluster."""
         old, new = change_price(self._live.driver.dispatcher.market, cluster, body)
         return self._note("price", f"cluster {cluster}", old, new)
 

@@ -259,13 +259,11 @@ def is_control(name: str) -> bool:
 
 
 def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
-    """A body without the fields that are for no engine.
+    """A body without the fields that are for no engine; RequestError if 400, naming the fields that
+    are not allowed.
 
     Args:
         more: Fields that the operator allows besides.
-
-    Raises:
-        RequestError: 400, naming the fields that are not allowed.
     """
     known = KNOWN_FIELDS.union(more)
     taken = known.union(DROPPED_FIELDS, REFUSED)

@@ -212,11 +212,8 @@ def parse_request(
 
 
 def parse_object(data: bytes) -> JsonObject:
-    """A body as a JSON object.
-
-    Raises:
-        RequestError: 400, it is invalid, nests too deeply or is too large.
-    """
+    """A body as a JSON object; RequestError if 400, it is invalid, nests too deeply or is too
+    large."""
     # Each takes two bytes at least, and counting is worth it only beyond that.
     opened = len(data) // 2
     if opened > CONTAINERS_MAX:

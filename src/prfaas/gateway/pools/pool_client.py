@@ -128,21 +128,15 @@ class PoolSubscription:
         return True
 
     async def order(self, order: Order) -> OrderDone:
-        """Have the pool purge or pin blocks, count them, or end that.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
+        """Have the pool purge or pin blocks, count them, or end that; PeerError if it is not
+        connected, or does not answer."""
         return await self._answer(replace(order, job=next(self._jobs)), OrderDone)
 
     async def compare(
         self, layout_id: bytes, pairs: Sequence[tuple[Key, Key]], limits: Mapping[str, float]
     ) -> Compared:
-        """Have the pool compare blocks, and drop the second of each pair.
-
-        Raises:
-            PeerError: It is not connected, or does not answer.
-        """
+        """Have the pool compare blocks, and drop the second of each pair; PeerError if it is not
+        connected, or does not answer."""
         message = Compare(
             job=next(self._jobs), layout_id=layout_id, pairs=list(pairs), limits=dict(limits)
         )
@@ -276,11 +270,7 @@ class Pools:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def validate(self) -> None:
-        """Check what has to hold whenever nothing is being done.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
         others = self._tasks.keys() - self._clients.keys()
         check_invariants([(f"pools {others} have left, and are followed", not others)])
         for client in self._clients.values():
@@ -364,11 +354,8 @@ class Pools:
         return client is not None and client.send(message)
 
     async def order(self, pool: str, order: Order) -> OrderDone:
-        """Have a pool purge or pin blocks, count them, or end that.
-
-        Raises:
-            PeerError: It is not connected, does not answer, or has left.
-        """
+        """Have a pool purge or pin blocks, count them, or end that; PeerError if it is not
+        connected, does not answer, or has left."""
         if pool not in self._clients:
             raise PeerError("it has left the deployment")
         return await self._clients[pool].order(order)

@@ -71,11 +71,7 @@ class Subscription:
         return self._index.is_live(self._pool)
 
     def validate(self) -> None:
-        """Check what has to hold whenever nothing is being done.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold whenever nothing is being done; AssertionError if it does not."""
         pool, view, is_live = self._pool, self.view, self.is_live
         contents = (self.tiers, self.tenants, self.takes, self.num_leased, self.leased_bytes)
         layouts = {layout.layout_id for layout in view.layouts.values()}

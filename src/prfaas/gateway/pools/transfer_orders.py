@@ -55,7 +55,8 @@ class TicketOffice:
         final_tokens: int,
         quality: Quality = Quality.LOSSLESS,
     ) -> str:
-        """A ticket for the blocks of a prompt that the destination lacks.
+        """A ticket for the blocks of a prompt that the destination lacks; returns the sealed ticket
+        in Base64.
 
         Args:
             transfer: Between which pools, and its id.
@@ -64,9 +65,6 @@ class TicketOffice:
             have_tokens: Usable prefix that the destination holds already.
             final_tokens: Length at which it will resume.
             quality: Class of the blocks; between hosts of a cluster nothing is rounded.
-
-        Returns:
-            The sealed ticket in Base64.
         """
         tenant = self.tenants[tenant_name]
         is_in_site = self.is_in_site(transfer.source, transfer.destination)
@@ -119,16 +117,14 @@ class Fetcher:
     def fetch(
         self, transfer: TransferView, prefix: Prefix, have_tokens: int, ahead: Ahead = Ahead.NO
     ) -> NotAsked | None:
-        """Have the destination of a transfer fetch the missing blocks of a prefix.
+        """Have the destination of a transfer fetch the missing blocks of a prefix; returns none if
+        it was asked.
 
         Args:
             transfer: Between which pools, and its id.
             prefix: Blocks to fetch.
             have_tokens: Usable part of it that the destination holds already.
             ahead: COMPUTING if an engine has yet to store them.
-
-        Returns:
-            None if it was asked.
         """
         keys = list(prefix.keys(have_tokens))
         if len(keys) > PULL_KEYS_MAX:

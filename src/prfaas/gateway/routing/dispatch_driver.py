@@ -190,11 +190,8 @@ class Driver(DispatcherBooks):
     # Pools and links
 
     def pool_seen(self, pool: str, view: PoolView, now_ns: int) -> list[int]:
-        """Handle a pool node's report, or its loss.
-
-        Returns:
-            Requests whose blocks were in transit over links that broke.
-        """
+        """Handle a pool node's report, or its loss; returns requests whose blocks were in transit
+        over links that broke."""
         self._views[pool] = view
         for layout in view.layouts.values():
             self.dispatcher.expect_bytes(layout, now_ns)
@@ -241,13 +238,11 @@ class Driver(DispatcherBooks):
         )
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
-        """The engine that decodes a request, chosen when first asked for.
+        """The engine that decodes a request, chosen when first asked for; returns none when nobody
+        can, or the request is over.
 
         Args:
             avoid: Engine that was tried already.
-
-        Returns:
-            None when nobody can, or the request is over.
         """
         if self.split is None:
             return self.dispatcher.requests.choose_decode(number)

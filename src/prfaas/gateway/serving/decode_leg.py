@@ -317,14 +317,12 @@ class StreamHandover:
     async def seam(
         self, exchange: Exchange, plan: RoutedPrompt
     ) -> tuple[ClientRequest, EncodedPrompt]:
-        """Rest of a stream after the loss of its engine.
+        """Rest of a stream after the loss of its engine; EngineError if it is unknown which text
+        the client has.
 
         Returns:
             The rest of the request, and its prompt with the tokens so far. Nothing is left if the
             engine held back a stop string: `exchange.is_answered`.
-
-        Raises:
-            EngineError: It is unknown which text the client has.
         """
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)

@@ -43,14 +43,11 @@ def decode_body(
     transfer: JsonObject | None,
     with_ids: bool = False,
 ) -> tuple[str, JsonObject]:
-    """The decode leg.
+    """The decode leg; returns path on the engine, and body.
 
     Args:
         max_model_len: Of the engine; bounds a chat without a limit of its own.
         transfer: What the engine's tier has to know about blocks in transit; None for none.
-
-    Returns:
-        Path on the engine, and body.
     """
     if client.by_chat_endpoint:
         path, body = CHAT_PATH, dict(client.body)

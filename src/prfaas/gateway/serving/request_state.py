@@ -100,11 +100,8 @@ class StreamedAnswer:
         """End of a stop string found by the gateway, in characters."""
 
     def take(self, chunk: JsonObject) -> JsonObject:
-        """A chunk of an engine's, as the client gets it: without token ids, and watched.
-
-        Raises:
-            AnswerTooLongError: There is more to remember than the gateway takes.
-        """
+        """A chunk of an engine's, as the client gets it: without token ids, and watched;
+        AnswerTooLongError if there is more to remember than the gateway takes."""
         self.created = chunk.get("created") if self.created is None else self.created
         chunk["created"] = self.created
         for choice in chunk.get("choices") or ():
@@ -122,13 +119,11 @@ class StreamedAnswer:
         return chunk
 
     def move(self, texts: list[str]) -> int:
-        """The engine is gone: go on behind the last token whose text is complete.
+        """The engine is gone: go on behind the last token whose text is complete; ValueError if
+        that is not what was sent.
 
         Returns:
             Tokens that another engine is given as a part of its prompt.
-
-        Raises:
-            ValueError: That is not what was sent.
         """
         whole, sent = "".join(texts), "".join(self._sent)
         if not whole.startswith(sent):

@@ -122,11 +122,7 @@ class Planner:
         return Tokenised(prompt, layout, max_model_len)
 
     def arrival(self, client: ClientRequest, tenant: Tenant, tokenised: Tokenised) -> Arrival:
-        """Inputs for the routing of a request.
-
-        Raises:
-            RequestError: The prompt is too long.
-        """
+        """Inputs for the routing of a request; RequestError if the prompt is too long."""
         prompt, layout, max_model_len = tokenised
         if client.is_exact:
             check_length(client, prompt, max_model_len)

@@ -130,13 +130,10 @@ class PriceBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def change_price(market: Market | None, cluster: str, body: PriceBody) -> tuple[str, str]:
-    """Apply a change.
+    """Apply a change; RequestError if there are no prices, no such cluster, or nothing to change.
 
     Returns:
         The terms before and after, in words.
-
-    Raises:
-        RequestError: There are no prices, no such cluster, or nothing to change.
     """
     if market is None:
         raise RequestError(

@@ -85,14 +85,12 @@ class RecentNames:
             self._forget(victim, next(iter(self._names[victim])))
 
     def find(self, request_id: str) -> Recent:
-        """Return the names of a request.
+        """Return the names of a request; RequestError if it is not known any more, or several begin
+        so.
 
         Args:
             request_id: Its id, or at least PREFIX_CHARS_MIN of its first characters; after the name
                 of its tenant and a slash, only that tenant's requests are meant.
-
-        Raises:
-            RequestError: It is not known any more, or several begin so.
         """
         if not self._bytes_max:
             raise RequestError(

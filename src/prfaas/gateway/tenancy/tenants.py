@@ -118,15 +118,13 @@ class Tenant:
     def salt_for(
         self, user: object, quality: Quality = Quality.LOSSLESS, cache_salt: str = ""
     ) -> str:
-        """Return the salt of a request.
+        """Return the salt of a request; RequestError if 400, it is no string, and the tenant's
+        users are isolated.
 
         Args:
             user: Its field `safety_identifier` or `user`; without one it shares with the tenant.
             quality: Class of its blocks.
             cache_salt: Its own salt, which parts it further; empty for none.
-
-        Raises:
-            RequestError: 400, it is no string, and the tenant's users are isolated.
         """
         salt = self.cache_salt
         if self.user_secret and user not in (None, ""):
@@ -139,11 +137,8 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants, found by key.
-
-    Raises:
-        ConfigError: The secret that salts come from cannot be made or read.
-    """
+    """All tenants, found by key; ConfigError if the secret that salts come from cannot be made or
+    read."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._secret = secret = deployment_secret(deployment.state)

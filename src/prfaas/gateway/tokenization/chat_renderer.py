@@ -65,11 +65,7 @@ class ChatRenderer:
         self.takes_parts = False
 
     def render(self, client: ClientRequest) -> str:
-        """Render the messages of a request.
-
-        Raises:
-            RequestError: 400, the template refuses them.
-        """
+        """Render the messages of a request; RequestError if 400, the template refuses them."""
         body, template = client.body, self._tokenizer.chat_template
         variables = template_variables(body)
         knows_developer = isinstance(template, str) and (
@@ -118,11 +114,8 @@ def template_variables(body: JsonObject) -> JsonObject:
 
 
 def try_template(tokenizer: Any) -> None:
-    """Render one message, so that what is missing is found now and not by the first client.
-
-    Raises:
-        ConfigError: A package that templates need is not installed.
-    """
+    """Render one message, so that what is missing is found now and not by the first client;
+    ConfigError if a package that templates need is not installed."""
     if tokenizer.chat_template is None:
         _log.warning("the model has no chat template: /v1/chat/completions answers 400")
         return

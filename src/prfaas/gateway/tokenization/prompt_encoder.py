@@ -298,11 +298,8 @@ class PromptMaker:
     async def texts(
         self, prompt_ids: Sequence[int], token_ids: list[int], tenant: Tenant, *, skip_special: bool
     ) -> list[str]:
-        """Text of each token of an answer, computed on another thread; see `pieces`.
-
-        Raises:
-            NoDetokenizerError: It cannot be determined exactly.
-        """
+        """Text of each token of an answer, computed on another thread; see `pieces`;
+        NoDetokenizerError if it cannot be determined exactly."""
         work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
         return await self.threads.run(tenant.name, work)
 

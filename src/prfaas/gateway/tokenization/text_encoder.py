@@ -117,11 +117,8 @@ def keeps_digits(core: Any) -> bool:
 
 
 def check_length(text: str, encode: Callable[[str], Sequence[int]], tokens_max: int) -> None:
-    """Refuse a text that is far too long, before it is tokenised as a whole.
-
-    Raises:
-        TooLongError: Its pieces have more than `MARGIN` times `tokens_max` tokens.
-    """
+    """Refuse a text that is far too long, before it is tokenised as a whole; TooLongError if its
+    pieces have more than `MARGIN` times `tokens_max` tokens."""
     if len(text) <= max(CHARS_PER_TOKEN * tokens_max, CHUNK_CHARS):
         return
     num_tokens = 0
@@ -337,15 +334,12 @@ class Encoder:
     def encode(
         self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
     ) -> tuple[array[int], list[bytes]]:
-        """Token ids and block hashes of a text.
+        """Token ids and block hashes of a text; TooLongError if it has more than `tokens_max`.
 
         Args:
             text: Text to encode; role markers in it count as such.
             special: True to add the tokens that the model wants around a text.
             tokens_max: Limit on the tokens; None for none.
-
-        Raises:
-            TooLongError: It has more than `tokens_max`.
         """
         ids = partial(self._fast or self._slowly, special=special)
         if tokens_max is not None:

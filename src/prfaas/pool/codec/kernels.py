@@ -123,15 +123,12 @@ def _header(into: Bytes, kind: int, base: np.uint8, num_bytes: int, num_escapes:
 
 @_compiled(types.int64(_READ16, _READ8, _WRITE8))
 def encode_window(values: Words, data: Bytes, into: Bytes) -> int:
-    """Code 16-bit values; chunks that do not shrink stay raw.
+    """Code 16-bit values; chunks that do not shrink stay raw; returns bytes written.
 
     Args:
         values: An even number of them, at least 2.
         data: The same memory as bytes.
         into: As large as `coded_bytes_max` of the bytes.
-
-    Returns:
-        Bytes written.
     """
     at = 0
     for start in range(0, values.size, CHUNK_VALUES):

@@ -69,14 +69,11 @@ def _fp8_base(values: Words) -> np.int32:
 
 @_compiled(types.int64(_READ16, types.int64, _WRITE8))
 def encode_fp8(values: Words, size: int, into: Bytes) -> int:
-    """Code bfloat16 as e4m3 with a base exponent for every group.
+    """Code bfloat16 as e4m3 with a base exponent for every group; returns bytes written.
 
     Args:
         size: Values of one repeat.
         into: As large as the code.
-
-    Returns:
-        Bytes written.
     """
     at = 0
     for start in range(0, values.size, size):
@@ -293,16 +290,13 @@ _SIZES = (types.int64,) * 4
 def encode_kivi(
     values: Words, tokens: int, heads: int, keys: int, rest: int, by_token: bool, into: Bytes
 ) -> int:
-    """Code keys per channel and values per token, with 4 bits.
+    """Code keys per channel and values per token, with 4 bits; returns bytes written.
 
     Args:
         values: bfloat16 of all repeats.
         rest: Size of a value.
         by_token: Order of heads and tokens.
         into: As large as the code.
-
-    Returns:
-        Bytes written.
     """
     cell = keys + rest
     scratch = np.empty(max(3 * keys, 4 + KIVI_GROUP), _i32)

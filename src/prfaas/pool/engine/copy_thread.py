@@ -65,7 +65,8 @@ class EngineCopies:
         *,
         spare_leased: bool = False,
     ) -> list[StoredBlock | None]:
-        """Keep rows as blocks.
+        """Keep rows as blocks; PeerError if the engine has disconnected, or its memory differs from
+        its hello.
 
         Args:
             engine: Owner of the rows.
@@ -75,9 +76,6 @@ class EngineCopies:
 
         Returns:
             The blocks, each pinned once; None if memory is full, or the origin is barred.
-
-        Raises:
-            PeerError: The engine has disconnected, or its memory differs from its hello.
         """
         layout_id = engine.layout.layout_id
         blocks = [self._known(engine, key) for key, _ in named]
@@ -101,13 +99,11 @@ class EngineCopies:
     async def give(
         self, engine: EngineSession, named: Sequence[NamedRow], blocks: Sequence[StoredBlock | None]
     ) -> bytes:
-        """Copy blocks into rows.
+        """Copy blocks into rows; PeerError if the engine has disconnected, or its memory differs
+        from its hello.
 
         Returns:
             One byte a row: 1 if it now holds the block, 0 where that is missing or of another size.
-
-        Raises:
-            PeerError: The engine has disconnected, or its memory differs from its hello.
         """
         sizes = [engine.memory.block_bytes(key.group) for key, _ in named]
         good = [

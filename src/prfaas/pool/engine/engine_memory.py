@@ -57,11 +57,7 @@ class EngineMemory:
             raise PeerError(f"shared memory cannot be used: {error}") from None
 
     def block_bytes(self, group: int) -> int:
-        """Bytes of a block of `group`.
-
-        Raises:
-            PeerError: There is no such group.
-        """
+        """Bytes of a block of `group`; PeerError if there is no such group."""
         if group not in self._sizes:
             raise PeerError(f"cache group {group}; the engine announced {sorted(self._sizes)}")
         return self._sizes[group]
@@ -71,29 +67,19 @@ class EngineMemory:
         return self._pieces[group]
 
     def check(self, key: BlockKey, row: int) -> None:
-        """Return True if there is such a group and such a row.
-
-        Raises:
-            PeerError: There is not.
-        """
+        """Return True if there is such a group and such a row; PeerError if there is not."""
         self.block_bytes(key.group)
         if not 0 <= row < self._num_rows:
             raise PeerError(f"row {row}; the engine announced {self._num_rows}")
 
     def read(self, key: BlockKey, row: int, into: memoryview) -> None:
-        """Copy a block out of a row that was checked, into a buffer of its size.
-
-        Raises:
-            PeerError: The file ends before the row does, or is closed.
-        """
+        """Copy a block out of a row that was checked, into a buffer of its size; PeerError if the
+        file ends before the row does, or is closed."""
         self._move(os.preadv, self._pieces[key.group].reads, row, into)
 
     def write(self, key: BlockKey, row: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy a block into a row that was checked.
-
-        Raises:
-            PeerError: The file cannot be written, or is closed.
-        """
+        """Copy a block into a row that was checked; PeerError if the file cannot be written, or is
+        closed."""
         self._move(os.pwritev, self._pieces[key.group].writes, row, memoryview(data))
 
     def close(self) -> None:

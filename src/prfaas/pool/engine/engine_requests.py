@@ -155,11 +155,7 @@ class EnginePushes:
                 link.abort(transfer_id, TransferEnd.ENGINE_LOST)
 
     def validate(self) -> None:
-        """See that each open push has a ticket, and no other.
-
-        Raises:
-            AssertionError: One has none.
-        """
+        """See that each open push has a ticket, and no other; AssertionError if one has none."""
         if self._open.keys() != self._granted.keys():
             raise AssertionError(f"{len(self._open)} pushes, {len(self._granted)} with a ticket")
 
@@ -235,11 +231,7 @@ class EngineRequests:
         """Requests that are executed in order; the first one is running."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
-        """Act on one message.
-
-        Raises:
-            PeerError: The engine broke the protocol.
-        """
+        """Act on one message; PeerError if the engine broke the protocol."""
         match message:
             case Store():
                 self._store_rows(engine, message)

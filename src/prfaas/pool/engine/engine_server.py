@@ -125,11 +125,7 @@ class EnginePort:
         self._listener: socket.socket | None = None
 
     def open(self) -> None:
-        """Make the socket.
-
-        Raises:
-            ConfigError: It cannot be made.
-        """
+        """Make the socket; ConfigError if it cannot be made."""
         self._listener = self._listen()
 
     def close(self) -> None:
@@ -236,11 +232,8 @@ def _tell(connection: socket.socket, error: VersionError) -> None:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove the socket that a killed pool node left at `path`; nothing else.
-
-    Raises:
-        OSError: Something else is there, or a process that serves.
-    """
+    """Remove the socket that a killed pool node left at `path`; nothing else; OSError if something
+    else is there, or a process that serves."""
     if not path.is_socket():
         if path.exists():
             raise OSError(errno.EEXIST, "something that is no socket is there")

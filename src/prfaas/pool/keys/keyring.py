@@ -99,11 +99,8 @@ class Keyring:
         self._kept = tenants
 
     def sealing(self, tenant: str) -> TenantKey:
-        """The key for new blocks of a tenant, which is on disk when this returns.
-
-        Raises:
-            OSError: A new key cannot be written.
-        """
+        """The key for new blocks of a tenant, which is on disk when this returns; OSError if a new
+        key cannot be written."""
         key = self._sealing.get(tenant)
         if key is not None:
             return key

@@ -46,11 +46,8 @@ class RecordSeals:
         return self.keyring.get(bytes(stamp[KEY_ID])) is not None
 
     def close(self, stamp: bytes, data: Buffer, bound: bytes) -> memoryview:
-        """Seal a block; the bytes, TAG_BYTES more, are valid until the next call.
-
-        Raises:
-            OSError: The key of the stamp was destroyed.
-        """
+        """Seal a block; the bytes, TAG_BYTES more, are valid until the next call; OSError if the
+        key of the stamp was destroyed."""
         cipher = self._cipher(stamp)
         if cipher is None:
             raise OSError(0, "the key of its tenant was destroyed")

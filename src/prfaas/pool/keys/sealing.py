@@ -58,11 +58,7 @@ class Seal:
         self.cipher.encrypt_into(_nonce(part), data, self.head + bound, into)
 
     def open(self, part: int, sealed: Buffer, bound: bytes = b"") -> bytes:
-        """Return the bytes of a part.
-
-        Raises:
-            AlteredError: They are not those that were sealed.
-        """
+        """Return the bytes of a part; AlteredError if they are not those that were sealed."""
         try:
             return self.cipher.decrypt(_nonce(part), sealed, self.head + bound)
         except InvalidTag:

@@ -162,11 +162,7 @@ class ProbeServer:
         _refuse((connection, is_sealed))
 
     def open(self) -> None:
-        """Start to listen.
-
-        Raises:
-            ConfigError: The address cannot be had.
-        """
+        """Start to listen; ConfigError if the address cannot be had."""
         try:
             self._listener.open()
         except OSError as error:

@@ -66,11 +66,7 @@ class Listener:
         """Connections that are being identified, the oldest first."""
 
     def open(self) -> None:
-        """Start to listen.
-
-        Raises:
-            OSError: The address cannot be had.
-        """
+        """Start to listen; OSError if the address cannot be had."""
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._socket = socket.create_server(self._address, family=family, backlog=BACKLOG)
         self._socket.setblocking(False)

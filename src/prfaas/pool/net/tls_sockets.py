@@ -17,11 +17,8 @@ ADDRESS_S = 1.0
 
 
 async def connect(address: tuple[str, int]) -> socket.socket:
-    """A prepared TCP connection: options that count during the handshake are set before it.
-
-    Raises:
-        OSError: No connection was accepted.
-    """
+    """A prepared TCP connection: options that count during the handshake are set before it; OSError
+    if no connection was accepted."""
     loop = asyncio.get_running_loop()
     error = OSError(f"{address[0]} has no address")
     places = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)

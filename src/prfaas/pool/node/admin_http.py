@@ -55,11 +55,7 @@ class AdminServer:
         return f"http://{join_address((self._address[0], self.port))}"
 
     async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: The address cannot be listened on.
-        """
+        """Listen; OSError if the address cannot be listened on."""
         await self._runner.setup()
         self._listener = await listen(self._runner, *self._address)
 

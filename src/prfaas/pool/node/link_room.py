@@ -154,16 +154,13 @@ class Peers:
 
 
 class LinkRoom:
-    """Links of one pool node.
+    """Links of one pool node; ConfigError if a file of the identity cannot be used.
 
     Args:
         facts: Told of transfers that have ended, and of links that change.
         engines: Connected engines, by name.
         orders: Executes what gateways order.
         kernels: Kernels of link codecs.
-
-    Raises:
-        ConfigError: A file of the identity cannot be used.
     """
 
     _is_opener_due = False
@@ -260,11 +257,7 @@ class LinkRoom:
         sent.set_function(lambda: sum(link.num_open for link in links.values()))
 
     def validate(self) -> None:
-        """See that no transfer is counted twice or lost.
-
-        Raises:
-            AssertionError: One is.
-        """
+        """See that no transfer is counted twice or lost; AssertionError if one is."""
         self.inbound.validate()
         self.port.data.validate()
         for peer, link in self.links.items():

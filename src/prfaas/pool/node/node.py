@@ -100,13 +100,10 @@ class PoolNode:
         facts.subscribe(EnginesChanged, lambda _: self.feed.state_changed(self._whole_state()))
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until cancelled.
+        """Serve until cancelled; ConfigError if a port is taken, or the socket cannot be made.
 
         Args:
             ready: Called once all ports are open.
-
-        Raises:
-            ConfigError: A port is taken, or the socket cannot be made.
         """
         self.store.room.share(self.sites.shares)
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
@@ -164,11 +161,8 @@ class PoolNode:
         return NodePhase.READY if self._is_open else NodePhase.STARTING
 
     def validate(self) -> None:
-        """See that blocks, transfers and pushes are counted once in all rooms.
-
-        Raises:
-            AssertionError: One is not.
-        """
+        """See that blocks, transfers and pushes are counted once in all rooms; AssertionError if
+        one is not."""
         self.store.validate()
         self.link_room.validate()
         self.engine_room.pushes.validate()

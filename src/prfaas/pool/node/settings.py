@@ -117,11 +117,8 @@ class PoolSettings:
         return None
 
     def check_certificate(self) -> None:
-        """See that the certificate names the regions of this pool node, and no others.
-
-        Raises:
-            ConfigError: It does not.
-        """
+        """See that the certificate names the regions of this pool node, and no others; ConfigError
+        if it does not."""
         if why := wrong_regions(self.identity.certificate, self.name, self.regions):
             raise ConfigError(why)
 

@@ -36,16 +36,14 @@ CGROUP_MAX = Path("/sys/fs/cgroup/memory.max")
 def check_limits(
     memory_bytes: int, disk: Path | None, disk_bytes: int, cgroup_max: Path = CGROUP_MAX
 ) -> None:
-    """Refuse limits that could never be reached: they would be no limits.
+    """Refuse limits that could never be reached: they would be no limits; ConfigError if the host
+    has less memory or disk in total.
 
     Args:
         memory_bytes: Limit of blocks in memory.
         disk: Folder of the disk tier; None without.
         disk_bytes: Limit of its files.
         cgroup_max: File with the memory limit of the control group.
-
-    Raises:
-        ConfigError: The host has less memory or disk in total.
     """
     has_bytes = host_memory_bytes(cgroup_max)
     if memory_bytes > has_bytes:

@@ -208,11 +208,7 @@ class Assembly:
                 self._drop(name)
 
     def validate(self) -> None:
-        """Check what has to hold at any time.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold at any time; AssertionError if it does not."""
         with self._changed:
             sizes = [name[-1] for name in self._unfinished]
             check_invariants(

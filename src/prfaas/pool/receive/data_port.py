@@ -187,11 +187,8 @@ class DataReceiver:
             self._port.tell(self._port.inbound.report, kind(self.peer, transfer_id))
 
     def deliver(self, block: ReceivedBlock, reader: FragmentReader) -> bool:
-        """Have a block's digest compared and hand it on.
-
-        Returns:
-            True if the next one may follow immediately.
-        """
+        """Have a block's digest compared and hand it on; returns true if the next one may follow
+        immediately."""
         self._num_waiting += 1
         self._port.end.io.hash(lambda: self._check(block, reader))
         return self._num_waiting < DELIVERIES_MAX
@@ -372,11 +369,7 @@ class DataPort:
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def validate(self) -> None:
-        """Check what has to hold between two events.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold between two events; AssertionError if it does not."""
         for _, assembly in self._links.values():
             assembly.validate()
         sources = {session.secret.source for session in self.sessions.values()}

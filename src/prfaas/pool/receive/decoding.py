@@ -92,11 +92,7 @@ class Decoding:
     # --- on any lane ---
 
     def check(self, peer: str, link: str, prefix: FragmentPrefix) -> None:
-        """See that a coded fragment is one that was agreed on.
-
-        Raises:
-            PeerError: It is not.
-        """
+        """See that a coded fragment is one that was agreed on; PeerError if it is not."""
         agreed_link, codecs = self._agreed.get(peer, ("", []))
         numbers = [NUMBERS[codec] for codec in codecs] if agreed_link == link else []
         if peer in self._may_round:
@@ -114,11 +110,8 @@ class Decoding:
             )
 
     def decode(self, coded: memoryview, into: memoryview) -> None:
-        """Restore the bytes of a fragment that was checked; `into` holds anything after an error.
-
-        Raises:
-            PeerError: It cannot be decoded to exactly as many bytes.
-        """
+        """Restore the bytes of a fragment that was checked; `into` holds anything after an error;
+        PeerError if it cannot be decoded to exactly as many bytes."""
         window = self._kernels.window
         if window is None:
             raise PeerError("a fragment is coded before this side has accepted codecs")

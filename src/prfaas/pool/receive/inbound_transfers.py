@@ -155,11 +155,7 @@ class InboundTransfers:
         """By peer: the word of its present link, and its unfinished blocks."""
 
     def validate(self) -> None:
-        """Check what has to hold between two events.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold between two events; AssertionError if it does not."""
         self.machine.validate()
         are_known = self.channels.from_sources <= self.channels.tasks.keys()
         check_invariants([("connections of sources are connections", are_known)])

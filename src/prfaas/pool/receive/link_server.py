@@ -99,11 +99,7 @@ class LinkPort:
         return Channel(self._deliver, self._closed, self._greet, self._limits)
 
     async def open(self) -> None:
-        """Start to listen.
-
-        Raises:
-            OSError: The address cannot be had.
-        """
+        """Start to listen; OSError if the address cannot be had."""
         self.data.open()
         self._listener.open()
 

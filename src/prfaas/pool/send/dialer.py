@@ -289,11 +289,8 @@ class Dialer:
                 raise PeerError(f"{type(message).__name__} has no meaning on a link")
 
     def _resume(self, resumed: Resumed) -> None:
-        """Continue with the blocks that the peer does not have, protected as it says.
-
-        Raises:
-            PeerError: There can be no keys of its secret.
-        """
+        """Continue with the blocks that the peer does not have, protected as it says; PeerError if
+        there can be no keys of its secret."""
         peer, secret = self._to.peer, None
         if resumed.encryption and resumed.encryption not in self._encryptions:
             raise PeerError(f"{peer} selects protection {resumed.encryption!r}, not offered")

@@ -101,21 +101,13 @@ class OutboundLink:
         await self._dialer.run()
 
     def validate(self) -> None:
-        """Check what has to hold between two events.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Check what has to hold between two events; AssertionError if it does not."""
         self.machine.validate()
         with self.queue as share:
             check_invariants(share.invariants())
 
     def report(self, event: on.TransferInput) -> None:
-        """Report what happened, and do what follows.
-
-        Raises:
-            PeerError: The peer broke the protocol.
-        """
+        """Report what happened, and do what follows; PeerError if the peer broke the protocol."""
         for action in self.machine.step(event, self._clock_ns()):
             _METHODS[type(action)](self, action)
 

@@ -35,11 +35,7 @@ class Bucket(Protocol):
         ...
 
     async def read(self, path: str, start: int, num_bytes: int, limit_s: float) -> memoryview:
-        """Part of an object; shorter if the object is.
-
-        Raises:
-            GoneError: The object is not there.
-        """
+        """Part of an object; shorter if the object is; GoneError if the object is not there."""
         ...
 
     async def write(self, path: str, data: bytes, limit_s: float) -> None:
@@ -52,11 +48,8 @@ class Bucket(Protocol):
 
 
 class S3Bucket:
-    """A bucket of an S3 server.
-
-    Raises:
-        ConfigError: The library is not installed, or a setting is wrong.
-    """
+    """A bucket of an S3 server; ConfigError if the library is not installed, or a setting is
+    wrong."""
 
     def __init__(self, settings: S3Settings) -> None:
         try:

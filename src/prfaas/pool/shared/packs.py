@@ -239,13 +239,10 @@ def read_front(
 def open_block(
     name: BlockName, block: PackedBlock, part: Buffer, into: memoryview, key: TenantKey
 ) -> None:
-    """Write the bytes of a block.
+    """Write the bytes of a block; AlteredError if part, place and name do not belong together.
 
     Args:
         into: As long as the block. Its content is undefined after an error.
-
-    Raises:
-        AlteredError: Part, place and name do not belong together.
     """
     if len(part) != block.num_bytes + TAG_BYTES or len(into) != block.num_bytes:
         raise AlteredError(f"a part of {len(part)} bytes for a block of {block.num_bytes}")
@@ -323,13 +320,10 @@ class PackIndex:
         blocks: Mapping[BlockName, PackedBlock],
         kept: Mapping[BlockName, PackedBlock] | None = None,
     ) -> list[BlockName]:
-        """Add a pack.
+        """Add a pack; returns blocks that were not known.
 
         Args:
             kept: Those that no purge refuses; None for all.
-
-        Returns:
-            Blocks that were not known.
         """
         if pack in self._packs:
             return []  # It was listed while this node wrote it.
@@ -346,11 +340,7 @@ class PackIndex:
         return new
 
     def remove(self, packs: Iterable[PackName]) -> list[BlockName]:
-        """Remove packs.
-
-        Returns:
-            Blocks that are not known any more.
-        """
+        """Remove packs; returns blocks that are not known any more."""
         gone: list[BlockName] = []
         for pack in packs:
             self._sources.pop(pack, None)
@@ -377,22 +367,15 @@ class PackIndex:
         self._aside.clear()
 
     def validate(self) -> None:
-        """Check that places and packs name the same blocks.
-
-        Raises:
-            AssertionError: They do not.
-        """
+        """Check that places and packs name the same blocks; AssertionError if they do not."""
         known = {pack: set(names) for pack, names in self._packs.items()}
         for name, place in self._places.items():
             require(name in known.get(place.pack.name, ()), "a block without its pack")
         require(known.keys() == self._sources.keys() >= self._tenant.keys(), "packs")
 
     def set_aside(self, name: BlockName, block: PackedBlock, until_ns: int) -> bool:
-        """Remove one block, which could not be read, until `put_back` at some time.
-
-        Returns:
-            False if its place has changed, and it is kept.
-        """
+        """Remove one block, which could not be read, until `put_back` at some time; returns false
+        if its place has changed, and it is kept."""
         if self._places.get(name) is not block:
             return False
         del self._places[name]
@@ -402,11 +385,7 @@ class PackIndex:
         return True
 
     def put_back(self, now_ns: int) -> list[BlockName]:
-        """Add blocks again that were set aside until now.
-
-        Returns:
-            Those that were not known.
-        """
+        """Add blocks again that were set aside until now; returns those that were not known."""
         due = [(name, block) for name, (block, until) in self._aside.items() if until <= now_ns]
         found = []
         for name, block in due:

@@ -194,11 +194,7 @@ class ShownBlocks(ABC, Generic[E]):
         """No block waits for it in memory."""
 
     def validate(self) -> None:
-        """Check the index, and the blocks that wait.
-
-        Raises:
-            AssertionError: They do not hold.
-        """
+        """Check the index, and the blocks that wait; AssertionError if they do not hold."""
         self._blocks.validate()
         self._writer.validate()
 

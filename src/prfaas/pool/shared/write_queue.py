@@ -116,11 +116,8 @@ class SealingWriter(ABC):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def validate(self) -> None:
-        """Check the bytes of what waits or is on its way.
-
-        Raises:
-            AssertionError: They are less than those of what waits, or nobody's.
-        """
+        """Check the bytes of what waits or is on its way; AssertionError if they are less than
+        those of what waits, or nobody's."""
         queued = sum(len(offer.block.data) for offer in self._offers)
         require(queued <= self.held_bytes, "bytes that wait")
         require(bool(self._waiting) == bool(self.held_bytes), "blocks that wait")

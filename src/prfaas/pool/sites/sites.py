@@ -52,11 +52,8 @@ class SiteRules:
         self._transfers: OrderedDict[bytes, str | None] = OrderedDict()
 
     def may_use(self, use: TicketUse) -> None:
-        """Check a ticket whose signature is valid.
-
-        Raises:
-            TicketRefusedError: It is for parts, tenants or blocks of another site.
-        """
+        """Check a ticket whose signature is valid; TicketRefusedError if it is for parts, tenants
+        or blocks of another site."""
         ticket, peer, blocks = use.ticket, use.peer, use.blocks
         contracts = self._agreements.contracts
         site = contracts.site_of_gateway.get(ticket.signer)

@@ -122,11 +122,7 @@ class Arena:
             return id(data.obj) in self._own
 
     def validate(self) -> None:
-        """Check the limit, and the bytes of idle pages.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check the limit, and the bytes of idle pages; AssertionError if one does not hold."""
         with self._lock:
             self._take_back()
             idle = sum(size * len(offsets) for size, offsets in self._idle.items())

@@ -298,11 +298,8 @@ class BlockStore:
         return name not in self._blocks and self.tiers.find(name) is tier
 
     def validate(self) -> None:
-        """Check the sums of memory, the rules, and that tiers know the blocks that they name.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check the sums of memory, the rules, and that tiers know the blocks that they name;
+        AssertionError if one does not hold."""
         self.room.validate()
         self.rules.validate()
         for tier in self.tiers:

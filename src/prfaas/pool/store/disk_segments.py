@@ -262,11 +262,7 @@ class SegmentFiles:
         return sorted(found, key=lambda segment: (segment.used_at_ns, segment.number))
 
     def scan(self, number: int) -> Scan:
-        """Walk the headers of a segment.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Walk the headers of a segment; OSError if it cannot be read."""
         records: list[tuple[BlockName, DiskPlace]] = []
         num_broken = offset = 0
         is_lost = False
@@ -351,13 +347,11 @@ class SegmentFiles:
         return place
 
     def seal(self, but: Collection[int] = ()) -> None:
-        """Close segments and write them out, so that they survive a power loss.
+        """Close segments and write them out, so that they survive a power loss; OSError if one
+        cannot be written out.
 
         Args:
             but: Segments that stay open.
-
-        Raises:
-            OSError: One cannot be written out.
         """
         for number in self._open.keys() - set(but):
             file, _ = self._open.pop(number)
@@ -370,16 +364,13 @@ class SegmentFiles:
                 os.close(file)
 
     def read(self, name: BlockName, place: DiskPlace, into: memoryview) -> bytes | None:
-        """Read a block, and note that its segment was used.
+        """Read a block, and note that its segment was used; OSError if it cannot be read.
 
         Args:
             into: `place.num_bytes` bytes.
 
         Returns:
             Its digest; None if the bytes have changed.
-
-        Raises:
-            OSError: It cannot be read.
         """
         head, stored = bytearray(place.head_bytes), into
         if place.key_id and self._seals is not None:
@@ -419,11 +410,7 @@ class SegmentFiles:
                 os.fdatasync(file)
 
     def remove(self, number: int) -> None:
-        """Delete a segment; harmless if it is gone.
-
-        Raises:
-            OSError: It cannot be deleted.
-        """
+        """Delete a segment; harmless if it is gone; OSError if it cannot be deleted."""
         self._path(number).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -33,15 +33,12 @@ PROGRESS_SEGMENTS = 256
 
 
 class DiskTier:
-    """Blocks below memory.
+    """Blocks below memory; ConfigError if the limit is too small for any block.
 
     Args:
         files: The folder, which is this tier's from now on.
         capacity_bytes: Hard limit on all files together.
         owner: The store above, with its rules.
-
-    Raises:
-        ConfigError: The limit is too small for any block.
     """
 
     label = "disk"
@@ -94,11 +91,8 @@ class DiskTier:
         return 0 if keyring is None else len(keyring)
 
     async def destroy_keys(self, tenant: str) -> None:
-        """Destroy the keys of a tenant: what is sealed with them is lost for good.
-
-        Raises:
-            OSError: They cannot be destroyed.
-        """
+        """Destroy the keys of a tenant: what is sealed with them is lost for good; OSError if they
+        cannot be destroyed."""
         async with self._writer.turn:
             await self._writer.in_thread(self._files.destroy_keys, tenant)
 
@@ -332,11 +326,7 @@ class DiskTier:
             return Scan([], 1)
 
     def validate(self) -> None:
-        """Check index and queue.
-
-        Raises:
-            AssertionError: They do not hold.
-        """
+        """Check index and queue; AssertionError if they do not hold."""
         self._index.validate()
         self._writer.validate()
         require(self.used_bytes <= self.capacity_bytes, "limit of the disk")

@@ -183,11 +183,8 @@ class DiskIndex:
         self._unlisted = [record for record in self._unlisted if record not in marked]
 
     def validate(self) -> None:
-        """Check that places and segments name the same blocks, and the sums.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check that places and segments name the same blocks, and the sums; AssertionError if one
+        does not hold."""
         in_segments = {number: set(names) for number, names in self.segments.items()}
         require(
             all((name in in_segments[place.segment] for name, place in self.places.items())),
@@ -458,11 +455,7 @@ class DiskWriter:
         return record_bytes(len(offer.block.data), offer.block.origin, is_sealed=is_sealed)
 
     def validate(self) -> None:
-        """Check the bytes that wait.
-
-        Raises:
-            AssertionError: They do not add up.
-        """
+        """Check the bytes that wait; AssertionError if they do not add up."""
         waiting = sum(len(offer.block.data) for offer in self._queue)
         require(self._queued_bytes >= waiting, "bytes that wait")
         require(self._queued_bytes == waiting or self.turn.locked(), "bytes that wait")

@@ -136,15 +136,13 @@ class MemoryRoom:
         spare_leased: bool = False,
         spare_own: bool = False,
     ) -> memoryview | None:
-        """A buffer for a block; others are evicted for it.
+        """A buffer for a block; others are evicted for it; returns none if not enough memory can be
+        freed.
 
         Args:
             tenant: Tag of the tenant that the block belongs to.
             spare_leased: Evict no leased block.
             spare_own: Evict copies without lease only, except for the limit of the tenant.
-
-        Returns:
-            None if not enough memory can be freed.
         """
         is_within = self._make_way(tenant, charged_bytes(num_bytes), spare_leased=spare_leased)
         spared = {"spare_leased": spare_leased, "spare_own": spare_own}
@@ -161,13 +159,11 @@ class MemoryRoom:
     def buffer_with(
         self, data: bytes | bytearray | memoryview, tenant: str, *, is_copy: bool
     ) -> bytearray | memoryview | None:
-        """A buffer with the bytes of a block: its own if they are in this memory already.
+        """A buffer with the bytes of a block: its own if they are in this memory already; returns
+        none if not enough memory can be freed.
 
         A copy costs no block of this host, or content of the site would be lost: without such room
         it stays in loose memory. Where that is full, it is a block like others.
-
-        Returns:
-            None if not enough memory can be freed.
         """
         if isinstance(data, memoryview) and self.arena.owns(data):
             return data
@@ -386,11 +382,7 @@ class MemoryRoom:
                 waiter.set_result(None)
 
     def validate(self) -> None:
-        """Check sums, limits and pins.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check sums, limits and pins; AssertionError if one does not hold."""
         sizes = {name: len(block.data) for name, block in self.blocks.items()}
         outside = {n: sizes[n] for n, b in self.blocks.items() if LooseMemory.owns(b.data)}
         stored = sum(map(self._arena_bytes, sizes))

@@ -21,7 +21,8 @@ STAMP = "regions"
 
 
 def stamp(folder: Path, regions: Regions, segments: Iterable[Path]) -> None:
-    """Remove segments that were written under other regions, and write down those of now.
+    """Remove segments that were written under other regions, and write down those of now; OSError
+    if the folder cannot be changed.
 
     Call it while the folder is locked, before segments are read.
 
@@ -29,9 +30,6 @@ def stamp(folder: Path, regions: Regions, segments: Iterable[Path]) -> None:
         folder: Of the disk tier.
         regions: Footprint of the pool node; without any, the folder loses its stamp.
         segments: Files with blocks.
-
-    Raises:
-        OSError: The folder cannot be changed.
     """
     file, text = folder / STAMP, "".join(f"{region}\n" for region in sorted(regions))
     if not regions:

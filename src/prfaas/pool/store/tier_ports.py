@@ -149,13 +149,10 @@ class LowerTier(Protocol):
         ...
 
     async def probe(self, names: Collection[BlockName]) -> set[BlockName]:
-        """Ask the tier itself for blocks.
+        """Ask the tier itself for blocks; returns those of `names` that it holds.
 
         A shared tier may hold blocks that `__contains__` does not know of. Takes a fraction of a
         second at most.
-
-        Returns:
-            Those of `names` that it holds.
         """
         ...
 
@@ -171,11 +168,8 @@ class LowerTier(Protocol):
         """Write what waits, for a few seconds at most, and end. Follows the end of `run`."""
 
     def validate(self) -> None:
-        """Check that the index equals the contents, and the sums.
-
-        Raises:
-            AssertionError: One does not hold.
-        """
+        """Check that the index equals the contents, and the sums; AssertionError if one does not
+        hold."""
 
 
 class TierList:

@@ -91,16 +91,14 @@ class TicketChecks:
         destination: str,
         layout_id: bytes | None,
     ) -> Grant:
-        """Use a ticket to send blocks of one layout to another pool.
+        """Use a ticket to send blocks of one layout to another pool; TicketRefusedError if it does
+        not allow that.
 
         Args:
             sealed: The ticket as it came.
             blocks: The list that came with it.
             destination: Where the blocks would go.
             layout_id: The layout of the engine that asks; None takes the ticket's.
-
-        Raises:
-            TicketRefusedError: It does not allow that.
         """
         layouts = frozenset({layout_id} if layout_id is not None else ())
         return self._use(sealed, blocks, transfer_id, (self._pool, destination), layouts, None)

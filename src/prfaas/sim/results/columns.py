@@ -93,11 +93,8 @@ PERCENTILES = (50, 75, 90, 95, 99)
 
 
 def spread(values: Sequence[float] | FloatArray | NDArray[np.int64]) -> dict[str, float]:
-    """avg, min, max, std (of the population) and percentiles, linear between values.
-
-    Returns:
-        Empty without values.
-    """
+    """avg, min, max, std (of the population) and percentiles, linear between values; returns empty
+    without values."""
     found = np.asarray(values, dtype=np.float64)
     if found.size == 0:
         return {}

@@ -33,13 +33,11 @@ class BrokenInvariantError(PrfaasError):
 
 
 def check(simulation: Simulation, columns: Columns | None = None) -> None:
-    """Check conservation, causality, leaks, and that no report reached a decision too early.
+    """Check conservation, causality, leaks, and that no report reached a decision too early;
+    BrokenInvariantError if one line for everything that does not hold.
 
     Args:
         columns: Of its requests, if they were read already.
-
-    Raises:
-        BrokenInvariantError: One line for everything that does not hold.
     """
     columns = columns_of(simulation.requests) if columns is None else columns
     broken = [

@@ -93,15 +93,13 @@ class Knee:
 def find_knee(
     scenario: Scenario, attainment_min: float = 0.9, tolerance: float = 0.02
 ) -> Knee | None:
-    """Highest arrival rate at which a share `attainment_min` of requests meets every target.
+    """Highest arrival rate at which a share `attainment_min` of requests meets every target;
+    returns none when not even 1/64 of the rate holds.
 
     Args:
         scenario: Its targets and its rate, which is scaled.
         attainment_min: In (0, 1].
         tolerance: Width at which the bisection stops, as a share of the rate.
-
-    Returns:
-        None when not even 1/64 of the rate holds.
     """
     low, high, best = 0.0, 1.0, None
     while high <= 64:

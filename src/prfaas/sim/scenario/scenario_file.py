@@ -64,11 +64,8 @@ class CodingTable(BaseModel):
     """Rate at which one lane sends or receives, encryption included."""
 
     def coding(self, plan: PlannedCoding, geometry: KvGeometry) -> BlockCoding | None:
-        """Return the coding of a simulated link; None if it sends all raw at any rate.
-
-        Raises:
-            ConfigError: Blocks would have to be rounded on a link that is raw.
-        """
+        """Return the coding of a simulated link; None if it sends all raw at any rate; ConfigError
+        if blocks would have to be rounded on a link that is raw."""
         codec, lane, rounding = (
             rate / BITS_PER_BYTE if rate is not None else None
             for rate in (self.codec_rate, self.lane_rate, self.quality_rate)

@@ -53,13 +53,10 @@ def make_failures(
     num_pd_instances: int,
     num_pd_hosts: int,
 ) -> tuple[Failure, ...]:
-    """Failures.
+    """Failures; ConfigError if a cluster or an instance does not exist.
 
     Args:
         num_prefill: PD instances that prefill.
-
-    Raises:
-        ConfigError: A cluster or an instance does not exist.
     """
     counts = {cluster.name: cluster.num_instances for cluster in clusters}
     hosts = {local: num_pd_hosts, **{cluster.name: cluster.num_hosts for cluster in clusters}}
@@ -126,16 +123,13 @@ def _repeated(table: FailureTable) -> Iterator[Failure]:
 def make_setup(
     file: ScenarioFile, question: Question, num_prompt_tokens_max: int
 ) -> tuple[Setup, list[str]]:
-    """The system that a file and its plan describe.
+    """The system that a file and its plan describe; ConfigError if they do not fit together.
 
     Args:
         num_prompt_tokens_max: No prompt is longer.
 
     Returns:
         The setup, and what a reader of the results should know.
-
-    Raises:
-        ConfigError: They do not fit together.
     """
     problem, pd = question.problem, question.problem.pd
     found = best_operation(problem, StageMode.EXACT)

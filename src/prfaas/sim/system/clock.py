@@ -30,22 +30,14 @@ class Clock:
         return self._num_asked - len(self._heap)
 
     def at(self, at_ns: int, action: Action, argument: Any = None) -> None:
-        """Call `action(argument)` at an instant.
-
-        Raises:
-            ValueError: The instant has passed.
-        """
+        """Call `action(argument)` at an instant; ValueError if the instant has passed."""
         if at_ns < self.now_ns:
             raise ValueError(f"an event at {at_ns} ns was asked for at {self.now_ns} ns")
         self._num_asked += 1
         heappush(self._heap, (at_ns, self._num_asked, action, argument))
 
     def after(self, delay_ns: int, action: Action, argument: Any = None) -> None:
-        """Call `action(argument)` after a delay.
-
-        Raises:
-            ValueError: The delay is negative.
-        """
+        """Call `action(argument)` after a delay; ValueError if the delay is negative."""
         if delay_ns < 0:
             raise ValueError(f"an event was asked for {-delay_ns} ns ago")
         self._num_asked += 1

@@ -145,11 +145,8 @@ class ScaledWorkload:
     tenants: Mapping[str, float] = field(default_factory=dict)
 
     def requests(self, seed: int) -> list[Request]:
-        """Requests that come by themselves, in order of arrival; others follow them.
-
-        Raises:
-            ConfigError: They are too many.
-        """
+        """Requests that come by themselves, in order of arrival; others follow them; ConfigError if
+        they are too many."""
         roots = self.source.requests(seed)
         if self.prompt_scale != 1 or self.output_scale != 1:
             for request in with_followers(roots):
@@ -218,15 +215,12 @@ _SWING_PERIOD_S = 3600.0
 def make_workload(
     table: WorkloadTable, directory: Path, planned: PlannedWorkload, block_tokens: int
 ) -> ScaledWorkload:
-    """Return the workload of a table.
+    """Return the workload of a table; ConfigError if a file is wrong, or prompts become too long.
 
     Args:
         directory: Where its paths start.
         planned: Lengths of synthetic requests.
         block_tokens: Tokens of a block of the caches.
-
-    Raises:
-        ConfigError: A file is wrong, or prompts become too long.
     """
     workload = ScaledWorkload(
         _source(table, directory, planned, block_tokens),
@@ -266,11 +260,8 @@ def _source(
 
 
 def _azure(path: Path) -> str:
-    """Return the format to read a file with that should be Azure's.
-
-    Raises:
-        ConfigError: The file holds requests in another format.
-    """
+    """Return the format to read a file with that should be Azure's; ConfigError if the file holds
+    requests in another format."""
     form = detect(path)
     if form in (AZURE.name, SESSIONS, CHATS):
         return form

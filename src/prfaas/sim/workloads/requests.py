@@ -51,15 +51,12 @@ def draw_arrivals(
     cv: float = 1.0,
     shape: RateShape | None = None,
 ) -> FloatArray:
-    """Instants below `until_s`, s, rising.
+    """Instants below `until_s`, s, rising; ConfigError if they would be too many.
 
     Args:
         until_s: End of the arrivals.
         cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
         shape: How the rate moves; None is constant. Gaps are stretched by it.
-
-    Raises:
-        ConfigError: They would be too many.
     """
     if shape is None:
         return _constant(rng, rate_per_s, until_s, cv)
@@ -103,11 +100,7 @@ class Synthetic:
     fixed_output: bool = True
 
     def requests(self, seed: int) -> list[Request]:
-        """The requests, in order of arrival.
-
-        Raises:
-            ConfigError: They would be too many.
-        """
+        """The requests, in order of arrival; ConfigError if they would be too many."""
         rng = np.random.default_rng(seed)
         duration_s = self.duration_ns / NS_PER_S
         times = draw_arrivals(rng, self.rate_per_s, duration_s, self.arrival_cv, self.shape)

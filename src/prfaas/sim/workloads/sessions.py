@@ -48,11 +48,8 @@ class Sessions:
     think_max_s: float = float("inf")
 
     def requests(self, seed: int) -> list[Request]:
-        """First turns of the sessions that start by themselves; the others follow them.
-
-        Raises:
-            ConfigError: They would be too many.
-        """
+        """First turns of the sessions that start by themselves; the others follow them; ConfigError
+        if they would be too many."""
         rng = np.random.default_rng(seed)
         draw = _Draw(self, rng)
         starts_ns = self._starts_ns(rng)

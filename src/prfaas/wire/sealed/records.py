@@ -64,11 +64,8 @@ class Opening:
 
 
 def decode_opening(data: Bytes) -> Opening:
-    """Opening in the first OPENING_BYTES of a connection; nothing of it is proved yet.
-
-    Raises:
-        PeerError: They are none.
-    """
+    """Opening in the first OPENING_BYTES of a connection; nothing of it is proved yet; PeerError if
+    they are none."""
     magic, version, protection, zero, link_id, number = _OPENING.unpack_from(data)
     if (magic, version, zero) != (MAGIC, VERSION, 0) or number >= NUMBER_MAX:
         raise PeerError(
@@ -125,15 +122,12 @@ class Sealer(_Records):
 
 
 class Opener(_Records):
-    """Receiving end of one connection.
+    """Receiving end of one connection; SealError if the caller does not have the secret.
 
     Args:
         secret: Of the session that the opening names.
         opening: First bytes of the connection.
         limits: Use of one key.
-
-    Raises:
-        SealError: The caller does not have the secret.
     """
 
     def __init__(self, secret: LinkSecret, opening: Opening, limits: KeyLimits = LIMITS) -> None:
@@ -147,11 +141,8 @@ class Opener(_Records):
             raise SealError("a data connection is not opened by the session it names") from None
 
     def open(self, record: memoryview, into: memoryview | bytearray) -> None:
-        """Write the content of a sealed record; after an error `into` holds anything.
-
-        Raises:
-            SealError: It is not the next record of this connection.
-        """
+        """Write the content of a sealed record; after an error `into` holds anything; SealError if
+        it is not the next record of this connection."""
         num_bytes = len(record) - TAG_BYTES
         cipher, nonce = self._keys.take(num_bytes)
         try:
@@ -160,11 +151,8 @@ class Opener(_Records):
             raise SealError(_NOT_NEXT) from None
 
     def check(self, data: Bytes, tag: Bytes) -> None:
-        """Compare the tag of a record that came as it is.
-
-        Raises:
-            SealError: It is not the next record of this connection.
-        """
+        """Compare the tag of a record that came as it is; SealError if it is not the next record of
+        this connection."""
         cipher, nonce = self._keys.take(len(data))
         try:
             cipher.decrypt(nonce, tag, data)

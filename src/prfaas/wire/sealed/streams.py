@@ -76,13 +76,11 @@ class SealedStream:
         return self._record_bytes - self._count
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
-        """Record that `num_bytes` bytes were written to the start of `view`.
+        """Record that `num_bytes` bytes were written to the start of `view`; PeerError if a record
+        fails its tag, or its content is no fragment.
 
         Returns:
             The fragment that they complete.
-
-        Raises:
-            PeerError: A record fails its tag, or its content is no fragment.
         """
         self._count += num_bytes
         done, size = None, self._record_bytes
@@ -141,11 +139,8 @@ class ClearStream:
 
     @property
     def view(self) -> memoryview:
-        """Buffer for the next bytes; never empty.
-
-        Raises:
-            PeerError: What came with the end of the last fragment is no head.
-        """
+        """Buffer for the next bytes; never empty; PeerError if what came with the end of the last
+        fragment is no head."""
         if self._body is None and self._count == HEAD_BYTES:
             self._begin()
         if self._left:

@@ -87,11 +87,7 @@ class Server:
         return self.instance.num_waiting + self.instance.scheduler.num_running
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; ConfigError if the address is taken.
-
-        Returns:
-            Base URL.
-        """
+        """Listen; ConfigError if the address is taken; returns base URL."""
         await self._runner.setup()
         try:
             self._listener = await listen(self._runner, host, port)

@@ -158,14 +158,11 @@ class MooncakeClient:
     def ask(
         self, operation: StoreOperation, names: list[str], offset: int = 0, num_bytes: int = 0
     ) -> asyncio.Future[list[int]]:
-        """Send an order.
+        """Send an order; TransferError if there is no process that could take it.
 
         Returns:
             The codes of the library. Ends in any case, at the latest when the process is killed;
             until then the process may use the buffer.
-
-        Raises:
-            TransferError: There is no process that could take it.
         """
         if self._writer is None:
             raise TransferError("its client is not connected")
@@ -268,11 +265,7 @@ class MooncakeClient:
 
 
 def check_package() -> None:
-    """Check that the package is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that the package is installed; ConfigError if it is not."""
     if importlib.util.find_spec("mooncake") is None:
         raise ConfigError(
             "the shared tier in a Mooncake Store needs the package "

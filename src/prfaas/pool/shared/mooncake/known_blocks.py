@@ -64,11 +64,8 @@ class KnownBlocks:
         return self._blocks.get(name)
 
     def set(self, name: BlockName, known: Known) -> list[BlockName]:
-        """Add a block, or replace what is known of it.
-
-        Returns:
-            Blocks that were forgotten for it.
-        """
+        """Add a block, or replace what is known of it; returns blocks that were forgotten for
+        it."""
         self.remove([name])
         self._blocks[name] = known
         self.own_bytes += known.num_bytes * known.is_own
@@ -89,11 +86,7 @@ class KnownBlocks:
         return gone
 
     def validate(self) -> None:
-        """Check the bytes that this node wrote.
-
-        Raises:
-            AssertionError: They do not add up.
-        """
+        """Check the bytes that this node wrote; AssertionError if they do not add up."""
         own = sum(known.num_bytes for known in self._blocks.values() if known.is_own)
         require(self.own_bytes == own, "bytes of this node")
 

@@ -266,11 +266,8 @@ class MooncakeTier(ShownBlocks[Known]):
                 self._health.failed(str(error))
 
     async def _check(self) -> None:
-        """Ask for some known blocks; while the tier is down for all, and read some.
-
-        Raises:
-            TransferError: The store fails.
-        """
+        """Ask for some known blocks; while the tier is down for all, and read some; TransferError
+        if the store fails."""
         limit_s = self._limits.request_s
         if self._health.is_up:
             number = max(SWEEP_MIN, int(len(self._blocks) * self._limits.check_s / SWEEP_S))

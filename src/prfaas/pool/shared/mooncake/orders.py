@@ -96,11 +96,7 @@ _WORDS = {
 
 
 def check(code: int) -> int:
-    """Return a code that is no failure of the store.
-
-    Raises:
-        TransferError: It is one.
-    """
+    """Return a code that is no failure of the store; TransferError if it is one."""
     if code >= 0 or code in GONE or code in (NO_SPACE, EXISTS):
         return code
     raise TransferError(f"{_WORDS.get(code, 'the library failed')} (code {code})")

@@ -54,11 +54,7 @@ def sealed_bytes_max(num_bytes: int) -> int:
 def seal_block(
     key: SiteKey, name: BlockName, block: StoredBlock, writer: str, into: memoryview
 ) -> int:
-    """Seal a block into a buffer of `sealed_bytes_max`.
-
-    Returns:
-        Bytes that were written.
-    """
+    """Seal a block into a buffer of `sealed_bytes_max`; returns bytes that were written."""
     seal, bound = new_seal(KIND, key), _path(name).encode()
     end = HEAD_BYTES + len(block.data) + TAG_BYTES
     into[:HEAD_BYTES] = seal.head
