@@ -133,7 +133,7 @@ def test_units_scale(problem: Problem, mode: StageMode, factor: float) -> None:
 @settings(max_examples=60, deadline=None)
 @given(lengths(), st.floats(0.05, 0.95))
 def test_a_distribution_is_consistent_with_itself(work: LengthDistribution, ratio: float) -> None:
-    middle = np.array([work.quantile(ratio)])
+    middle = work.quantiles(np.array([ratio]))
     ends = np.array([work.low, work.high])
     assert work.prob_above(ends)[1] == pytest.approx(0, abs=1e-12)
     ones = work.expectation_up_to(np.ones_like, middle)
