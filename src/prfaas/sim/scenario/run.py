@@ -10,7 +10,7 @@ from functools import partial
 from math import exp
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.simulation import Simulation
@@ -143,7 +143,7 @@ def interval(values: Sequence[float]) -> Interval:
     found, count = np.asarray(values, dtype=np.float64), len(values)
     if count < 2:
         return Interval(float(found.mean()), None)
-    factor = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    factor = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / count**0.5
     return Interval(float(found.mean()), factor * float(found.std(ddof=1)))
 
 
@@ -172,7 +172,7 @@ def percentile_interval(runs: Sequence[FloatArray], percentile: float) -> Interv
     distances = np.log(np.maximum(each, whole * _RATIO_MIN) / whole)
     count = len(filled)
     deviation = float(np.sqrt(np.sum(distances**2) / (count - 1)))
-    factor = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1)) / count**0.5
+    factor = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / count**0.5
     return Interval(whole, whole * (exp(factor * deviation) - 1))
 
 
