@@ -22,7 +22,7 @@ _ALIAS = re.compile(r"^(\w+)(?:: TypeAlias)? = Callable\[", re.MULTILINE)
 
 
 def callback(sources: list[str]) -> re.Pattern[str]:
-    """What an annotation of a callback contains: `Callable`, or a name that stands for one."""
+    """Pattern for annotations of callbacks: `Callable`, or a name that stands for one."""
     names = {name for source in sources for name in _ALIAS.findall(source)}
     return re.compile(rf"\b(?:{'|'.join(['Callable', *sorted(names)])})\b")
 

@@ -13,7 +13,6 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -86,23 +85,3 @@ def without_frames(error: ErrorT) -> ErrorT:
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
-
-
-def check_invariants(found: Iterable[tuple[str, bool]]) -> None:
-    """Check what has to hold: a name of each, and whether it does.
-
-    Raises:
-        AssertionError: One does not.
-    """
-    for what, holds in found:
-        require(holds, what)
-
-
-def require(holds: bool, what: str) -> None:
-    """Check one thing that has to hold.
-
-    Raises:
-        AssertionError: It does not.
-    """
-    if not holds:
-        raise AssertionError(what)

@@ -52,7 +52,7 @@ def plain_table(title: str, *columns: str, padding: int = 2) -> Table:
 
 
 def recorded_page(show: Callable[[Console], None]) -> str:
-    """What is printed on a wide terminal, as one HTML page that fetches nothing."""
+    """Output of a wide terminal, as one HTML page that fetches nothing."""
     console = Console(
         record=True, file=io.StringIO(), width=PAGE_COLUMNS, force_terminal=True, highlight=False
     )

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def hold(**invariants: bool) -> None:
     """Check invariants, each named by the words of its keyword.
@@ -15,3 +17,23 @@ def hold(**invariants: bool) -> None:
     broken = [name.replace("_", " ") for name, holds in invariants.items() if not holds]
     if broken:
         raise AssertionError("does not hold: " + ", ".join(broken))
+
+
+def check_invariants(found: Iterable[tuple[str, bool]]) -> None:
+    """Check what has to hold: a name of each, and whether it does.
+
+    Raises:
+        AssertionError: One does not.
+    """
+    for what, holds in found:
+        require(holds, what)
+
+
+def require(holds: bool, what: str) -> None:
+    """Check one thing that has to hold.
+
+    Raises:
+        AssertionError: It does not.
+    """
+    if not holds:
+        raise AssertionError(what)

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from prfaas.core.admission.contracts import Contract
+from prfaas.core.invariants import check_invariants
 from prfaas.core.sharing.engine_queue import EngineQueue, QueueRefusal
-from prfaas.errors import check_invariants
 from prfaas.units import NS_PER_S
 
 BODY_BYTES_MAX = 32 << 20

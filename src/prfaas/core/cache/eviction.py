@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
-from prfaas.errors import require
+from prfaas.core.invariants import require
 
 GRAIN_S = 10
 """Resolution of the times at which blocks were computed, seconds."""

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
-from prfaas.errors import require
+from prfaas.core.invariants import require
 
 
 class PrefixCache:

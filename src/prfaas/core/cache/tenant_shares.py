@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast
-from prfaas.errors import require
+from prfaas.core.invariants import require
 
 K = TypeVar("K", bound=Hashable)
 

@@ -54,7 +54,7 @@ class _Open(MutableRecord):
 
 
 class InstanceBooks:
-    """What requests have booked with the instances: prefills, and time beside decode."""
+    """Bookings of requests with the instances: prefills, and time beside decode."""
 
     def __init__(self, local: LocalCluster, routes: RouteFinder) -> None:
         names = [member.name for member in local.decode or ()]
@@ -125,7 +125,7 @@ class OpenRequests:
         self._stage_of, self._rooms = routes.stage_of, routes.rooms
         self._entries: dict[int, _Open] = {}
         self.instances = InstanceBooks(local, routes)
-        """What the requests have booked with instances."""
+        """Bookings of requests with instances."""
         self.decode_book, self._book_of = routes.decode_book, self.instances.book_of
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
 

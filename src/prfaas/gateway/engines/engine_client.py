@@ -13,9 +13,10 @@ import aiohttp
 from prfaas.config.addresses import Endpoints
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.invariants import check_invariants
 from prfaas.core.resilience.circuit_breaker import BreakerOutcome
 from prfaas.core.resilience.quarantine import Guards
-from prfaas.errors import EngineError, check_invariants
+from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,

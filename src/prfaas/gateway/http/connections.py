@@ -27,7 +27,8 @@ from typing import Any
 from aiohttp import StreamReader, web
 
 from prfaas.config.deployment import ClientTlsTable
-from prfaas.errors import ConfigError, check_invariants
+from prfaas.core.invariants import check_invariants
+from prfaas.errors import ConfigError
 from prfaas.gateway.http.errors import error_body
 from prfaas.gateway.http.json_codec import to_json
 from prfaas.gateway.http.responses import error_object, json_response

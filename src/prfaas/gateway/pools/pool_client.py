@@ -15,9 +15,10 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from prfaas.config.addresses import Endpoints, join_address
+from prfaas.core.invariants import check_invariants
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.errors import PeerError, check_invariants, words_of
+from prfaas.errors import PeerError, words_of
 from prfaas.gateway.pools.subscription import Subscription
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.part_states import PoolView

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from prfaas.core.invariants import check_invariants
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
-from prfaas.errors import PeerError, check_invariants
+from prfaas.errors import PeerError
 from prfaas.gateway.routing.part_states import PoolView
 from prfaas.gateway.routing.transfer_tracker import Transfers
 from prfaas.wire.messages.base import Goodbye, Message, Ping

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prfaas.core.invariants import check_invariants
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.errors import PeerError, check_invariants, without_frames
+from prfaas.errors import PeerError, without_frames
 from prfaas.pool.receive.decoding import Decoding
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from prfaas.core.invariants import check_invariants
 from prfaas.core.transfer.events import NoRoom, Unwanted
 from prfaas.core.transfer.link_encryption import LinkEncryption
-from prfaas.errors import PeerError, check_invariants, without_frames, words_of
+from prfaas.errors import PeerError, without_frames, words_of
 from prfaas.log_throttle import LogThrottle
 from prfaas.pool.net.io_thread import Lane
 from prfaas.pool.net.link_end import LinkEnd

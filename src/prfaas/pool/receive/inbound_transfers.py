@@ -22,6 +22,7 @@ from typing import Protocol
 
 from prfaas.core.cache.eviction import born_in
 from prfaas.core.facts import FactStream
+from prfaas.core.invariants import check_invariants
 from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.core.kv.tenant_salts import tag_in
 from prfaas.core.transfer import actions as do
@@ -31,7 +32,6 @@ from prfaas.core.transfer.receiver import Receiver
 from prfaas.core.transfer.residency import Regions
 from prfaas.core.transfer.tickets import TicketRefusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.errors import check_invariants
 from prfaas.pool.net.link_end import LinkEnd
 from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.store.block_store import BlockStore
@@ -102,7 +102,7 @@ class PeerChannels:
 
     def __init__(self) -> None:
         self.tasks: dict[Channel, asyncio.Task[None]] = {}
-        """What keeps each of them alive."""
+        """The task that serves each of them, and keeps it alive."""
         self.from_sources: set[Channel] = set()
         """Those of pools that may push."""
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from prfaas.core.cache.keep_rules import Matches
 from prfaas.core.facts import FactStream
+from prfaas.core.invariants import check_invariants
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer import actions as do
 from prfaas.core.transfer import events as on
@@ -23,7 +24,7 @@ from prfaas.core.transfer.link_scheduler import OutgoingBlock
 from prfaas.core.transfer.sender import Sender
 from prfaas.core.transfer.site_budget import HeldLeases, Lease, allocate, demand
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.errors import PeerError, check_invariants
+from prfaas.errors import PeerError
 from prfaas.pool.net.link_end import Destination, LinkEnd
 from prfaas.pool.send.data_sender import SendQueue
 from prfaas.pool.send.dialer import Dialer

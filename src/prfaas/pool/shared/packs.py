@@ -28,8 +28,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockKey, BlockName
-from prfaas.errors import require
 from prfaas.pool.keys.sealing import (
     HEAD_BYTES,
     TAG_BYTES,

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from prfaas.core.cache.keep_rules import Matches
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
 from prfaas.core.resilience.circuit_breaker import Breaker
-from prfaas.errors import require
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.tier_ports import StoredBlock
 

@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from functools import lru_cache
 
-from prfaas.errors import require
+from prfaas.core.invariants import require
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prfaas.core.cache.keep_rules import Matches, Origin, Scope
 from prfaas.core.cache.tenant_shares import Share
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import ConfigError, require
+from prfaas.errors import ConfigError
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, DiskPlace, Scan, SegmentFiles
 from prfaas.pool.store.disk_writer import LIMITS, SEGMENTS_MIN, DiskIndex, DiskLimits, DiskWriter

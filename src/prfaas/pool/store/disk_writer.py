@@ -17,8 +17,9 @@ from typing import NamedTuple, TypeVar
 from prfaas.core.cache.eviction import LeastRecentlyUsed
 from prfaas.core.cache.keep_rules import Matches, Origin
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import require, without_frames
+from prfaas.errors import without_frames
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.store.disk_segments import ALIGN_BYTES, DiskPlace, SegmentFiles, record_bytes
 from prfaas.pool.store.origins import SLICE

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from prfaas.core.cache.tenant_shares import Held, Share, TenantShares
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import require
 from prfaas.pool.store.arena import Arena, LooseMemory, charged_bytes
 from prfaas.pool.store.tier_ports import StoredBlock, StoreObserver, TierList
 

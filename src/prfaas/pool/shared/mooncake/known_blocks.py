@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from prfaas.core.cache.eviction import NOT_READ_S
 from prfaas.core.cache.keep_rules import Origin
+from prfaas.core.invariants import require
 from prfaas.core.kv.blocks import BlockName
-from prfaas.errors import require
 from prfaas.pool.store.origins import UNKNOWN
 
 KNOWN_MAX = 1_000_000
