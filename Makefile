@@ -64,7 +64,8 @@ format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-console:  ## build the console's page from console/ (needs Node.js)
+console: install  ## compute the explanation's data and build the console's pages (needs Node.js)
+	$(BIN)/python -m benchmarks.explanation console/src/learn/data.json
 	cd console && npm ci --no-audit --no-fund && npm run build
 
 lock: install  ## pin the dependencies anew, with their hashes

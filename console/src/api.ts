@@ -213,11 +213,6 @@ export interface WhatIf {
   split: Curve;
 }
 
-export interface CacheSizes {
-  lengths: number[];
-  models: { key: string; name: string; active_parameters: number; kv_bytes: number[] }[];
-}
-
 const KEY = "prfaas-operator-key";
 
 /** The operator's key, kept for this tab only. */

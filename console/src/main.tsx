@@ -3,7 +3,6 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { follow, operatorKey, setOperatorKey, type State } from "./api";
-import { Learn } from "./pages/learn";
 import { Now } from "./pages/now";
 import { Replay } from "./pages/replay";
 import { OneRequest } from "./pages/request";
@@ -16,7 +15,6 @@ const PAGES: [string, string][] = [
   ["requests", "Requests"],
   ["what-if", "What if"],
   ["replay", "Replay"],
-  ["learn", "Learn"],
 ];
 
 function useAddress(): string {
@@ -59,6 +57,7 @@ function App() {
               )}
             </a>
           ))}
+          <a href="learn.html">Learn</a>
         </nav>
         <Tools state={state} />
       </header>
@@ -87,8 +86,6 @@ function View({ address, state }: { address: string; state: State | null }) {
       return <WhatIfPage />;
     case "replay":
       return <Replay />;
-    case "learn":
-      return <Learn />;
     default:
       return <Now state={state} />;
   }

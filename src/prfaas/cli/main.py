@@ -22,6 +22,7 @@ COMMANDS = {
     "engine": "parts.engine_command",
     "gateway": "parts.gateway_command",
     "identity": "parts.identity_command",
+    "learn": "plan.learn_command",
     "link": "operate.link_command",
     "model": "plan.plan_command",
     "plan": "plan.plan_command",
@@ -69,6 +70,7 @@ def cli() -> None:
 
     \b
     Examples:
+      prfaas learn                       the idea, as a page to play with
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  validate a file

@@ -168,12 +168,6 @@ async def test_the_planner_answers_and_refuses(world: World) -> None:
     assert statuses[-2:] == [429, 429]
 
 
-async def test_sizes_of_the_catalogue(world: World) -> None:
-    status, found = await get(world, "/console/api/models")
-    assert status == 200
-    assert {len(model["kv_bytes"]) for model in found["models"]} == {len(found["lengths"])}
-
-
 async def test_the_page_is_open_and_what_it_shows_is_the_operators(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
@@ -181,5 +175,6 @@ async def test_the_page_is_open_and_what_it_shows_is_the_operators(
     async with running(checkpoint, identities, tmp_path / "state", gateway=table) as world:
         assert (await get(world, "/console/"))[0] == 200
         assert (await get(world, "/console/console.css"))[0] == 200
-        for path in ("state", "events", "history", "models"):
+        assert (await get(world, "/console/learn.html"))[0] == 200
+        for path in ("state", "events", "history"):
             assert (await get(world, f"/console/api/{path}"))[0] == 401

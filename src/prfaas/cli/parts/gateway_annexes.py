@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +24,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.app import Gateway, run_gateway
-from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json
 from prfaas.gateway.http.request_body import read_small
 from prfaas.gateway.http.responses import json_response
 from prfaas.integrity.barring import Barring
@@ -39,7 +38,6 @@ from prfaas.purge.loop import PurgeLoop
 from prfaas.tasks import cancel_all
 
 BODY_BYTES_MAX = 1 << 16
-LENGTHS = (1024, 8192, 32_768, 131_072)
 
 
 async def serve(
@@ -156,13 +154,12 @@ def _unrecorded(_: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannerPages:
-    """The planner in the console: questions, and sizes of caches."""
+    """The planner in the console: questions."""
 
     what_if: WhatIf
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
-        router.add_get("/console/api/models", _models)
         router.add_post("/console/api/what-if", self._ask)
 
     async def _ask(self, request: web.Request) -> web.Response:
@@ -170,18 +167,6 @@ class PlannerPages:
         response = json_response(await self.what_if.answer(settings))
         response.enable_compression()
         return response
-
-
-async def _models(_: web.Request) -> web.Response:
-    # On a thread: where no plan is set this imports the planner.
-    return web.Response(body=await asyncio.to_thread(_sizes), content_type="application/json")
-
-
-@cache
-def _sizes() -> bytes:
-    from prfaas.planner.report.json_report import cache_sizes
-
-    return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
 
 
 def _settings(data: bytes) -> JsonObject:

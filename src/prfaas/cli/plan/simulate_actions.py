@@ -20,7 +20,14 @@ from prfaas.cli.plan.sweeping import run_all
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
 from prfaas.presentation import console_for, recorded_page, write_file
-from prfaas.sim.report.run_figures import comparison_table
+from prfaas.sim.report.events import events_of
+from prfaas.sim.report.run_figures import (
+    RunFigures,
+    comparison_table,
+    figures_of,
+    print_report,
+    series_of,
+)
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import (
@@ -45,6 +52,7 @@ class Output:
     Attributes:
         report: Where the HTML report goes, if one is wanted.
         series: Where the time series go, if they are wanted.
+        events: Where the events go, if they are wanted.
         command: The command that makes the same again.
         with_bound: Print the offline bound of the goodput.
     """
@@ -52,8 +60,14 @@ class Output:
     as_json: bool = False
     report: Path | None = None
     series: Path | None = None
+    events: Path | None = None
     command: str = ""
     with_bound: bool = False
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """Files to write, None where one is not wanted."""
+        return self.report, self.series, self.events
 
 
 def command_of(
@@ -72,24 +86,15 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     _check(output)
     first = next(iter(scenarios.values()))
     most = bound(first) if output.with_bound else None
-    found, drawn = {}, {}
+    found, drawn, kept = {}, {}, {}
     for name, scenario in scenarios.items():
         done = _with_progress(name, scenario)
         found[name] = done.results
+        if output.events is not None:
+            kept[name] = done
         if output.report is not None or output.series is not None:
-            from prfaas.sim.report.run_figures import figures_of
-
             drawn[name] = figures_of(done)
-    if output.report is not None:
-        from prfaas.sim.report.run_figures import print_report
-
-        origin = {"command": output.command, "prfaas": version("prfaas")}
-        page = recorded_page(partial(print_report, first, drawn, origin))
-        write_file("--report", output.report, page)
-    if output.series is not None:
-        from prfaas.sim.report.run_figures import series_of
-
-        write_file("--series", output.series, json.dumps(series_of(first.title, drawn)))
+    _write(output, first, drawn, kept)
     for name, results in found.items():
         if warning := warning_of(results):
             click.echo(f"prfaas: {name}: {warning}", err=True)
@@ -107,12 +112,29 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     if most is not None:
         shares = ", ".join(f"{name} {r.goodput / most:.1%}" for name, r in found.items() if most)
         console.print(f"offline bound of the goodput {most:.3f} req/s: {shares}", soft_wrap=True)
-    for path in (output.report, output.series):
+    for path in output.files:
         if path is not None:
             console.print(f"wrote {path}", soft_wrap=True, markup=False)
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
+
+
+def _write(
+    output: Output,
+    scenario: Scenario,
+    drawn: Mapping[str, RunFigures],
+    kept: Mapping[str, ScenarioRun],
+) -> None:
+    """Write the files that are wanted, from figures and runs by policy."""
+    if output.report is not None:
+        origin = {"command": output.command, "prfaas": version("prfaas")}
+        page = recorded_page(partial(print_report, scenario, drawn, origin))
+        write_file("--report", output.report, page)
+    if output.series is not None:
+        write_file("--series", output.series, json.dumps(series_of(scenario.title, drawn)))
+    if output.events is not None:
+        write_file("--events", output.events, "".join(events_of(scenario.title, kept)))
 
 
 def warning_of(results: Results) -> str:
@@ -147,7 +169,7 @@ def load_scenarios(
 
 def _check(output: Output) -> None:
     """Before a run of minutes: can its files be written at all?"""
-    for path in (output.report, output.series):
+    for path in output.files:
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: the directory {path.absolute().parent} is not there")
 

@@ -46,6 +46,11 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=FILE, help="Write one HTML file without external resources.")
 @click.option("--series", type=FILE, help="Write time series for the console's replay, as JSON.")
+@click.option(
+    "--events",
+    type=FILE,
+    help="Write a line for each request and fault, for the page of `prfaas learn`.",
+)
 def simulate(
     *,
     scenario: Path,
@@ -61,6 +66,7 @@ def simulate(
     as_json: bool,
     report: Path | None,
     series: Path | None,
+    events: Path | None,
 ) -> None:
     """Run a scenario on a virtual clock, with the policies that serve traffic.
 
@@ -73,16 +79,15 @@ def simulate(
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive
       prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive --report cut.html
-      prfaas simulate examples/sim/link-cut.toml --series cut.json
+      prfaas simulate examples/sim/link-cut.toml --series cut.json --events cut.jsonl
       prfaas simulate examples/sim/scarce-link.toml --sweep
       prfaas simulate examples/sim/bursty.toml --bound
       prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
       prfaas simulate examples/sim/scarce-link.toml --sweep --seeds 5 --ray 10.0.0.5:6379
     """
-    if num_seeds is not None and (report or series):
-        raise click.UsageError("--seeds makes many runs; --report and --series take one seed")
-    if sweep and (report or series):
-        raise click.UsageError("--sweep makes many runs; --report and --series show one load")
+    if (num_seeds is not None or sweep) and (report or series or events):
+        option, takes = ("--sweep", "show one load") if sweep else ("--seeds", "take one seed")
+        raise click.UsageError(f"{option} makes many runs; --report, --series and --events {takes}")
     if with_bound and (sweep or num_seeds is not None):
         raise click.UsageError("--bound is of one run; leave out --sweep and --seeds")
     from prfaas.cli.plan import simulate_actions as actions
@@ -100,5 +105,5 @@ def simulate(
     if num_workers is not None or ray_address is not None:
         raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")
     command = actions.command_of(scenario, settings, policies, seed)
-    output = actions.Output(as_json, report, series, command, with_bound)
+    output = actions.Output(as_json, report, series, events, command, with_bound)
     actions.show_runs(scenarios, output)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gzip
 import hashlib
+import re
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +23,13 @@ from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_res
 from prfaas.tasks import cancel_all
 
 PAGE = "index.html"
-PAGE_PATHS = frozenset({"/console/", "/console/console.js", "/console/console.css"})
+PAGE_PATHS = frozenset(
+    f"/console/{name}" for name in ("", "console.js", "console.css", "learn.html")
+)
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_INLINE = re.compile(rb"<(script type=.module.|style)>(.*?)</(?:script|style)>", re.DOTALL)
 _HEADERS = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Vary": "Accept-Encoding",
@@ -41,16 +42,18 @@ class Asset:
 
     Attributes:
         content_type: Without the charset, which is UTF-8.
+        policy: Its Content-Security-Policy.
     """
 
     content_type: str
     body: bytes
     packed: bytes
     etag: str
+    policy: str
 
     def response(self, request: web.Request) -> web.Response:
         """Answer a request for it; 304 where the browser has it already."""
-        headers = {**_HEADERS, "ETag": self.etag}
+        headers = {**_HEADERS, "Content-Security-Policy": self.policy, "ETag": self.etag}
         if request.headers.get("If-None-Match") == self.etag:
             return web.Response(status=304, headers=headers)
         body = self.body
@@ -71,8 +74,22 @@ def assets() -> dict[str, Asset]:
         if suffix in _TYPES:
             body = entry.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-            found[entry.name] = Asset(_TYPES[suffix], body, gzip.compress(body, 9, mtime=0), etag)
+            packed = gzip.compress(body, 9, mtime=0)
+            found[entry.name] = Asset(_TYPES[suffix], body, packed, etag, _policy(body))
     return found
+
+
+def _policy(body: bytes) -> str:
+    """The Content-Security-Policy of a file: of inline scripts and styles, only its own may run."""
+    own = {b"script": "'self'", b"style": "'self'"}
+    for tag, text in _INLINE.findall(body):
+        digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
+        own[tag.split()[0]] += f" 'sha256-{digest}'"
+    return (
+        f"default-src 'none'; script-src {own[b'script']}; style-src {own[b'style']}; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
 
 
 class Console:

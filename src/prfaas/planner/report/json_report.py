@@ -17,9 +17,6 @@ import numpy as np
 from prfaas.planner.answer.plan import Comparison, Plan, make_plan, no_offload
 from prfaas.planner.answer.plan_file import PlanFile
 from prfaas.planner.answer.plan_loader import load_question, override
-from prfaas.planner.model.catalogue import models
-from prfaas.planner.model.hf_config import geometry_from_config
-from prfaas.planner.model.kv_geometry import kv_bytes_at
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import fleet as fleet_sizes
 from prfaas.planner.sizing.fleet import FleetCandidate
@@ -123,23 +120,6 @@ def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     settings = {"settings": _settings(path, overrides), "num_pd": problem.pd.num_instances}
     whole: dict[str, Any] = without_infinity(settings | {"plan": as_dict(plan)} | curves)
     return whole
-
-
-def cache_sizes(lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """KV cache of the catalogue's models, bytes, at each length, tokens; the largest first."""
-    found = []
-    for key, model in models().items():
-        geometry = geometry_from_config(model.config, name=model.name)
-        sizes = kv_bytes_at(geometry, np.asarray(lengths, dtype=float))
-        found.append(
-            {
-                "key": key,
-                "name": model.name,
-                "active_parameters": model.active_parameters,
-                "kv_bytes": [int(size) for size in sizes],
-            }
-        )
-    return sorted(found, key=lambda model: -model["kv_bytes"][-1])
 
 
 def _settings(path: Path, overrides: Sequence[str]) -> dict[str, float | None]:

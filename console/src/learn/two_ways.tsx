@@ -1,0 +1,207 @@
+// One prompt, read here and read there, on one time axis.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Data, OneRow } from "./data";
+import { isStill, seconds, tokens, useFrames, useWidth } from "./time";
+import { Choice } from "./widgets";
+
+const ROW = 30;
+/** Height of a block, px per Gbit/s: with its width, the time, its area is its bytes. */
+const PER_GBIT = 4.2;
+const FIRST_LENGTH = 27;
+
+export function TwoWays({ data }: { data: Data["one"] }) {
+  const [index, setIndex] = useState(FIRST_LENGTH);
+  const [model, setModel] = useState("hybrid");
+  const [line, setLine] = useState("5");
+  const rows = data.models[model]!.links[line]!;
+  const row = rows[index]!;
+  const length = data.lengths[index]!;
+  const here = row[0].at(-1)!;
+  const there = row[4];
+  const gain = here - there;
+  const goes = rows.map((each) => each[0].at(-1)! - each[4] > 0);
+  const first = goes.indexOf(true);
+  return (
+    <>
+      <div class="controls">
+        <label class="long-slider">
+          <span>
+            Prompt: <output>{tokens(length)} tokens</output> <small>{pages(length)}</small>
+          </span>
+          <input
+            type="range"
+            min={0}
+            max={data.lengths.length - 1}
+            value={index}
+            aria-valuetext={`${tokens(length)} tokens`}
+            style={{ "--cut": `${first < 0 ? 100 : (Math.max(first - 0.5, 0) / (rows.length - 1)) * 100}%` }}
+            class="sides"
+            onInput={(event) => setIndex(Number(event.currentTarget.value))}
+          />
+          <span class="ends">
+            <span>{first === 0 ? "" : "faster here"}</span>
+            <span>{first < 0 ? "" : "faster there"}</span>
+          </span>
+        </label>
+        <Choice
+          label="Model"
+          options={[
+            ["hybrid", "hybrid"],
+            ["dense", "dense"],
+          ]}
+          value={model}
+          onChange={setModel}
+        />
+        <Choice
+          label="Line, for this prompt"
+          options={Object.keys(data.models[model]!.links).sort((a, b) => Number(a) - Number(b)).map((key) => [key, `${key} Gbit/s`])}
+          value={line}
+          onChange={setLine}
+        />
+      </div>
+      <Lanes row={row} gbits={Number(line)} stamp={`${model}/${line}/${index}`} />
+      <p class="reading" aria-live="polite">
+        {tokens(length)} tokens leave <b>{size(row[3])}</b> of notes.{" "}
+        {gain > 0 ? (
+          <>
+            Read there, the answer begins after {seconds(there)} instead of {seconds(here)}:{" "}
+            <b class="there">going saves {seconds(gain)}.</b>
+          </>
+        ) : (
+          <>
+            Read here, the answer begins after {seconds(here)}; the trip takes {seconds(there)}:{" "}
+            <b class="here">staying saves {seconds(-gain)}.</b>
+          </>
+        )}
+      </p>
+    </>
+  );
+}
+
+const pages = (length: number) => {
+  const count = length / 660;
+  return count < 1.5 ? "a page" : `${count < 10 ? Math.round(count) : Math.round(count / 10) * 10} pages`;
+};
+
+const size = (bytes: number) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
+
+function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: string }) {
+  const [place, width] = useWidth<HTMLDivElement>();
+  const playhead = useRef<SVGRectElement>(null);
+  const needle = useRef<SVGLineElement>(null);
+  const passed = useRef(0);
+  const [local, far, flights, , arrives] = row;
+  const here = local.at(-1)!;
+  const end = Math.max(here, arrives) * 1.14;
+  const x = (ms: number) => 2 + (ms / end) * (width - 4);
+  const high = Math.max(gbits * PER_GBIT, 3);
+  const top = { here: 24, there: 92, line: 92 + ROW + 20, answer: 92 + ROW + 20 + high + 8 };
+  const bottom = top.answer + 26;
+  const play = () => (passed.current = 0);
+  useEffect(() => {
+    passed.current = isStill() ? 1 : Math.max(passed.current, 1);
+    const soon = setTimeout(() => !isStill() && play(), 500);
+    return () => clearTimeout(soon);
+  }, [stamp]);
+  const frames = useFrames((elapsed) => {
+    passed.current = Math.min(passed.current + elapsed / 4, 1);
+    const to = String(passed.current >= 1 ? width : x(passed.current * end));
+    playhead.current?.setAttribute("width", to);
+    needle.current?.setAttribute("x1", to);
+    needle.current?.setAttribute("x2", to);
+    needle.current?.setAttribute("opacity", passed.current >= 1 ? "0" : "1");
+  });
+  const label = (at: number) => Math.min(Math.max(x(at), 4), width - 130);
+  const parts = (
+    <>
+      {local.map((to, i) => (
+        <rect class="b-local" x={x(local[i - 1] ?? 0) + 1} width={Math.max(x(to) - x(local[i - 1] ?? 0) - 2, 1)} y={top.here} height={ROW} rx="4" />
+      ))}
+      <rect class="b-write" x={x(here) + 1} width={Math.max(width - x(here), 0)} y={top.here} height={ROW} rx="4" />
+      {far.map((to, i) => (
+        <rect class="b-remote" x={x(far[i - 1] ?? 0) + 1} width={Math.max(x(to) - x(far[i - 1] ?? 0) - 2, 1)} y={top.there} height={ROW} rx="4" />
+      ))}
+      {far.map((to, i) => {
+        const [from, until] = [flights[2 * i]!, flights[2 * i + 1]!];
+        return (
+          <>
+            <line class="drop" x1={x(to)} y1={top.there + ROW} x2={x(from)} y2={top.line} />
+            <rect class="b-block" x={x(from)} width={Math.max(x(until) - x(from) - 1, 1.5)} y={top.line} height={high} />
+          </>
+        );
+      })}
+      <rect class="b-write" x={x(arrives) + 1} width={Math.max(width - x(arrives), 0)} y={top.answer} height={22} rx="4" />
+    </>
+  );
+  const step = niceStep(end / (width < 500 ? 4 : 8));
+  const ticks = Array.from({ length: Math.floor(end / step) + 1 }, (_, i) => i * step);
+  const hasRoom = (at: number) => width - x(at) > 78;
+  return (
+    <div ref={frames}>
+      <div ref={place} class="lanes">
+        {width > 0 && (
+          <svg width={width} height={bottom + 26} role="img" aria-label="Two lanes on one time axis: the prompt read here, and read there with its notes sent in blocks">
+            <defs>
+              <clipPath id="passed">
+                <rect ref={playhead} x="0" y="0" width={width} height={bottom} />
+              </clipPath>
+            </defs>
+            {ticks.map((ms) => (
+              <>
+                <line class="grid" x1={x(ms)} x2={x(ms)} y1={14} y2={bottom} />
+                <text class="tick" x={Math.min(Math.max(x(ms), 12), width - 18)} y={bottom + 16} text-anchor="middle">
+                  {step < 1000 ? (ms / 1000).toFixed(1) : Math.round(ms / 1000)} s
+                </text>
+              </>
+            ))}
+            <text class="lane here" x="2" y="15">
+              Here: slower machines <tspan class="soft">read, then write</tspan>
+            </text>
+            <text class="lane there" x="2" y="83">
+              There: faster machines <tspan class="soft">read and send</tspan>
+            </text>
+            <text class="soft" x="2" y={top.line - 6}>
+              the line
+            </text>
+            <g opacity="0.22">{parts}</g>
+            <g clip-path="url(#passed)">{parts}</g>
+            {hasRoom(here) && (
+              <text class="inside" x={x(here) + 9} y={top.here + 20}>
+                writes
+              </text>
+            )}
+            {hasRoom(arrives) && (
+              <text class="inside" x={x(arrives) + 9} y={top.answer + 15}>
+                writes
+              </text>
+            )}
+            <text class="soft" x={2} y={top.answer + 15}>
+              {x(arrives) > 120 ? "back here" : ""}
+            </text>
+            <line ref={needle} class="needle" x1={width} x2={width} y1={14} y2={bottom} />
+            <line class="mark here" x1={x(here)} x2={x(here)} y1={top.here} y2={bottom} />
+            <line class="mark there" x1={x(arrives)} x2={x(arrives)} y1={top.there} y2={bottom} />
+            <text class="gap" x={label((Math.min(here, arrives) + Math.max(here, arrives)) / 2 - end * 0.06)} y={top.here + ROW + 15}>
+              {seconds(Math.abs(here - arrives))} {here > arrives ? "sooner there" : "sooner here"}
+            </text>
+          </svg>
+        )}
+      </div>
+      <p class="play">
+        <button type="button" onClick={play}>
+          ▶ Play
+        </button>
+        <span class="key">
+          <i class="k-local" /> reading here <i class="k-remote" /> reading there <i class="k-block" /> notes on the
+          line (area = bytes) <i class="k-write" /> writing
+        </span>
+      </p>
+    </div>
+  );
+}
+
+function niceStep(ms: number): number {
+  for (const step of [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]) if (step >= ms) return step;
+  return 60_000;
+}
