@@ -73,7 +73,7 @@ export function Many({ data }: { data: Data["many"] }) {
       <div class="controls">
         <label class="long-slider">
           <span>
-            Threshold: send away prompts with more than <output>{tokens(run.threshold)} new tokens</output>
+            Threshold: send away prompts with more than <b class="out">{tokens(run.threshold)} new tokens</b>
           </span>
           <input
             type="range"

@@ -148,8 +148,8 @@ function Story({ event, clip, lanes, at, isOn }: StoryProps) {
       {fell.some(Boolean) && (
         <>
           {" "}
-          <b class="here">
-            {fell[0]} and {fell[1]} prompts
+          <b class="bad">
+            {fell[0]} and {fell[1]} prompts (red)
           </b>{" "}
           were on their way and fell back: they were read again elsewhere.
         </>

@@ -27,7 +27,7 @@ export function TwoWays({ data }: { data: Data["one"] }) {
       <div class="controls">
         <label class="long-slider">
           <span>
-            Prompt: <output>{tokens(length)} tokens</output> <small>{pages(length)}</small>
+            Prompt: <b class="out">{tokens(length)} tokens</b> <small>{pages(length)}</small>
           </span>
           <input
             type="range"

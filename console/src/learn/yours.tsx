@@ -46,13 +46,13 @@ export function Yours({ data, isServed }: { data: Data["yours"]; isServed: boole
           </label>
           <label>
             <span>
-              Line <output>{gbit(data.bits_per_s[line]!)}</output>
+              Line <b class="out">{gbit(data.bits_per_s[line]!)}</b>
             </span>
             <input type="range" min={0} max={data.bits_per_s.length - 1} value={line} aria-valuetext={gbit(data.bits_per_s[line]!)} onInput={(event) => setLine(Number(event.currentTarget.value))} />
           </label>
           <label>
             <span>
-              Typical prompt <output>{tokens(data.medians[length]!)} tokens</output>
+              Typical prompt <b class="out">{tokens(data.medians[length]!)} tokens</b>
             </span>
             <input type="range" min={0} max={data.medians.length - 1} value={length} aria-valuetext={`${data.medians[length]} tokens`} onInput={(event) => setLength(Number(event.currentTarget.value))} />
           </label>
@@ -196,7 +196,7 @@ function Own() {
       <h3>{found.is_own ? "The plan of this deployment" : "The planner of this gateway, with the paper's case study"}</h3>
       <label class="long-slider">
         <span>
-          Line <output>{now.toPrecision(3)} Gbit/s</output>
+          Line <b class="out">{now.toPrecision(3)} Gbit/s</b>
         </span>
         <input
           type="range"
