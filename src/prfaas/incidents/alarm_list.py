@@ -276,8 +276,8 @@ ALARMS = (
         _WARNING,
         "20 or more requests in 5 minutes, 40 % of them longer than the threshold, none offloaded",
         "All of them are prefilled in the PD cluster.",
-        "/health?full=1 of the gateway names missing parts; `prfaas ctl explain` has the reason for "
-        "each request.",
+        "/health?full=1 of the gateway names missing parts; `prfaas ctl explain` has the reason "
+        "for each request.",
         AlertRule(
             "sum(rate(prfaas_route_decisions_total{reason=~"
             '"link_down|link_barred|pool_draining|pool_not_connected|engine_not_connected'
@@ -354,7 +354,7 @@ ALARMS = (
         Kind.LINK,
         _WARNING,
         "",
-        "Prompts that would wait too long are prefilled locally, with `policy` \"adaptive\".",
+        'Prompts that would wait too long are prefilled locally, with `policy` "adaptive".',
         "More is sent over the link than it carries. Raise its budget or the threshold, or enable "
         "the short-term loop.",
         AlertRule(
@@ -387,7 +387,7 @@ ALARMS = (
         Kind.PLAN,
         _WARNING,
         "TTFTs of a path are below half or above twice the predictions of the plan",
-        "Predictions are corrected by this factor; the threshold and the split of the plan are not.",
+        "Predictions are corrected by this factor; threshold and split of the plan are not.",
         "Measure with `prfaas profile`, and plan again.",
         AlertRule(
             "prfaas_prediction_correction_ratio > 2 or prfaas_prediction_correction_ratio < 0.5",
@@ -434,7 +434,8 @@ ALARMS = (
         "The node continues with memory only.",
         "Its disk is full or failed; the pool node's log has the error.",
         AlertRule(
-            'prfaas_pool_disk_up == 0 and on (instance) prfaas_pool_capacity_bytes{tier="disk"} > 0',
+            "prfaas_pool_disk_up == 0 and on (instance) "
+            'prfaas_pool_capacity_bytes{tier="disk"} > 0',
             "5m",
             "The disk tier of {{ $labels.instance }} accepts no blocks",
             "The node continues with memory only.",

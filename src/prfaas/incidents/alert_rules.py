@@ -1,7 +1,7 @@
 """Writes the alert rules of Prometheus from the list of alarms, and the table of the documentation.
 
-    python -m prfaas.incidents.alert_rules > dashboards/alerts.yml
-    python -m prfaas.incidents.alert_rules --table
+python -m prfaas.incidents.alert_rules > dashboards/alerts.yml
+python -m prfaas.incidents.alert_rules --table
 """
 
 from __future__ import annotations
