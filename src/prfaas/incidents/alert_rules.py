@@ -18,7 +18,7 @@ groups:
   - name: prfaas
     rules:
 """
-COLUMNS = ("alarm", "alert of Prometheus", "in the console if", "what the system does")
+COLUMNS = ("alarm", "alert of Prometheus", "shown in the console if")
 
 
 def rules() -> str:
@@ -48,7 +48,7 @@ def table() -> str:
     for each in ALARMS:
         page = each.runbook.removeprefix("docs/")
         alert = f"`{each.alert}`" if each.rule is not None else "-"
-        rows.append(f"| [{each.name}]({page}) | {alert} | {each.condition or '-'} | {each.does} |")
+        rows.append(f"| [{each.name}]({page}) | {alert} | {each.condition or '-'} |")
     return "\n".join(rows) + "\n"
 
 

@@ -18,16 +18,23 @@ Key = tuple[str, str]
 
 RECENT_MAX = 1000
 """Incidents in memory; one that is open counts, and is not forgotten."""
-BEFORE_S = 15.0
-"""Age of the first sign of an incident: a hung part is noticed this late."""
-AGAIN_S = 30.0
+BEFORE_S = 7.0
+"""Age of the first sign of an incident: a part that hangs is noticed this late."""
+AGAIN_S = 3.0
 """A part that fails again so soon has the same incident."""
 MOVES_S = 120.0
 """Moves of a threshold that follow so soon are one incident."""
 LATE_S = 300.0
 """Time after its end in which an incident learns of requests that it touched."""
 SIGNS_MAX = 1000
-HELD_S = {"link_down": 2.0, "engine_detached": 5.0, "index_incomplete": 5.0, "link_slow": 5.0}
+HELD_S = {
+    "link_down": 2.0,
+    "engine_detached": 5.0,
+    "index_incomplete": 5.0,
+    "link_slow": 5.0,
+    "predictions_off": 60.0,
+    "plan_does_not_fit": 60.0,
+}
 """Time for which an alarm has to stay, else it is no incident: parts that come back need it."""
 REFUSED = "refused"
 _PARTLESS = {
@@ -62,7 +69,7 @@ class IncidentBook:
         self._counted: dict[str, set[str]] = {}
         self._by_part: dict[str, list[Incident]] = {}
         self._signs: deque[tuple[float, RequestTroubled]] = deque(maxlen=SIGNS_MAX)
-        """Recent requests in trouble."""
+        """Recent requests in trouble that no incident of a part explains."""
 
     # Alarms
 
@@ -103,8 +110,10 @@ class IncidentBook:
             signs = self._early(kind.name, alarm.subject, at)
             at = min([at, *(sign_at for sign_at, _ in signs)])
             incident = self._add(kind.name, kind.kind, alarm.subject, kind.severity, alarm.text, at)
-            for sign_at, fact in signs:
-                self._touch(incident, fact, sign_at)
+            for sign in signs:
+                self._touch(incident, sign[1], sign[0])
+                if incident.subject:
+                    self._signs.remove(sign)
         self._follow(incident)
 
     def _again(self, key: Key, at: float) -> Incident | None:
@@ -176,7 +185,7 @@ class IncidentBook:
 
     def trouble(self, fact: RequestTroubled, now: float) -> None:
         """A request has left its route, was refused or failed."""
-        self._signs.append((now, fact))
+        is_known = False
         for part in parts_of(fact):
             for incident in reversed(self._by_part.get(part, ())):
                 ended = now if incident.ended_at is None else incident.ended_at
@@ -184,6 +193,9 @@ class IncidentBook:
                     break
                 if incident.severity is not Severity.NOTE and fact.started_unix_s <= ended:
                     self._touch(incident, fact, now)
+                    is_known |= bool(incident.subject)
+        if not is_known:
+            self._signs.append((now, fact))
 
     def _touch(self, incident: Incident, fact: RequestTroubled, at: float) -> None:
         counted = self._counted.setdefault(incident.id, set())
@@ -199,17 +211,8 @@ class IncidentBook:
         return [
             (sign_at, fact)
             for sign_at, fact in self._signs
-            if sign_at >= at - BEFORE_S
-            and part in parts_of(fact)
-            and not self._is_known(part, sign_at)
+            if sign_at >= at - BEFORE_S and part in parts_of(fact)
         ]
-
-    def _is_known(self, part: str, at: float) -> bool:
-        """Return True if an earlier incident of a part explains a sign."""
-        return any(
-            incident.began_at <= at <= (incident.ended_at or at)
-            for incident in self._by_part.get(part, ())
-        )
 
     # An earlier process
 

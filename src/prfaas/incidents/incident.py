@@ -123,7 +123,7 @@ class Incident(msgspec.Struct):
             return f"At {moment(self.began_at)}."
         seconds = self.ended_at - self.began_at
         how = f"; {self.how_ended}" if self.how_ended else ""
-        return f"From {moment(self.began_at)} to {moment(self.ended_at)}, {_span(seconds)}{how}."
+        return f"From {moment(self.began_at)} to {moment(self.ended_at)}, {span(seconds)}{how}."
 
     @property
     def whom(self) -> str:
@@ -198,7 +198,8 @@ def moment(unix_s: float) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 100_000} UTC"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time from begin to end as text."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -237,7 +237,7 @@ class IncidentStore:
         raise OSError(f"{SLOTS} gateways use {self._folder} under the name {self._gateway}")
 
     def _forget(self, database: sqlite3.Connection, now: float) -> None:
-        database.execute("DELETE FROM incidents WHERE began < ?", (now - self._days * 86400,))
+        database.execute("DELETE FROM incidents WHERE ended < ?", (now - self._days * 86400,))
         database.execute(
             "DELETE FROM incidents WHERE id IN "
             "(SELECT id FROM incidents ORDER BY began DESC LIMIT -1 OFFSET ?)",
