@@ -54,7 +54,9 @@ class IncidentBook:
     """
 
     def __init__(self, began_at: float, grace_s: float) -> None:
-        self._began_at, self._ready_at = began_at, began_at + grace_s
+        self._began_at = began_at
+        self.ready_at = began_at + grace_s
+        """Instant from which alarms begin incidents."""
         self._open: dict[Key, Incident] = {}
         self._carried: dict[Key, Incident] = {}
         """Open ones of an earlier process, of which nothing is known yet."""
@@ -77,7 +79,7 @@ class IncidentBook:
         """Open and close incidents by the alarms of this moment."""
         keys = {alarm.key: alarm for alarm in found}
         self._since = {key: self._since.get(key, now) for key in keys}
-        if now < self._ready_at:
+        if now < self.ready_at:
             return
         for key, alarm in keys.items():
             if key in self._open:
