@@ -15,6 +15,7 @@ import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
 
 from prfaas.cli.deploy.topology import parts
+from prfaas.cli.supervision.supervisor import Supervisor
 from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
@@ -51,6 +52,7 @@ class World:
     http: aiohttp.ClientSession
     page: Page
     artefacts: Path
+    supervisor: Supervisor
     asked: list[asyncio.Task[int]] = field(default_factory=list)
 
     def ask(self, num_tokens: int, tag: str) -> None:
@@ -88,7 +90,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
     try:
         async with (
-            started(stages),
+            started(stages) as supervisor,
             aiohttp.ClientSession() as http,
             async_playwright() as playwright,
         ):
@@ -97,7 +99,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             )
             page = await browser.new_page()
             page.set_default_timeout(SOON_MS)
-            made = World(topology.gateway_url, relay, http, page, artefacts)
+            made = World(topology.gateway_url, relay, http, page, artefacts, supervisor)
             yield made
             await asyncio.gather(*made.asked)
             await browser.close()
