@@ -77,8 +77,49 @@ export interface ClusterState {
 export interface Alarm {
   name: string;
   subject: string;
-  severity: "warning" | "critical";
+  severity: "warning" | "critical" | "page";
   text: string;
+  title: string;
+  /** What the operator does about it. */
+  todo: string;
+  /** Page of the documentation. */
+  runbook: string;
+  since: number | null;
+  /** Id of its incident; null in its first moments. */
+  incident: string | null;
+}
+
+/** Something that happened; the last fields only of one that is asked for. */
+export interface Incident {
+  id: string;
+  name: string;
+  title: string;
+  kind: string;
+  subject: string;
+  severity: "page" | "critical" | "warning" | "note";
+  began_at: number;
+  /** null while it is open */
+  ended_at: number | null;
+  cause: string;
+  num_requests: number;
+  num_tenants: number;
+  what: string;
+  when: string;
+  whom: string;
+  did: string;
+  todo: string;
+  runbook: string;
+  requests?: string[];
+  steps?: { at: number; text: string }[];
+  num_steps?: number;
+  text?: string;
+}
+
+export interface IncidentPage {
+  incidents: Incident[];
+  days_kept: number;
+  /** Why the log cannot be written; empty if it can. */
+  why_unwritten: string;
 }
 
 /** What a loop or an operator changed. */

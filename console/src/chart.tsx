@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { clock, whole } from "./format";
+import { drawMarks, type Mark, MarkLinks, openMark, useMarks } from "./marks";
 import "uplot/dist/uPlot.min.css";
 
 /** Colours of lines, told apart by the colour-blind too; style variables, for light and dark. */
@@ -48,12 +49,15 @@ export function Chart(props: Props) {
   const mark = useRef<number | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
   mark.current = props.mark ?? null;
+  const incidents = useMarks(props.time ?? false);
+  const marks = useRef<Mark[]>([]);
+  marks.current = incidents;
   const height = props.height ?? 160;
   const key = JSON.stringify([props.lines.map((l) => [l.label, l.colour]), height, props.top]);
 
   useEffect(() => {
     const element = place.current!;
-    const made = new uPlot(options(props, element, height, mark, setHovered), props.data, element);
+    const made = new uPlot(options(props, element, height, mark, marks, setHovered), props.data, element);
     plot.current = made;
     const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
     watcher.observe(element);
@@ -65,12 +69,20 @@ export function Chart(props: Props) {
   }, [key]);
 
   useEffect(() => plot.current?.setData(props.data), [props.data, props.mark]);
+  useEffect(() => plot.current?.redraw(false), [incidents]);
+  const times = props.data[0];
 
   return (
     <figure class="chart">
       <figcaption>{props.title}</figcaption>
       <Legend chart={props} index={hovered ?? props.place ?? null} isHovered={hovered != null} />
-      <div ref={place} role="img" aria-label={props.title} />
+      <div
+        ref={place}
+        role="img"
+        aria-label={props.title}
+        onClick={() => plot.current && openMark(plot.current, incidents)}
+      />
+      <MarkLinks marks={incidents} from={times[0] ?? 0} to={times[times.length - 1] ?? 0} />
     </figure>
   );
 }
@@ -118,6 +130,7 @@ function options(
   element: HTMLElement,
   height: number,
   mark: { current: number | null },
+  marks: { current: Mark[] },
   onHover: (index: number | null) => void,
 ): uPlot.Options {
   const ink = colourOf(element, "--quiet");
@@ -171,6 +184,7 @@ function options(
       setCursor: [(u) => onHover(u.cursor.idx ?? null)],
       draw: [
         (u) => {
+          drawMarks(u, marks.current, (variable) => colourOf(element, variable));
           if (mark.current == null) return;
           const x = u.valToPos(mark.current, "x", true);
           if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;

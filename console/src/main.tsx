@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { follow, operatorKey, setOperatorKey, type State } from "./api";
+import { Incidents, OneIncident } from "./pages/incidents";
 import { Learn } from "./pages/learn";
 import { Now } from "./pages/now";
 import { Replay } from "./pages/replay";
@@ -14,6 +15,7 @@ import "./style.css";
 const PAGES: [string, string][] = [
   ["now", "Now"],
   ["requests", "Requests"],
+  ["incidents", "Incidents"],
   ["what-if", "What if"],
   ["replay", "Replay"],
   ["learn", "Learn"],
@@ -83,6 +85,8 @@ function View({ address, state }: { address: string; state: State | null }) {
       ) : (
         <Requests state={state} />
       );
+    case "incidents":
+      return rest.length ? <OneIncident id={rest.join("/")} /> : <Incidents state={state} />;
     case "what-if":
       return <WhatIfPage />;
     case "replay":

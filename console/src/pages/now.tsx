@@ -4,6 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { CARRIED_OVER_S, get, type Sample, type State } from "../api";
 import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size, whole } from "../format";
+import { Alarms } from "../parts/alarms";
 import { RequestTable } from "../parts/request_table";
 import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
@@ -41,24 +42,6 @@ function useSamples(state: State | null): Sample[] {
     if (state) setSamples((seen) => [...seen.slice(1 - SAMPLES_MAX), state.sample]);
   }, [state]);
   return samples;
-}
-
-function Alarms({ state }: { state: State }) {
-  if (!state.alarms.length)
-    return (
-      <p class="alarms calm" role="status">
-        No alarms
-      </p>
-    );
-  return (
-    <ul class="alarms" role="alert">
-      {state.alarms.map((alarm) => (
-        <li class={alarm.severity} data-alarm={alarm.name}>
-          {alarm.text}
-        </li>
-      ))}
-    </ul>
-  );
 }
 
 function Figures({ state }: { state: State }) {

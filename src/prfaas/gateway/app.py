@@ -17,7 +17,7 @@ from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.machine import Membership
-from prfaas.core.request.facts import PrefillBooked
+from prfaas.core.request.facts import PartSeen, PrefillBooked
 from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
@@ -191,7 +191,7 @@ class Gateway:
             timing or PoolTiming(),
         )
         self.layouts = LayoutCheck(deployment, self.pools)
-        self.pools.on_change = self.layouts.note_changes
+        self.pools.on_change = self._pool_changed
         self.engine_events = EngineEvents(
             deployment,
             self.index,
@@ -225,8 +225,9 @@ class Gateway:
         self.metrics.control.watch_loops(lambda: self.control_ticker.frozen)
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
+        self.console_reader = ConsoleReader(live, self.metrics, control)
         self._console = Console(
-            ConsoleReader(live, self.metrics, control),
+            self.console_reader,
             deployment.gateway.consoles_max,
             times.console_interval_s,
         )
@@ -312,6 +313,7 @@ class Gateway:
         def changed(engine: Engine, error: Exception | None) -> None:
             followed(engine, error)
             rendering.engine_changed(engine)
+            self.facts.report(PartSeen(engine.name))
 
         self.engines.probes.on_change = changed
         entries = entries_of(deployment, endpoints.engines, endpoints.pools)
@@ -319,6 +321,10 @@ class Gateway:
         self.metrics.on_read = self._watch
         self._watch()
         return self.members
+
+    def _pool_changed(self, pool: str) -> None:
+        self.layouts.note_changes(pool)
+        self.facts.report(PartSeen(pool))
 
     def _watch(self) -> None:
         """Have the metrics read what the parts know, and those that have joined."""

@@ -14,7 +14,7 @@ from importlib import resources
 from aiohttp import web
 
 from prfaas.errors import RequestError
-from prfaas.gateway.console.history import SAMPLES_MAX, History, LiveState
+from prfaas.gateway.console.history import SAMPLES_MAX, LiveState
 from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_response
@@ -80,8 +80,8 @@ class Console:
 
     def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
-        self._history = History()
-        self._live = LiveState(lambda: encode_event(parts.state(self._history)))
+        self._history = parts.history
+        self._live = LiveState(lambda: encode_event(parts.state()))
         self._control_ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Console:
             await asyncio.sleep(self._interval_s)
 
     async def _state(self, _: web.Request) -> web.Response:
-        return json_response(self._parts.state(self._history))
+        return json_response(self._parts.state())
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """The state, once a second; all pages get the same reading."""

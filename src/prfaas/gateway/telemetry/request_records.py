@@ -16,7 +16,7 @@ from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
-from prfaas.core.request.facts import RequestEnded
+from prfaas.core.request.facts import RequestEnded, RequestTroubled
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.routing.transfer_tracker import TransferView
@@ -121,6 +121,14 @@ class RequestRecord:
             None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
             self.num_output_tokens,
             self.slot_ns,
+        )
+
+    def trouble(self, what: str, reason: str, pools: tuple[str, str] = ("", "")) -> RequestTroubled:
+        """Return the fact that it has left its route, was refused or failed."""
+        is_prefill = what not in ("decode", "failed") or self.decode_engine is None
+        engine = self.prefill_engine if is_prefill else self.decode_engine
+        return RequestTroubled(
+            self.request_id, self.tenant, self.started_unix_s, what, reason, engine or "", pools
         )
 
     @property
