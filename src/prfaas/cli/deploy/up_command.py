@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.options import PATH, logs_of_parts
-from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
+from prfaas.cli.common.options import DEPLOYMENT, PATH, logs_of_parts
+from prfaas.cli.common.signals import EXIT_FAILURE, run_until_stopped, unless_stopped
 from prfaas.cli.deploy.deployment_checks import (
     check_disks,
     check_plan,
@@ -61,6 +61,7 @@ from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_doors
+from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
 from prfaas.presentation import console_for
@@ -77,7 +78,7 @@ OVERLAY = click.option(
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @OVERLAY
 @click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
 def check(file: Path, overlay: Path | None, pool: str | None) -> None:
@@ -157,7 +158,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Restart parts that fail.")
 @logs_of_parts
@@ -253,16 +254,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 
 async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
     """Start everything, unless stopped meanwhile; StoppedEarlyError if it was."""
-    started = asyncio.create_task(supervisor.start())
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            raise StoppedEarlyError
-        started.result()
-    finally:
-        started.cancel()
-        stopped.cancel()
+    await unless_stopped(supervisor.start(), stop)
 
 
 def check_deployment(deployment: Deployment) -> None:
@@ -318,17 +310,17 @@ async def prepare_model(deployment: Deployment) -> None:
     path = Path(deployment.model.path)
     if not deployment.model.generate or (path / "config.json").exists():
         return
-    # Timing engines have no weights.
-    weights = any(cluster.timing is None for cluster in deployment.clusters.values())
-    what = "a small random-weight hybrid checkpoint" if weights else "a small tokenizer"
-    console.print(f"making {what} in {path}")
+    if all(cluster.timing is not None for cluster in deployment.clusters.values()):
+        # Timing engines have no weights.
+        make_checkpoint(path, weights=False)
+        return
+    console.print(f"making a small random-weight hybrid checkpoint in {path}")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-W",
         "ignore",
         "-m",
         "prfaas.engines.checkpoint",
-        *([] if weights else ["--tokenizer-only"]),
         str(path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
