@@ -21,6 +21,7 @@ from prfaas.cli.deploy.deployment_checks import (
     check_plan,
     check_shared_memory,
     check_timing,
+    missing_engines,
     open_secrets,
     short_lived,
 )
@@ -146,6 +147,7 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """Return obstacles to a start on this machine; the file itself can be valid."""
+    yield from missing_engines(deployment)
     yield from identity_problems(deployment)
     # Ports of a pod are its own parts', which may run already.
     for look in (check_shared_memory,) if is_in_a_pod() else (check_ports, check_shared_memory):
@@ -292,6 +294,8 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
         ConfigError: An address is taken, memory does not suffice, or something is missing and may
             not, or cannot, be made.
     """
+    for problem in missing_engines(deployment):
+        raise ConfigError(problem)
     check_ports(deployment)
     check_shared_memory(deployment)
     for region in remove_abandoned():
