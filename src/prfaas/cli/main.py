@@ -22,6 +22,7 @@ COMMANDS = {
     "engine": "parts.engine_command",
     "gateway": "parts.gateway_command",
     "identity": "parts.identity_command",
+    "init": "deploy.init_command",
     "link": "operate.link_command",
     "model": "plan.plan_command",
     "plan": "plan.plan_command",
@@ -54,6 +55,15 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; NoSuchCommand, with similar names, if there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
 
 @click.group(
     cls=LazyGroup,
@@ -69,7 +79,8 @@ def cli() -> None:
 
     \b
     Examples:
-      prfaas demo                        two clusters on this machine, twelve requests
+      prfaas demo                        two sites on this machine, with sample traffic
+      prfaas init two-sites              write a commented deployment file here
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  validate a file
       prfaas link test A B --file F.toml measure the path from pool A to pool B
