@@ -75,6 +75,7 @@ class RequestPages:
             {
                 "newest": newest,
                 "num_kept": len(self._records),
+                "oldest": self._oldest(),
                 "num_seen": num_seen,
                 "num_found": num_found,
                 "requests": _rows(rows),
@@ -94,7 +95,7 @@ class RequestPages:
         found = await series.as_json()
         samples = self._history.since(wanted.since)
         found["links"] = link_shares(samples, series.since, series.step_s, series.num_steps)
-        return _packed(found | {"oldest": self._oldest()})
+        return _packed(found)
 
     def _oldest(self) -> float | None:
         """Instant at which the oldest request that is kept came in."""

@@ -43,7 +43,7 @@ class Sessions:
         """Begin one, and return its id, which is secret."""
         self._by_id = {i: each for i, each in self._by_id.items() if each.until_ns > now_ns}
         same = [name for name, each in self._by_id.items() if each.key_hash == key_hash]
-        for name in same[: len(same) - PER_KEY_MAX + 1]:
+        for name in same[: max(len(same) - PER_KEY_MAX + 1, 0)]:
             del self._by_id[name]
         session_id = secrets.token_urlsafe(ID_BYTES)
         self._by_id[_digest(session_id)] = Session(key_hash, now_ns + self._age_max_ns)
