@@ -39,6 +39,12 @@ interface Props {
   steps?: number[];
   /** A vertical line. */
   mark?: number | null;
+  /** Charts of one name have one cursor. */
+  sync?: string;
+  /** Called with a stretch of x that was marked by dragging. */
+  onSelect?: (from: number, to: number) => void;
+  /** Points are drawn too: there may be gaps on both sides of one. */
+  dots?: boolean;
   /** Whose figures are shown while no cursor is in the chart, counted along x. */
   place?: number;
 }
@@ -52,12 +58,18 @@ export function Chart(props: Props) {
   const incidents = useMarks(props.time ?? false);
   const marks = useRef<Mark[]>([]);
   marks.current = incidents;
+  const selected = useRef(props.onSelect);
+  selected.current = props.onSelect;
   const height = props.height ?? 160;
   const key = JSON.stringify([props.lines.map((l) => [l.label, l.colour]), height, props.top]);
 
   useEffect(() => {
     const element = place.current!;
-    const made = new uPlot(options(props, element, height, mark, marks, setHovered), props.data, element);
+    const made = new uPlot(
+      options(props, element, height, mark, marks, setHovered, selected),
+      props.data,
+      element,
+    );
     plot.current = made;
     const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
     watcher.observe(element);
@@ -132,6 +144,7 @@ function options(
   mark: { current: number | null },
   marks: { current: Mark[] },
   onHover: (index: number | null) => void,
+  selected: { current: Props["onSelect"] },
 ): uPlot.Options {
   const ink = colourOf(element, "--quiet");
   const grid = { stroke: colourOf(element, "--line"), width: 1 };
@@ -152,7 +165,11 @@ function options(
   return {
     width: element.clientWidth,
     height,
-    cursor: { y: false },
+    cursor: {
+      y: false,
+      ...(props.sync ? { sync: { key: props.sync } } : {}),
+      ...(props.onSelect ? { drag: { x: true, y: false, setScale: false } } : {}),
+    },
     legend: { show: false },
     scales: {
       x: { time: props.time ?? false },
@@ -174,7 +191,7 @@ function options(
           label: line.label,
           stroke,
           width: line.width ?? 1.5,
-          points: { show: false },
+          points: props.dots ? { show: true, size: 4, fill: stroke } : { show: false },
           ...(line.dash ? { dash: line.dash } : {}),
           ...(line.fill ? { fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.14)") } : {}),
         };
@@ -182,6 +199,14 @@ function options(
     ],
     hooks: {
       setCursor: [(u) => onHover(u.cursor.idx ?? null)],
+      setSelect: [
+        (u) => {
+          const { left, width } = u.select;
+          if (!selected.current || width < 4) return;
+          selected.current(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
       draw: [
         (u) => {
           drawMarks(u, marks.current, (variable) => colourOf(element, variable));

@@ -5,6 +5,7 @@ import { CARRIED_OVER_S, get, type Sample, type State } from "../api";
 import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size, whole } from "../format";
 import { Alarms } from "../parts/alarms";
+import { Operate } from "../parts/operate";
 import { RequestTable } from "../parts/request_table";
 import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
@@ -20,6 +21,7 @@ export function Now({ state }: { state: State | null }) {
       <Figures state={state} />
       <Topology state={state} />
       <Threshold state={state} />
+      <Operate state={state} />
       <Charts samples={samples} />
       <Changes state={state} />
       <section>
@@ -71,7 +73,7 @@ function Changes({ state }: { state: State }) {
           <li key={change.number}>
             <time>{clock(change.at_unix_s)}</time>
             <span>
-              {change.loop}: {change.what} {change.action}
+              {change.operator || change.loop}: {change.what} {change.action}
               {change.old != null && `, ${shown(change.old)} → ${shown(change.new)}`}
               <small> {change.why}</small>
             </span>

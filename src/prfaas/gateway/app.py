@@ -213,7 +213,7 @@ class Gateway:
             deployment, self.tenants, self.engines, self.driver, profiles.engine_slots
         )
         self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
-        self._access = Access(deployment, self.tenants, facts)
+        self.access = Access(deployment, self.tenants, facts)
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
         self._request_admission = RequestAdmission(places)
         self.fetcher = fetcher = Fetcher(tickets, self.pools.send)
@@ -226,7 +226,7 @@ class Gateway:
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
         self.console_reader = ConsoleReader(live, self.metrics, control)
-        self._console = Console(
+        self.console = Console(
             self.console_reader,
             deployment.gateway.consoles_max,
             times.console_interval_s,
@@ -248,7 +248,7 @@ class Gateway:
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
-            self._console,
+            self.console,
             ControlApi(live, control),
         ]
         self._runner: web.AppRunner | None = None
@@ -351,7 +351,7 @@ class Gateway:
         self.members.start()
         self._tasks.append(asyncio.create_task(self.control_ticker.run()))
         self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
-        self._console.start()
+        self.console.start()
         for annex in self.annexes:
             annex.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
@@ -405,7 +405,7 @@ class Gateway:
         if self._runner is not None:
             await self.connections.stop()
             await self._runner.cleanup()
-        await self._console.close()
+        await self.console.close()
         await cancel_all(self._tasks)
         await self.members.close()
         for annex in self.annexes:
@@ -422,7 +422,7 @@ class Gateway:
     def _app(self) -> web.Application:
         origins = Origins(self._table.allowed_origins, is_for_clients)
         app = web.Application(
-            middlewares=[openai_errors, origins.check, self._access.check],
+            middlewares=[openai_errors, origins.check, self.access.check],
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S

@@ -23,6 +23,8 @@ from prfaas.billing.metrics import UsageMetrics
 from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
+from prfaas.console.request_list import RequestPages
+from prfaas.console.sign_in import SignIn
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.app import Gateway, run_gateway
@@ -137,7 +139,14 @@ class GatewayAnnexes:
         self.incidents = incident_log(gateway, metrics.incidents)
         gateway.control_ticker.loops += [self.meter, self.steering.pins]
         self._planner = WhatIf(routing.plan)
-        gateway.pages += [PlannerPages(self._planner), self.purging, self.steering]
+        page = deployment.tracing.page if deployment.tracing is not None else None
+        gateway.pages += [
+            PlannerPages(self._planner),
+            self.purging,
+            self.steering,
+            SignIn(gateway.access, deployment.gateway.name, page),
+            RequestPages(gateway.records, gateway.console.history),
+        ]
 
     def start(self) -> None:
         """Repeat purges that an earlier process began, and read its incidents."""

@@ -23,14 +23,14 @@ class ChangeAsked:
 
 @dataclass(frozen=True, slots=True)
 class SettingChanged:
-    """A loop or an operator has changed something.
-
-    Attributes:
-        operator: Name of the operator's key; empty for a loop.
-    """
+    """A loop or an operator has changed something."""
 
     change: ChangeEntry
-    operator: str
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator's key; empty for a loop."""
+        return self.change.operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Console:
 
     def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
-        self._history = parts.history
+        self.history = parts.history
         self._live = LiveState(lambda: encode_event(parts.state()))
         self._control_ticker: asyncio.Task[None] | None = None
 
@@ -104,7 +104,7 @@ class Console:
 
     async def _beat(self) -> None:
         while True:
-            self._history.add(self._parts.sample())
+            self.history.add(self._parts.sample())
             self._live.beat()
             await asyncio.sleep(self._interval_s)
 
@@ -128,7 +128,7 @@ class Console:
     async def _last_hour(self, request: web.Request) -> web.Response:
         """Samples of the last `seconds`; an hour without it."""
         seconds = query_number(request, "seconds", SAMPLES_MAX, 1, SAMPLES_MAX)
-        samples = self._history.since(time.time() - seconds)
+        samples = self.history.since(time.time() - seconds)
         response = json_response(
             {"interval_s": self._interval_s, "samples": [each.as_json() for each in samples]}
         )
