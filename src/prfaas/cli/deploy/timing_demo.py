@@ -43,7 +43,7 @@ pool nodes, KV blocks, the encrypted link. Real engines: prfaas demo --engines v
 """
 FILE, SETTINGS = Path("timing.toml"), Path("settings.toml")
 FAST_START = "".join(
-    f"[clusters.{cluster}]\ntiming.one_process = true\npools.{cluster}-pool.link_codec = \"raw\"\n"
+    f'[clusters.{cluster}]\ntiming.one_process = true\npools.{cluster}-pool.link_codec = "raw"\n'
     for cluster in ("prfaas", "pd")
 )
 """Settings beside the file: fewer processes, and no kernels to compile at a first start."""
