@@ -12,6 +12,7 @@ import click
 from prfaas import __version__
 from prfaas.cli.common.signals import EXIT_FAILURE, EXIT_MISTAKE, EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
+from prfaas.extras import extra_of, require
 
 COMMANDS = {
     "audit": "operate.audit_command",
@@ -38,6 +39,17 @@ COMMANDS = {
     "up": "deploy.up_command",
 }
 """Module of each command."""
+NEEDED = {
+    "demo": "gateway",
+    "gateway": "gateway",
+    "model": "plan",
+    "plan": "plan",
+    "profile": "plan",
+    "proxy": "gateway",
+    "simulate": "plan",
+    "trace": "plan",
+}
+"""Extra of each command that does nothing without one."""
 
 
 class LazyGroup(click.Group):
@@ -58,11 +70,15 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command; NoSuchCommand, with similar names, if there is none."""
+        """The command of a call, unless all it would do is fail for a package; NoSuchCommand, with
+        similar names, if there is none."""
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
             raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+        if name in NEEDED and not {"-h", "--help"}.intersection(rest):
+            require(f"`prfaas {name}`", NEEDED[name])
+        return name, command, rest
 
 
 @click.group(
@@ -108,6 +124,12 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(EXIT_SIGNAL + signal.SIGINT)
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error.name or "")) is None:
+            raise
+        needed = f"{error.name}, not installed here: pip install 'prfaas[{extra}]'"
+        click.echo(f"prfaas: this needs {needed}", err=True)
+        sys.exit(EXIT_MISTAKE)
     except PrfaasError as error:
         click.echo(f"prfaas: {error}", err=True)
         sys.exit(EXIT_MISTAKE if isinstance(error, ConfigError) else EXIT_FAILURE)
