@@ -15,6 +15,7 @@ import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
 
 from prfaas.cli.deploy.topology import parts
+from prfaas.cli.supervision.supervisor import Supervisor
 from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
@@ -27,7 +28,6 @@ budget = "100Mbps"
 """
 SLOW_BYTES_PER_S = 60_000
 WIDTHS = (1280, 390)
-PAGES = ("now", "requests", "what-if", "replay", "learn")
 SOON_MS = 60_000
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 """Charts take a moment to follow the width."""
@@ -37,6 +37,20 @@ CLIPPED = """
     || card.scrollWidth > card.clientWidth + 1)
   .map((card) => card.innerText)
 """
+
+CLICK_EVERYWHERE = """
+() => {
+  const canvas = document.querySelector("#part-5 canvas");
+  if (!canvas) return;
+  const box = canvas.getBoundingClientRect();
+  for (let y = 10; y < box.height; y += 20)
+    for (let x = 10; x < box.width; x += 20) {
+      const [clientX, clientY] = [box.left + x, box.top + y];
+      canvas.dispatchEvent(new PointerEvent("pointerdown", { clientX, clientY, bubbles: true }));
+    }
+}
+"""
+"""A click on any prompt of the picture of live requests."""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
@@ -51,6 +65,7 @@ class World:
     http: aiohttp.ClientSession
     page: Page
     artefacts: Path
+    supervisor: Supervisor
     asked: list[asyncio.Task[int]] = field(default_factory=list)
 
     def ask(self, num_tokens: int, tag: str) -> None:
@@ -88,7 +103,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
     try:
         async with (
-            started(stages),
+            started(stages) as supervisor,
             aiohttp.ClientSession() as http,
             async_playwright() as playwright,
         ):
@@ -97,7 +112,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             )
             page = await browser.new_page()
             page.set_default_timeout(SOON_MS)
-            made = World(topology.gateway_url, relay, http, page, artefacts)
+            made = World(topology.gateway_url, relay, http, page, artefacts, supervisor)
             yield made
             await asyncio.gather(*made.asked)
             await browser.close()
@@ -123,13 +138,13 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
 
     world.ask(2_000, "short")
     world.ask(30_000, "long")
-    rows = page.locator("table.requests tbody tr")
+    rows = page.locator(".requests .body [role=row]")
     remote = rows.filter(has_text="remote").filter(has_text="finished")
     await expect(remote.first).to_be_visible(timeout=SOON_MS)
     await world.keep("now")
 
     await world.open("requests")
-    await remote.first.click()
+    await remote.first.get_by_role("link").click()
     await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
@@ -148,6 +163,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await page.reload()
     tokens = (await adopt.inner_text()).split(": ")[1]
     await adopt.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".adopt span")).to_contain_text("offloads above")
 
     await world.open("now")
@@ -155,6 +171,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await expect(page.locator(".changes li").first).to_contain_text("operator")
     await page.get_by_label("Offload above").fill("25000")
     await page.get_by_role("button", name="Set until restart").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
     await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 
@@ -173,9 +190,15 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await page.get_by_label("time").press("Home")
     await world.keep("replay")
 
-    await world.open("learn")
-    await expect(page.get_by_text("Why a threshold")).to_be_visible(timeout=SOON_MS)
+    await page.get_by_role("link", name="Learn").click()
+    await expect(page.locator("#part-4 .own .reading")).to_contain_text("Prefill-as-a-Service")
+    await expect(page.locator("#part-5 .reading")).to_contain_text("Click on one")
+    await page.locator("#part-5 canvas").scroll_into_view_if_needed()
     await world.keep("learn")
+    while "#/requests/" not in page.url:
+        world.ask(30_000, f"seen {len(world.asked)}")
+        await page.evaluate(CLICK_EVERYWHERE)
+    await expect(page.locator("p.why")).to_be_visible(timeout=SOON_MS)
 
     await asyncio.gather(*world.asked)
     assert [task.result() for task in world.asked] == [200] * len(world.asked)

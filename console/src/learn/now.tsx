@@ -86,10 +86,10 @@ function Live() {
         for (const [id, prompt] of seen.current) if (prompt.at < next.at * 1000 - KEPT_MS) seen.current.delete(id);
         setState(next);
         setLost("");
-      }, setLost),
+      }, setLost, () => setLost("sign in to the console first")),
     [],
   );
-  if (!state) return <p class="reading">{lost ? `Nothing heard from the gateway: ${lost}.` : "Waiting for the gateway…"}</p>;
+  if (!state) return <p class="reading">{lost ? `Nothing from the gateway: ${lost}.` : "Waiting for the gateway…"}</p>;
   const engines = (role: string) => state.clusters.filter((c) => c.role === role).flatMap((c) => c.engines);
   const links = Object.values(state.sample.links);
   const routed = links.filter((link) => link.offload_threshold != null);
