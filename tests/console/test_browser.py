@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Page, Route, async_playwright, expect
 
 from prfaas.cli.deploy.topology import parts
@@ -33,13 +35,14 @@ FITS = "document.documentElement.scrollWidth <= document.documentElement.clientW
 """Charts take a moment to follow the width."""
 CLIPPED = """
 [...document.querySelectorAll(".link, .cluster, .pool, .tier, .figures > div, .name, .scroll")]
+  .filter((card) => card.checkVisibility({ contentVisibilityAuto: true }))
   .filter((card) => card.scrollHeight > card.clientHeight + 1
     || card.scrollWidth > card.clientWidth + 1)
   .map((card) => card.innerText)
 """
 
 CLICK_EVERYWHERE = """
-() => {
+() => void setTimeout(() => {
   const canvas = document.querySelector("#part-5 canvas");
   if (!canvas) return;
   const box = canvas.getBoundingClientRect();
@@ -48,7 +51,7 @@ CLICK_EVERYWHERE = """
       const [clientX, clientY] = [box.left + x, box.top + y];
       canvas.dispatchEvent(new PointerEvent("pointerdown", { clientX, clientY, bubbles: true }));
     }
-}
+})
 """
 """A click on any prompt of the picture of live requests."""
 
@@ -195,9 +198,11 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await expect(page.locator("#part-5 .reading")).to_contain_text("Click on one")
     await page.locator("#part-5 canvas").scroll_into_view_if_needed()
     await world.keep("learn")
+    world.ask(60_000, "seen")
     while "#/requests/" not in page.url:
-        world.ask(30_000, f"seen {len(world.asked)}")
-        await page.evaluate(CLICK_EVERYWHERE)
+        with contextlib.suppress(PlaywrightError):  # it leaves the page
+            await page.evaluate(CLICK_EVERYWHERE)
+            await asyncio.sleep(0.1)
     await expect(page.locator("p.why")).to_be_visible(timeout=SOON_MS)
 
     await asyncio.gather(*world.asked)

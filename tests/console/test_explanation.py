@@ -96,6 +96,13 @@ def test_the_words_of_the_page_hold(data: dict[str, Any]) -> None:
         for by_length in data["one"]["models"]["dense"]["links"].values()
         for row in by_length
     )
+    page = (ROOT / "console/src/learn/page.tsx").read_text()
+    fixed = (rows[0][3] - data["one"]["lengths"][0] * 17_280) / 1e6
+    assert f"{fixed:.0f} MB of notes however short" in page
+    first = data["one"]["lengths"].index(21_500)
+    dense = data["one"]["models"]["dense"]["links"]["5"][first][3]
+    assert f"{dense / rows[first][3]:.0f} times less" in " ".join(page.split())
+    assert f"Now {data['many']['rate_per_s']} prompts come each second" in page
     shares = [run["in_time"] for run in data["many"]["runs"]]
     best = shares.index(max(shares))
     near = [run["threshold"] for run in data["many"]["runs"]].index(data["many"]["optimum"])

@@ -13,7 +13,7 @@ const TRIES = 4;
 
 export function Many({ data }: { data: Data["many"] }) {
   const [index, setIndex] = useState(FIRST);
-  const [tried, setTried] = useState<number[]>([]);
+  const [tried, setTried] = useState<number[]>([FIRST]);
   const [isRunning, setRunning] = useState(!isStill());
   const runs = useMemo(() => data.runs.map((run) => prompts(data.arrivals, run.requests)), [data]);
   const at = useRef(data.lead_s * 1000 + 40_000);

@@ -119,6 +119,7 @@ function Live() {
       />
       <p class="reading">
         {state.model}, policy <i>{state.policy}</i>, threshold {tokens(threshold)} new tokens. {counts.waitThere + counts.readThere} prompts there,{" "}
+        {counts.onLine} on the line,{" "}
         {counts.waitHere + counts.readHere} here, {counts.writing} being answered.{" "}
         {shown.length ? "Click on one to see why it went where it went." : "No request has come in the last two minutes."}
       </p>
