@@ -84,8 +84,8 @@ export function Many({ data }: { data: Data["many"] }) {
             onInput={(event) => setIndex(Number(event.currentTarget.value))}
           />
           <span class="ends">
-            <span>everything goes</span>
-            <span>everything stays</span>
+            <span>nearly all go</span>
+            <span>nearly all stay</span>
           </span>
         </label>
         <button type="button" onClick={() => setRunning(!isRunning)}>
@@ -135,7 +135,7 @@ function Search({ data, tried, index, isFound, onPick }: SearchProps) {
         <b>Your search.</b>{" "}
         {isFound ? (
           <>
-            The planner computes the same from the speed of the machines and of the line, without trying:{" "}
+            The planner computes a best place from the speed of the machines and of the line, without trying:{" "}
             <b>{tokens(data.optimum)} tokens</b>.{" "}
             <button type="button" class="plain" onClick={() => onPick(data.runs.findIndex((r) => r.threshold === data.optimum))}>
               Go there

@@ -73,8 +73,8 @@ export function Page() {
           </p>
           {data ? <TwoWays data={data.one} /> : <Loading />}
           <Answer question="Why do long prompts go?">
-            Reading takes longer with every token, and the faster machines save more each time. The notes travel while
-            reading goes on, so the trip costs almost nothing at the end.
+            Reading takes longer with every token, so the faster machines save more the longer a prompt is. Its notes
+            travel while reading goes on, so the trip adds little at the end.
           </Answer>
           <Answer question="Why do short prompts stay?">
             Every trip has a fixed price: the distance, and 182 MB of notes however short the prompt. A short prompt
@@ -101,8 +101,8 @@ export function Page() {
         </Part>
         <Part number={3} title="Break it">
           <p>
-            The same traffic, and something goes wrong at 1:00. Left, the paper's rule with its fixed threshold; right,{" "}
-            <i>adaptive</i>, which also looks at the queues and the line before each decision.{" "}
+            The same traffic, and something goes wrong at 1:00. Two policies decide: <i>paper</i> keeps a fixed threshold,{" "}
+            <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
             <b>Cut the line</b>, then try the others.
           </p>
           {data ? <Trouble data={data.trouble} /> : <Loading />}

@@ -183,6 +183,7 @@ export class Scene {
       this.disc(context, prompt, place, colour);
       if (share > 0) this.progress(context, target, colour, share);
     }
+    this.labels(context, sight);
     for (const prompt of this.places.keys()) if (!seen.has(prompt)) this.places.delete(prompt);
     for (const prompt of this.seats.keys()) if (!seen.has(prompt)) this.seats.delete(prompt);
   }
@@ -311,13 +312,11 @@ export class Scene {
 
   private furniture(context: CanvasRenderingContext2D, sight: Sight, groups: ReturnType<Scene["sort"]>) {
     const { there, here, write } = this.boxes;
-    const { remote, local, good, quiet, line, ink, bad } = this.colours as Record<string, string>;
+    const { remote, local, good, line, ink, bad } = this.colours as Record<string, string>;
     const field = this.field;
     const level = this.level(sight.threshold);
     tint(context, remote!, 0.09, 0, field.y - 10, field.w, Math.max(level - field.y + 10, 0));
     tint(context, local!, 0.09, 0, level, field.w, field.y + field.h + 10 - level);
-    this.text(context, "long", 4, field.y + 4, quiet!, 11);
-    this.text(context, "short", 4, field.y + field.h + 4, quiet!, 11);
     this.text(context, this.isNarrow ? "prompts" : "prompts arrive", 0, 14, ink!, 12.5, 600);
     // The two homes.
     this.box(context, there, remote!, crowd(groups.waitThere.length));
@@ -381,7 +380,6 @@ export class Scene {
       }
       context.stroke();
     }
-    this.text(context, inTokens(sight.threshold), 4, level - 6, ink!, 12, 600);
     for (const [box, group] of [
       [there, groups.waitThere],
       [here, groups.waitHere],
@@ -392,6 +390,23 @@ export class Scene {
         const from = box.x + box.w - 9 - context.measureText(words).width;
         this.text(context, words, from, box.y + 17, group.length > 12 ? bad! : ink!, 12, 600);
       }
+  }
+
+  /** Words over the prompts that arrive. */
+  private labels(context: CanvasRenderingContext2D, sight: Sight) {
+    const { quiet, ink, ground } = this.colours as Record<string, string>;
+    const field = this.field;
+    for (const [words, y, colour, weight] of [
+      ["long", field.y + 4, quiet!, 400],
+      ["short", field.y + field.h + 4, quiet!, 400],
+      [inTokens(sight.threshold), this.level(sight.threshold) - 6, ink!, 650],
+    ] as const) {
+      context.font = `${weight} 12px ${this.font}`;
+      context.lineWidth = 4;
+      context.strokeStyle = ground!;
+      context.strokeText(words, 4, y);
+      this.text(context, words, 4, y, colour, 12, weight);
+    }
   }
 
   private box(context: CanvasRenderingContext2D, box: Box, colour: string, crowded: number) {

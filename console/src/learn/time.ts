@@ -48,5 +48,5 @@ export function useWidth<T extends HTMLElement>() {
 export const clock = (ms: number) =>
   `${Math.floor(ms / 60_000)}:${String(Math.floor(ms / 1000) % 60).padStart(2, "0")}`;
 
-export const seconds = (ms: number) => `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
+export const seconds = (ms: number) => `${(ms / 1000).toFixed(ms < 995 ? 2 : ms < 9950 ? 1 : 0)} s`;
 export const tokens = (n: number) => n.toLocaleString("en");

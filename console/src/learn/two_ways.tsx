@@ -70,7 +70,7 @@ export function TwoWays({ data }: { data: Data["one"] }) {
           </>
         ) : (
           <>
-            Read here, the answer begins after {seconds(here)}; the trip takes {seconds(there)}:{" "}
+            Read here, the answer begins after {seconds(here)}; read there, after {seconds(there)}:{" "}
             <b class="here">staying saves {seconds(-gain)}.</b>
           </>
         )}
@@ -150,7 +150,7 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
             {ticks.map((ms) => (
               <>
                 <line class="grid" x1={x(ms)} x2={x(ms)} y1={14} y2={bottom} />
-                <text class="tick" x={Math.min(Math.max(x(ms), 12), width - 18)} y={bottom + 16} text-anchor="middle">
+                <text class="tick" x={Math.min(x(ms), width - 18)} y={bottom + 16} text-anchor={ms ? "middle" : "start"}>
                   {step < 1000 ? (ms / 1000).toFixed(1) : Math.round(ms / 1000)} s
                 </text>
               </>
