@@ -8,11 +8,16 @@ import signal
 import pytest
 from playwright.async_api import expect
 
-from .test_browser import CHROMIUM, CLIPPED, FITS, SOON_MS, World
+from .test_browser import CHROMIUM, FITS, SOON_MS, World
 from .test_browser import world as browser_world
 
 world = browser_world
 WIDTHS = (1440, 768, 390)
+CLIPPED = """
+[...document.querySelectorAll(".alarms li, .told dd, .marks, .steps li, .ids li, .incidents td")]
+  .filter((place) => place.scrollWidth > place.clientWidth + 1)
+  .map((place) => place.innerText)
+"""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
@@ -58,7 +63,7 @@ async def test_an_incident_from_its_alarm_to_its_text(world: World) -> None:
     await expect(told).to_contain_text("it has not ended")
     await expect(told).to_contain_text("It gets no new requests")
     requests = page.get_by_role("link", name="Requests of this time")
-    assert "#/requests?from=" in (await requests.get_attribute("href") or "")
+    assert "#/requests?since=" in (await requests.get_attribute("href") or "")
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.get_by_role("button", name="Copy as text").click()
     await expect(page.get_by_text("copied")).to_be_visible()

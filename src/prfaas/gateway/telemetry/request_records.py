@@ -153,7 +153,7 @@ class RequestRecord:
 
     def trouble(self, what: str, reason: str, pools: tuple[str, str] = ("", "")) -> RequestTroubled:
         """Return the fact that it has left its route, was refused or failed."""
-        is_prefill = what not in ("decode", "failed") or self.decode_engine is None
+        is_prefill = what in ("prefill", "transfer", "pull") or self.decode_engine is None
         engine = self.prefill_engine if is_prefill else self.decode_engine
         return RequestTroubled(
             self.request_id, self.tenant, self.started_unix_s, what, reason, engine or "", pools
