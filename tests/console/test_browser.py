@@ -125,13 +125,13 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
 
     world.ask(2_000, "short")
     world.ask(30_000, "long")
-    rows = page.locator("table.requests tbody tr")
+    rows = page.locator(".requests .body [role=row]")
     remote = rows.filter(has_text="remote").filter(has_text="finished")
     await expect(remote.first).to_be_visible(timeout=SOON_MS)
     await world.keep("now")
 
     await world.open("requests")
-    await remote.first.click()
+    await remote.first.get_by_role("link").click()
     await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
@@ -150,6 +150,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await page.reload()
     tokens = (await adopt.inner_text()).split(": ")[1]
     await adopt.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".adopt span")).to_contain_text("offloads above")
 
     await world.open("now")
@@ -157,6 +158,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await expect(page.locator(".changes li").first).to_contain_text("operator")
     await page.get_by_label("Offload above").fill("25000")
     await page.get_by_role("button", name="Set until restart").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
     await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 

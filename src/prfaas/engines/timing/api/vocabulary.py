@@ -16,6 +16,7 @@ from prfaas.limited_files import read_json
 
 SPOKEN_MAX = 2048
 LOOKED_AT_MAX = 20_000
+_END_OF_MESSAGE = "PRFAAS_END_OF_FINAL_MESSAGE"
 
 
 class Vocabulary:
@@ -51,19 +52,20 @@ class Vocabulary:
         return await asyncio.to_thread(self._render, body)
 
     def _render(self, body: Mapping[str, Any]) -> str:
+        messages, continues = body["messages"], bool(body.get("continue_final_message"))
         arguments = {
             "tools": body.get("tools") or None,
+            "documents": None,
             "add_generation_prompt": body.get("add_generation_prompt") is not False,
             **(body.get("chat_template_kwargs") or {}),
         }
         try:
-            if self._plain is not None and not body.get("continue_final_message"):
-                return self._plain(messages=body["messages"], documents=None, **arguments)
+            if self._plain is not None and not continues:
+                return self._plain(messages=messages, **arguments)
+            if self._plain is not None and isinstance(messages[-1]["content"], str):
+                return _continued(self._plain, messages, arguments)
             text: str = self._loaded().apply_chat_template(
-                body["messages"],
-                continue_final_message=bool(body.get("continue_final_message")),
-                tokenize=False,
-                **arguments,
+                messages, continue_final_message=continues, tokenize=False, **arguments
             )
         except (ImportError, MemoryError, OSError):
             raise  # No message causes them.
@@ -114,6 +116,21 @@ def _plain_template(path: Path) -> Callable[..., str] | None:
         return partial(environment.from_string(source).render, **special)
     except TemplateSyntaxError:  # A tag of `transformers`' own.
         return None
+
+
+def _continued(
+    template: Callable[..., str], messages: list[dict[str, Any]], arguments: dict[str, Any]
+) -> str:
+    """Text of a chat up to the end of its last message; ValueError if the template changes it."""
+    *earlier, last = messages
+    content = last["content"]
+    whole = template(
+        messages=[*earlier, {**last, "content": f"{content}{_END_OF_MESSAGE} "}], **arguments
+    )
+    text, end, after = whole.rpartition(_END_OF_MESSAGE)
+    if not end or content.strip() not in text:
+        raise ValueError("the template leaves out the last message, which cannot be continued")
+    return text if after.startswith(" ") else text.rstrip()
 
 
 def _load(path: str) -> Any:
