@@ -20,6 +20,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.cli.parts.gateway_plan import load_profiles
+from prfaas.cli.parts.openapi import OpenApi
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.core.kv.tenant_salts import tenant_tag
@@ -129,7 +130,7 @@ class GatewayAnnexes:
             gateway.control_ticker.loops.append(self.prices)
         gateway.control_ticker.loops += [self.meter, self.steering.pins]
         self._planner = WhatIf(routing.plan)
-        gateway.pages += [PlannerPages(self._planner), self.purging, self.steering]
+        gateway.pages += [PlannerPages(self._planner), self.purging, self.steering, OpenApi()]
 
     def start(self) -> None:
         """Repeat purges that an earlier process began."""

@@ -38,7 +38,7 @@ TENANT = web.RequestKey("tenant", Tenant)
 """Tenant of a client's request; set for every path of clients."""
 OPERATOR = web.RequestKey("operator", bool)
 """True if the client of a public path has the access of operators."""
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/openapi.json", "/console", *PAGE_PATHS})
 """Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
