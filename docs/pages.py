@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 import tomllib
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -38,20 +39,29 @@ _ITEM = re.compile(r"^(?:[-*] |\d+\. )")
 
 
 def on_config(config: Any) -> Any:
-    """Write out the patterns of the navigation: all files of a folder that are not named in it."""
-    config.nav = _expanded(config.nav, Path(config.docs_dir))
+    """Write out the patterns of the navigation: all files of a folder that it does not name."""
+    named = set(_named(config.nav))
+    config.nav = _expanded(config.nav, Path(config.docs_dir), named)
     return config
 
 
-def _expanded(entries: list[Any], docs: Path) -> list[Any]:
-    named = {entry for entry in entries if isinstance(entry, str)}
+def _named(entries: Any) -> Iterator[str]:
+    """Pages that a navigation names."""
+    if isinstance(entries, str):
+        yield entries
+    else:
+        values = entries.values() if isinstance(entries, dict) else entries
+        for each in values:
+            yield from _named(each)
+
+
+def _expanded(entries: Any, docs: Path, named: Container[str]) -> Any:
+    if isinstance(entries, str):
+        return entries
     found: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict):
-            found += [
-                {title: _expanded(inner, docs) if isinstance(inner, list) else inner}
-                for title, inner in entry.items()
-            ]
+            found.append({title: _expanded(inner, docs, named) for title, inner in entry.items()})
         elif "*" in entry:
             files = sorted(file.relative_to(docs).as_posix() for file in docs.glob(entry))
             found += [file for file in files if file not in named]
