@@ -67,7 +67,9 @@ def test_every_schema_is_one() -> None:
     ("name", "fields"),
     [("ChatCompletionRequest", ChatFields), ("CompletionRequest", CompletionFields)],
 )
-def test_every_field_that_reaches_an_engine_is_in_its_schema(name: str, fields: type[msgspec.Struct]) -> None:
+def test_every_field_that_reaches_an_engine_is_in_its_schema(
+    name: str, fields: type[msgspec.Struct]
+) -> None:
     properties = document()["components"]["schemas"][name]["properties"]
     assert {*fields.__struct_fields__} <= {*properties}
     assert {"cache_salt", "metadata", "kv_transfer_params"} <= {*properties}
