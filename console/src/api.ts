@@ -77,8 +77,49 @@ export interface ClusterState {
 export interface Alarm {
   name: string;
   subject: string;
-  severity: "warning" | "critical";
+  severity: "warning" | "critical" | "page";
   text: string;
+  title: string;
+  /** What the operator does about it. */
+  todo: string;
+  /** Page of the documentation. */
+  runbook: string;
+  since: number | null;
+  /** Id of its incident; null in its first moments. */
+  incident: string | null;
+}
+
+/** Something that happened; the last fields only of one that is asked for. */
+export interface Incident {
+  id: string;
+  name: string;
+  title: string;
+  kind: string;
+  subject: string;
+  severity: "page" | "critical" | "warning" | "note";
+  began_at: number;
+  /** null while it is open */
+  ended_at: number | null;
+  cause: string;
+  num_requests: number;
+  num_tenants: number;
+  todo: string;
+  runbook: string;
+  what?: string;
+  when?: string;
+  whom?: string;
+  did?: string;
+  requests?: string[];
+  steps?: { at: number; text: string }[];
+  num_steps?: number;
+  text?: string;
+}
+
+export interface IncidentPage {
+  incidents: Incident[];
+  days_kept: number;
+  /** Why the log cannot be written; empty if it can. */
+  why_unwritten: string;
 }
 
 /** What a loop or an operator changed. */
@@ -91,6 +132,8 @@ export interface Change {
   old: number | string | null;
   new: number | string | null;
   why: string;
+  /** Name of the operator's key; empty for a loop. */
+  operator: string;
 }
 
 export interface Candidate {
@@ -114,7 +157,10 @@ export interface PathStatistics {
 }
 
 export interface RequestRecord {
+  /** Counts up from the start of the gateway; only in lists of the page Requests. */
+  number?: number;
   request_id: string;
+  tenant: string;
   api: string;
   stream: boolean;
   started_at: number;
@@ -149,6 +195,24 @@ export interface RequestRecord {
   source_pool: string | null;
   destination_pool: string | null;
   fallback: { stage: string; reason: string } | null;
+  /** Each time that its route was left or did not pay off, and why. */
+  fallbacks: { at_ms: number; stage: string; reason: string; why: string }[];
+  /** What was not usual: "refused", "hedged", "fell back", "retried", "continued". */
+  course: string[];
+  /** Empty where nothing records a trace. */
+  trace_id: string;
+}
+
+/** Who uses this page. */
+export interface Session {
+  /** False where the gateway has no operator keys. */
+  needs_key: boolean;
+  /** Name of the operator's key; null where nobody has signed in. */
+  operator: string | null;
+  /** "view" or "change"; null where nothing is open to this browser. */
+  rank: string | null;
+  /** Address of a trace, with {trace_id}. */
+  trace_page: string | null;
 }
 
 export interface State {
@@ -218,17 +282,6 @@ export interface CacheSizes {
   models: { key: string; name: string; active_parameters: number; kv_bytes: number[] }[];
 }
 
-const KEY = "prfaas-operator-key";
-
-/** The operator's key, kept for this tab only. */
-export function operatorKey(): string {
-  return sessionStorage.getItem(KEY) ?? "";
-}
-
-export function setOperatorKey(key: string): void {
-  sessionStorage.setItem(KEY, key);
-}
-
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -236,11 +289,6 @@ export class ApiError extends Error {
   ) {
     super(message);
   }
-}
-
-function headers(): Record<string, string> {
-  const key = operatorKey();
-  return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
 async function checked(response: Response): Promise<Response> {
@@ -256,25 +304,33 @@ async function checked(response: Response): Promise<Response> {
 }
 
 export async function get<T>(path: string): Promise<T> {
-  return (await checked(await fetch(path, { headers: headers() }))).json() as Promise<T>;
+  return (await checked(await fetch(path))).json() as Promise<T>;
 }
 
 export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
   const sent: RequestInit = {
     method: "POST",
-    headers: { "Content-Type": "application/json", ...headers() },
+    headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   };
   if (signal) sent.signal = signal;
   return (await checked(await fetch(path, sent))).json() as Promise<T>;
 }
 
+export async function signOut(): Promise<void> {
+  await checked(await fetch("api/session", { method: "DELETE" }));
+}
+
 /**
- * Follow the state. Not EventSource, which can not send the operator's key.
+ * Follow the state. Not EventSource, which does not tell why it was refused.
  *
  * @returns Stops following.
  */
-export function follow(onState: (state: State) => void, onLost: (why: string) => void): () => void {
+export function follow(
+  onState: (state: State) => void,
+  onLost: (why: string) => void,
+  onSignedOut: () => void,
+): () => void {
   const stopped = new AbortController();
   void (async () => {
     while (!stopped.signal.aborted) {
@@ -282,7 +338,9 @@ export function follow(onState: (state: State) => void, onLost: (why: string) =>
         await read(stopped.signal, onState);
         onLost("the gateway closed the connection");
       } catch (error) {
-        if (!stopped.signal.aborted) onLost(whyLost(error));
+        if (stopped.signal.aborted) return;
+        if (error instanceof ApiError && error.status === 401) return onSignedOut();
+        onLost(error instanceof Error ? error.message : String(error));
       }
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
@@ -290,14 +348,8 @@ export function follow(onState: (state: State) => void, onLost: (why: string) =>
   return () => stopped.abort();
 }
 
-function whyLost(error: unknown): string {
-  if (error instanceof ApiError && (error.status === 401 || error.status === 403))
-    return "this gateway asks for an operator's key; press “enter key” at the top";
-  return error instanceof Error ? error.message : String(error);
-}
-
 async function read(signal: AbortSignal, onState: (state: State) => void): Promise<void> {
-  const response = await checked(await fetch("api/events", { headers: headers(), signal }));
+  const response = await checked(await fetch("api/events", { signal }));
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
   for (;;) {

@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { clock, whole } from "./format";
+import { drawMarks, type Mark, MarkLinks, openMark, useMarks } from "./marks";
 import "uplot/dist/uPlot.min.css";
 
 /** Colours of lines, told apart by the colour-blind too; style variables, for light and dark. */
@@ -38,6 +39,12 @@ interface Props {
   steps?: number[];
   /** A vertical line. */
   mark?: number | null;
+  /** Charts of one name have one cursor. */
+  sync?: string;
+  /** Called with a stretch of x that was marked by dragging. */
+  onSelect?: (from: number, to: number) => void;
+  /** Points are drawn too: there may be gaps on both sides of one. */
+  dots?: boolean;
   /** Whose figures are shown while no cursor is in the chart, counted along x. */
   place?: number;
 }
@@ -48,12 +55,21 @@ export function Chart(props: Props) {
   const mark = useRef<number | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
   mark.current = props.mark ?? null;
+  const incidents = useMarks(props.time ?? false);
+  const marks = useRef<Mark[]>([]);
+  marks.current = incidents;
+  const selected = useRef(props.onSelect);
+  selected.current = props.onSelect;
   const height = props.height ?? 160;
   const key = JSON.stringify([props.lines.map((l) => [l.label, l.colour]), height, props.top]);
 
   useEffect(() => {
     const element = place.current!;
-    const made = new uPlot(options(props, element, height, mark, setHovered), props.data, element);
+    const made = new uPlot(
+      options(props, element, height, mark, marks, setHovered, selected),
+      props.data,
+      element,
+    );
     plot.current = made;
     const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
     watcher.observe(element);
@@ -65,12 +81,20 @@ export function Chart(props: Props) {
   }, [key]);
 
   useEffect(() => plot.current?.setData(props.data), [props.data, props.mark]);
+  useEffect(() => plot.current?.redraw(false), [incidents]);
+  const times = props.data[0];
 
   return (
     <figure class="chart">
       <figcaption>{props.title}</figcaption>
       <Legend chart={props} index={hovered ?? props.place ?? null} isHovered={hovered != null} />
-      <div ref={place} role="img" aria-label={props.title} />
+      <div
+        ref={place}
+        role="img"
+        aria-label={props.title}
+        onClick={() => plot.current && openMark(plot.current, incidents)}
+      />
+      <MarkLinks marks={incidents} from={times[0] ?? 0} to={times[times.length - 1] ?? 0} />
     </figure>
   );
 }
@@ -118,7 +142,9 @@ function options(
   element: HTMLElement,
   height: number,
   mark: { current: number | null },
+  marks: { current: Mark[] },
   onHover: (index: number | null) => void,
+  selected: { current: Props["onSelect"] },
 ): uPlot.Options {
   const ink = colourOf(element, "--quiet");
   const grid = { stroke: colourOf(element, "--line"), width: 1 };
@@ -139,7 +165,11 @@ function options(
   return {
     width: element.clientWidth,
     height,
-    cursor: { y: false },
+    cursor: {
+      y: false,
+      ...(props.sync ? { sync: { key: props.sync } } : {}),
+      ...(props.onSelect ? { drag: { x: true, y: false, setScale: false } } : {}),
+    },
     legend: { show: false },
     scales: {
       x: { time: props.time ?? false },
@@ -149,7 +179,7 @@ function options(
       { ...across, size: 32, ...(props.time ? { space: 76 } : {}) },
       {
         ...axis(props.yFormat, props.yLabel),
-        size: props.yLabel ? 40 : props.yFormat === whole ? 56 : 84,
+        size: props.sync ? 64 : props.yLabel ? 40 : props.yFormat === whole ? 56 : 84,
         ...(props.steps ? { incrs: props.steps } : {}),
       },
     ],
@@ -161,7 +191,7 @@ function options(
           label: line.label,
           stroke,
           width: line.width ?? 1.5,
-          points: { show: false },
+          points: props.dots ? { show: true, size: 4, fill: stroke } : { show: false },
           ...(line.dash ? { dash: line.dash } : {}),
           ...(line.fill ? { fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.14)") } : {}),
         };
@@ -169,8 +199,17 @@ function options(
     ],
     hooks: {
       setCursor: [(u) => onHover(u.cursor.idx ?? null)],
+      setSelect: [
+        (u) => {
+          const { left, width } = u.select;
+          if (!selected.current || width < 4) return;
+          selected.current(u.posToVal(left, "x"), u.posToVal(left + width, "x"));
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
       draw: [
         (u) => {
+          drawMarks(u, marks.current, (variable) => colourOf(element, variable));
           if (mark.current == null) return;
           const x = u.valToPos(mark.current, "x", true);
           if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;

@@ -2,18 +2,24 @@
 
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { follow, operatorKey, setOperatorKey, type State } from "./api";
+import { follow, get, signOut, type Session, type State } from "./api";
+import { Incidents, OneIncident } from "./pages/incidents";
 import { Learn } from "./pages/learn";
 import { Now } from "./pages/now";
 import { Replay } from "./pages/replay";
 import { OneRequest } from "./pages/request";
 import { Requests } from "./pages/requests";
+import { SignIn } from "./pages/sign_in";
 import { WhatIfPage } from "./pages/whatif";
+import { Confirm } from "./parts/confirm";
+import { SessionOf } from "./session";
 import "./style.css";
+import "./operate.css";
 
 const PAGES: [string, string][] = [
   ["now", "Now"],
   ["requests", "Requests"],
+  ["incidents", "Incidents"],
   ["what-if", "What if"],
   ["replay", "Replay"],
   ["learn", "Learn"],
@@ -33,15 +39,30 @@ function App() {
   const address = useAddress();
   const [state, setState] = useState<State | null>(null);
   const [lost, setLost] = useState("");
-  useEffect(
-    () =>
-      follow((next) => {
+  const [session, setSession] = useState<Session | null>(null);
+  const look = () =>
+    get<Session>("api/session")
+      .then(setSession)
+      .catch((problem: Error) => setLost(problem.message));
+  useEffect(() => void look(), []);
+  const isIn = session?.rank != null;
+  useEffect(() => {
+    if (!isIn) return;
+    return follow(
+      (next) => {
         setState(next);
         setLost("");
-      }, setLost),
-    [],
-  );
-  const page = address.split("/")[0]!;
+      },
+      setLost,
+      () => void look(),
+    );
+  }, [isIn]);
+  const leave = () => {
+    signOut()
+      .then(() => location.reload())
+      .catch((problem: Error) => setLost(problem.message));
+  };
+  const page = address.split(/[/?]/)[0]!;
   return (
     <>
       <header>
@@ -60,29 +81,40 @@ function App() {
             </a>
           ))}
         </nav>
-        <Tools state={state} />
+        <Tools state={state} session={session} leave={leave} />
       </header>
       {lost && (
         <p class="lost" role="alert">
           Nothing heard from the gateway: {lost}
         </p>
       )}
-      <main>
-        <View address={address} state={state} />
-      </main>
+      <SessionOf.Provider value={session}>
+        <main>
+          {!session ? (
+            <p class="empty">Waiting for the gateway…</p>
+          ) : isIn || page === "learn" ? (
+            <View address={address} state={state} />
+          ) : (
+            <SignIn session={session} onSignedIn={look} />
+          )}
+        </main>
+        <Confirm />
+      </SessionOf.Provider>
     </>
   );
 }
 
 function View({ address, state }: { address: string; state: State | null }) {
-  const [page, ...rest] = address.split("/");
+  const [page, ...rest] = address.split("?")[0]!.split("/");
   switch (page) {
     case "requests":
       return rest.length ? (
         <OneRequest id={decodeURIComponent(rest.join("/"))} />
       ) : (
-        <Requests state={state} />
+        <Requests address={address} />
       );
+    case "incidents":
+      return rest.length ? <OneIncident id={rest.join("/")} /> : <Incidents state={state} />;
     case "what-if":
       return <WhatIfPage />;
     case "replay":
@@ -94,23 +126,22 @@ function View({ address, state }: { address: string; state: State | null }) {
   }
 }
 
-const KEY_HINT =
-  "Operator key. A gateway without operator_keys asks for none: whoever opens this page may change it.";
+const OPEN_HINT =
+  "This gateway has no operator keys: whoever opens this page may change it.";
 
-function Tools({ state }: { state: State | null }) {
+interface ToolsProps {
+  state: State | null;
+  session: Session | null;
+  leave: () => void;
+}
+
+function Tools({ state, session, leave }: ToolsProps) {
   const theme = () => {
     const root = document.documentElement;
     root.dataset.theme = isDark() ? "light" : "dark";
     localStorage.setItem("prfaas-theme", root.dataset.theme);
     // Charts read their colours when they are made.
     location.reload();
-  };
-  const key = () => {
-    const given = prompt("Operator key; kept for this tab, empty forgets it", operatorKey());
-    if (given !== null) {
-      setOperatorKey(given.trim());
-      location.reload();
-    }
   };
   return (
     <div class="tools">
@@ -119,9 +150,17 @@ function Tools({ state }: { state: State | null }) {
           {state.model}
         </span>
       )}
-      <button type="button" onClick={key} title={KEY_HINT}>
-        {operatorKey() ? "operator" : state ? "no key needed" : "enter key"}
-      </button>
+      {session?.operator && (
+        <>
+          <span class="who" title="your name and rank, from the deployment file">
+            {session.operator}, {session.rank === "view" ? "may look" : "may change"}
+          </span>
+          <button type="button" onClick={leave}>
+            Sign out
+          </button>
+        </>
+      )}
+      {session && !session.needs_key && session.rank && <span title={OPEN_HINT}>no key needed</span>}
       <button type="button" onClick={theme} title="Light or dark" aria-label="Light or dark">
         ◐
       </button>

@@ -7,7 +7,6 @@ lost (out of memory, killed, its machine gone), its jobs run again on another on
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from prfaas import __version__
 from prfaas.errors import ConfigError, PrfaasError
+from prfaas.extras import require
 
 CONNECT_TIMEOUT_S = 5.0
 AUTO = "auto"
@@ -64,8 +64,7 @@ def ray_cluster(address: str, namespace: str | None = None) -> Iterator[None]:
 
 def check_installed() -> None:
     """Raise `ConfigError` if the package `ray` is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("Ray is not installed here; install it with: pip install 'prfaas[ray]'")
+    require("Ray's cluster", "ray")
 
 
 def _check_reachable(address: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from prfaas.extras import require
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -35,7 +37,11 @@ def make_provider(
         endpoint: Takes OTLP over HTTP.
         service: What kind of process this is.
         sample_ratio: Share of traces that are recorded when they begin here.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
     """
+    require("tracing", "tracing")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

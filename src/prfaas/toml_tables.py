@@ -44,6 +44,32 @@ def read_toml(path: Path, bytes_max: int = FILE_BYTES_MAX) -> dict[str, Any]:
     return tables
 
 
+_KINDS = (
+    ("a deployment file", "clusters", "prfaas up", "two-sites"),
+    ("a scenario file", "plan", "prfaas simulate", "simulate"),
+    ("a plan file", "pd", "prfaas plan", "plan"),
+)
+"""Kinds of files: a key that only one of them has, its command, and what `prfaas init` calls it."""
+
+
+def refuse_other_kind(tables: Mapping[str, Any], path: Path, wanted: str) -> None:
+    """Refuse a file of another kind; ConfigError if a deployment, scenario or plan file is in the
+    place of another one.
+
+    Args:
+        wanted: Command of the kind that is read, such as "prfaas up".
+    """
+    [(mine, key, _, example)] = [kind for kind in _KINDS if kind[2] == wanted]
+    if key in tables:
+        return
+    for what, other_key, command, _ in _KINDS:
+        if other_key in tables:
+            raise ConfigError(
+                f"{path} is {what}, for `{command}`; `{wanted}` takes {mine}, such as "
+                f"`prfaas init {example}` writes"
+            )
+
+
 def _long_key(text: str) -> int | None:
     """Number of a line with a key of too many parts, which take the parser a time that grows with
     their square; None without one."""

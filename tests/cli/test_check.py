@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,51 @@ def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) 
     assert "nowhere.toml cannot be read" in one_line(prfaas(command, "nowhere.toml"))
 
 
-def test_a_demo_outside_a_checkout_says_where_to_run_it(prfaas: Prfaas, laptop: Path) -> None:
-    line = one_line(prfaas("demo"))
-    assert "no examples/laptop.toml here" in line
-    assert "in a checkout of prfaas" in line
-    assert "prfaas demo FILE" in line
+@pytest.mark.parametrize(
+    ("command", "file", "words"),
+    [
+        ("plan", "laptop.toml", "a deployment file, for `prfaas up`; `prfaas plan` takes a plan"),
+        ("simulate", "laptop.toml", "a deployment file, for `prfaas up`; `prfaas simulate` takes"),
+        (
+            "up",
+            "examples/plan/paper-case-study.toml",
+            "a plan file, for `prfaas plan`; `prfaas up`",
+        ),
+        ("demo", "examples/plan/paper-case-study.toml", "a plan file, for `prfaas plan`"),
+        ("check", "examples/sim/link-cut.toml", "a scenario file, for `prfaas simulate`"),
+        ("plan", "examples/sim/link-cut.toml", "a scenario file, for `prfaas simulate`"),
+        ("simulate", "examples/plan/paper-case-study.toml", "a plan file, for `prfaas plan`"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line(
+    prfaas: Prfaas, laptop: Path, command: str, file: str, words: str
+) -> None:
+    code, output, errors = prfaas(command, file)
+    assert (code, output) == (2, "")
+    *_, line = errors.splitlines()
+    assert f"{file} is {words}" in line
+    assert "such as `prfaas init " in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("plna", "plan"), ("simulte", "simulate"), ("chekc", "check")]
+)
+def test_a_mistyped_command_names_the_nearest(prfaas: Prfaas, typed: str, meant: str) -> None:
+    code, _, errors = prfaas(typed, "x.toml")
+    assert code == 2
+    assert f"No such command {typed!r}. Did you mean {meant!r}?" in errors
+
+
+@pytest.mark.parametrize("command", [("up",), ("demo", "--engines", "vllm")])
+def test_engines_that_are_not_installed_are_one_line(
+    prfaas: Prfaas, laptop: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    code, _, errors = prfaas(*command, *([laptop] if len(command) == 1 else []))
+    assert code == 2
+    *_, line = errors.splitlines()
+    assert "is vLLM, which is not installed here: pip install" in line
+    assert not (laptop.parent / ".state" / "demo-model").exists()
 
 
 def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Path) -> None:

@@ -28,7 +28,7 @@ def tier() -> Any:
 
     made._client = SimpleNamespace(send=send, is_connected=True)
     made._requests = BlockRequests(send, lambda: 0)
-    made._pushes, made._unannounced, made._loads = {}, [], {}
+    made._pushes, made._unannounced, made._loads = {}, {}, {}
     made._kept, made._kept_stores, made._names = set(), [], None
     made._coming = ("", "")
     made._lineage = SimpleNamespace(sources=lambda _: [])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
-from prfaas.engines.orders import PushOrder, WaitOrder, checkpoints_of, read_order
+from prfaas.engines.orders import OrderedPush, PushOrder, WaitOrder, read_order
 
 from .vllm_modules import needing_vllm
 
@@ -72,7 +72,6 @@ def test_an_order_beyond_the_prompt_costs_vllm_no_memory() -> None:
         context._offload_key_positions[base.make_offload_key(bytes([end]) * 32, 0)] = end
     for final_tokens, blocks in ((32, {0: bytes([16]) * 32 + bytes([32]) * 32}), (2**53, {})):
         order = PushOrder("ab" * 16, "pd-pool", final_tokens=final_tokens)
-        push = module._Push(bytes.fromhex(order.transfer), order, context, checkpoints_of(order))
-        tier._unannounced = [push]
-        tier._announce(push)
+        tier._unannounced, ends = {"one": context}, context._offload_key_positions
+        tier._announce(OrderedPush(order, tier._layout), "one", ends)
         assert sent[-1].blocks == blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prfaas.core.cache.keep_rules import Effect
 from prfaas.core.kv.blocks import BlockKey, Layout
-from prfaas.core.kv.difference import is_altered
+from prfaas.core.kv.difference_limits import is_altered
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from prfaas.core.control.changes import ChangeEntry, Loop
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, HashScheme, Layout
-from prfaas.core.kv.difference import LIMITS, is_altered
+from prfaas.core.kv.difference_limits import LIMITS, is_altered
 from prfaas.core.kv.naming.hash_chain import hash_chain
 from prfaas.core.kv.naming.prompt_names import prompt_hashes
 from prfaas.core.kv.tenant_salts import tenant_tag

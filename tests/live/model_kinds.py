@@ -159,10 +159,11 @@ def make_model(model_type: str, fields: dict[str, Any], directory: Path) -> None
         directory: A new one.
     """
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     directory.mkdir(parents=True)
-    tokenizer = make_tokenizer(directory)
+    make_tokenizer(directory)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = CONFIG_MAPPING[model_type](**(_COMMON | fields | ids))
     torch.manual_seed(0)

@@ -33,7 +33,8 @@ import torch
 import transformers
 
 from prfaas.core.kv.blocks import Plane
-from prfaas.core.kv.difference import LIMITS, differences, is_altered
+from prfaas.core.kv.difference import differences
+from prfaas.core.kv.difference_limits import LIMITS, is_altered
 from prfaas.engines.checkpoint import make_checkpoint
 
 BLOCK_TOKENS = 16

@@ -13,7 +13,8 @@ import argparse
 import numpy as np
 
 from prfaas.core.kv.blocks import Plane
-from prfaas.core.kv.difference import RUN, differences, is_altered
+from prfaas.core.kv.difference import RUN, differences
+from prfaas.core.kv.difference_limits import is_altered
 
 RUNS = 8
 ERRORS = {"bfloat16": (2**-9, 2**-8, 2**-7, 2**-6), "float32": (2**-23, 2**-16, 2**-12, 2**-9)}

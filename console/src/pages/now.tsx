@@ -4,6 +4,8 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { CARRIED_OVER_S, get, type Sample, type State } from "../api";
 import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size, whole } from "../format";
+import { Alarms } from "../parts/alarms";
+import { Operate } from "../parts/operate";
 import { RequestTable } from "../parts/request_table";
 import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
@@ -19,6 +21,7 @@ export function Now({ state }: { state: State | null }) {
       <Figures state={state} />
       <Topology state={state} />
       <Threshold state={state} />
+      <Operate state={state} />
       <Charts samples={samples} />
       <Changes state={state} />
       <section>
@@ -41,24 +44,6 @@ function useSamples(state: State | null): Sample[] {
     if (state) setSamples((seen) => [...seen.slice(1 - SAMPLES_MAX), state.sample]);
   }, [state]);
   return samples;
-}
-
-function Alarms({ state }: { state: State }) {
-  if (!state.alarms.length)
-    return (
-      <p class="alarms calm" role="status">
-        No alarms
-      </p>
-    );
-  return (
-    <ul class="alarms" role="alert">
-      {state.alarms.map((alarm) => (
-        <li class={alarm.severity} data-alarm={alarm.name}>
-          {alarm.text}
-        </li>
-      ))}
-    </ul>
-  );
 }
 
 function Figures({ state }: { state: State }) {
@@ -88,7 +73,7 @@ function Changes({ state }: { state: State }) {
           <li key={change.number}>
             <time>{clock(change.at_unix_s)}</time>
             <span>
-              {change.loop}: {change.what} {change.action}
+              {change.operator || change.loop}: {change.what} {change.action}
               {change.old != null && `, ${shown(change.old)} → ${shown(change.new)}`}
               <small> {change.why}</small>
             </span>

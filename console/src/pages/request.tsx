@@ -1,9 +1,11 @@
 // One request: why it went where it went, and where its time went.
 
-import { useEffect, useState } from "preact/hooks";
+import { useContext, useEffect, useState } from "preact/hooks";
 import { get, type Candidate, type Explanation, type RequestRecord } from "../api";
-import { pathOf, why } from "../parts/request_table";
+import { Course, pathOf, why } from "../parts/request_table";
 import { clock, count, duration, rate, size } from "../format";
+import { SessionOf } from "../session";
+import { listAddress } from "./requests";
 
 const POLL_MS = 1000;
 
@@ -29,18 +31,60 @@ export function OneRequest({ id }: { id: string }) {
   return (
     <section>
       <p>
-        <a href="#/requests">← all requests</a>
+        <a href={listAddress()}>← all requests</a>
       </p>
-      <h2 class="id">{request.request_id}</h2>
+      <h1 class="id">{request.request_id}</h1>
       <p class="why">
-        <span class={`path ${request.path}`}>{pathOf(request)}</span>{" "}
+        <span class={`path ${request.path}`}>{pathOf(request)}</span> <Course request={request} />{" "}
         {why(request)}
       </p>
+      <Trace id={request.trace_id} />
+      <Fallbacks request={request} />
       <Waterfall request={request} />
       <Predictions request={request} />
       <Facts request={request} />
       <Candidates id={id} chosen={[request.prefill_engine, request.decode_engine]} />
     </section>
+  );
+}
+
+function Trace({ id }: { id: string }) {
+  const page = useContext(SessionOf)?.trace_page;
+  if (!id) return null;
+  if (!page)
+    return (
+      <p class="quiet">
+        trace <code>{id}</code>; with <code>tracing.page</code> in the deployment file this is a link
+      </p>
+    );
+  return (
+    <p>
+      <a href={page.replace("{trace_id}", id)} rel="noreferrer">
+        Trace {id.slice(0, 8)}…
+      </a>
+    </p>
+  );
+}
+
+const MEANS: Record<string, string> = {
+  prefill: "the prompt was read again by the engine that decodes",
+  transfer: "what had not arrived was computed by the engine that decodes",
+  pull: "what had not arrived of the prefix was computed",
+  decode: "another engine went on",
+};
+
+/** Each time that something was given up for it, in order. */
+function Fallbacks({ request }: { request: RequestRecord }) {
+  if (!request.fallbacks.length) return null;
+  return (
+    <ol class="fallbacks">
+      {request.fallbacks.map((each) => (
+        <li>
+          <b>{duration(each.at_ms)}</b>: {each.stage} left, {each.reason.replaceAll("_", " ")}; {MEANS[each.stage]}
+          {each.why && <small> ({each.why})</small>}
+        </li>
+      ))}
+    </ol>
   );
 }
 
@@ -59,14 +103,20 @@ export function spans(r: RequestRecord): Span[] {
     found.push({ name, from, to, kind });
   const begun = r.decided_ms ?? 0;
   const isRefused = r.refusal != null;
+  const left = r.fallbacks.find((each) => each.stage === "prefill" || each.stage === "transfer");
+  const broke = r.fallbacks.filter((each) => each.stage === "decode").at(-1);
   if (r.decided_ms != null) add("tokens and decision", 0, begun, "decide");
   if (r.path === "remote" && r.prefill_ms != null) {
-    add(`prefill, ${r.prefill_engine ?? "remote"}`, begun, begun + r.prefill_ms, "prefill");
+    const isVain = left?.stage === "prefill";
+    const end = isVain ? Math.min(begun + r.prefill_ms, left!.at_ms) : begun + r.prefill_ms;
+    add(`prefill, ${r.prefill_engine ?? "remote"}${isVain ? ", left" : ""}`, begun, end, isVain ? "vain" : "prefill");
     // Blocks leave while chunks are computed; the transfer opens with the prefill leg.
     if (r.transfer_ms != null)
-      add(`transfer, ${size(r.kv_bytes)}`, begun, begun + r.transfer_ms, "transfer");
-    const ready = begun + Math.max(r.prefill_ms, r.transfer_ms ?? 0);
-    if (r.ttft_ms != null && r.ttft_ms > ready) add("first token", ready, r.ttft_ms, "queue");
+      add(`transfer, ${size(r.kv_bytes)}${left ? ", left" : ""}`, begun, begun + r.transfer_ms, left ? "vain" : "transfer");
+    const ready = left?.at_ms ?? begun + Math.max(r.prefill_ms, r.transfer_ms ?? 0);
+    if (left && r.ttft_ms != null && r.ttft_ms > ready)
+      add(`queue and prefill again, ${r.decode_engine ?? "local"}`, ready, r.ttft_ms, "local");
+    else if (r.ttft_ms != null && r.ttft_ms > ready) add("first token", ready, r.ttft_ms, "queue");
   } else if (r.ttft_ms != null) {
     // The engine is asked at once, and waits for the prefix while it comes.
     if (r.pull_tokens && r.transfer_ms != null)
@@ -77,6 +127,11 @@ export function spans(r: RequestRecord): Span[] {
   if (isRefused || end <= answering) return found;
   // An answer that is not streamed has no first token of its own: nothing parts prefill from decode.
   const isWhole = r.ttft_ms == null && r.path !== "remote";
+  if (broke && !isWhole && broke.at_ms > answering && broke.at_ms < end) {
+    add("decode, until its engine broke", answering, broke.at_ms, "vain");
+    add(`continued, ${r.decode_engine ?? ""}`, broke.at_ms, end, "decode");
+    return found;
+  }
   const name = isWhole ? "prefill and decode, not streamed" : "decode";
   add(`${name}, ${r.decode_engine ?? ""}`, answering, end, isWhole ? "whole" : "decode");
   return found;
@@ -85,6 +140,8 @@ export function spans(r: RequestRecord): Span[] {
 function Waterfall({ request }: { request: RequestRecord }) {
   const found = spans(request);
   const end = Math.max(...found.map((span) => span.to), 0);
+  if (!end && request.refusal)
+    return <p class="refusal">Refused before it had an engine: {request.error ?? request.refusal}.</p>;
   if (!end) return <p class="empty">No times yet.</p>;
   return (
     <figure class="waterfall" role="img" aria-label="Waterfall of the request">
@@ -99,6 +156,9 @@ function Waterfall({ request }: { request: RequestRecord }) {
                 width: `${Math.max(((span.to - span.from) / end) * 100, 0.4)}%`,
               }}
             />
+            {request.fallbacks.map((each) => (
+              <b class="flag" style={{ left: `${Math.min((each.at_ms / end) * 100, 100)}%` }} title={`${each.stage}: ${each.reason}`} />
+            ))}
           </span>
           <span class="figure">{duration(span.to - span.from)}</span>
         </div>
@@ -205,6 +265,7 @@ function Facts({ request: r }: { request: RequestRecord }) {
   const goodput = r.transfer_ms && r.kv_bytes ? (r.kv_bytes * 8e3) / r.transfer_ms : null;
   const facts: [string, string][] = [
     ["came in", clock(r.started_at)],
+    ["tenant", r.tenant],
     ["API", `${r.api}${r.stream ? ", streamed" : ""}`],
     ["outcome", r.outcome + (r.fallback ? `, fell back (${r.fallback.stage}: ${r.fallback.reason})` : "")],
     ["prompt", `${count(r.num_prompt_tokens)} tokens`],

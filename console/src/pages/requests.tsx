@@ -1,59 +1,156 @@
-// The last requests, filtered.
+// Requests as a tool: filters that stand in the address, figures over time, and a list that holds still.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, type RequestRecord, type State } from "../api";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { get, type RequestRecord } from "../api";
+import { count } from "../format";
+import { Filters, type Facets } from "../parts/request_filters";
+import { RequestCharts } from "../parts/request_charts";
+import { addressOf, asked, queryOf, stretch, type Query } from "../parts/request_query";
 import { RequestTable } from "../parts/request_table";
 
-const LIMIT = 200;
-const PATHS = ["all", "remote", "local", "none"];
+const LOOK_MS = 2000;
+const REFRESHED_MAX = 100;
 
-export function Requests({ state }: { state: State | null }) {
-  const [requests, setRequests] = useState<RequestRecord[]>([]);
-  const [path, setPath] = useState("all");
-  const [search, setSearch] = useState("");
+interface Page {
+  newest: number;
+  num_kept: number;
+  num_found: number;
+  oldest: number | null;
+  requests: RequestRecord[];
+  facets: Facets | null;
+}
+
+/** What is on the page, kept while one request is looked at. */
+interface Listed {
+  address: string;
+  rows: RequestRecord[];
+  /** Number of the newest request of the gateway when the list was made. */
+  top: number;
+  numFound: number;
+  numKept: number;
+  oldest: number | null;
+  facets: Facets;
+  since: number | undefined;
+  scroll: number;
+}
+
+let kept: Listed | null = null;
+
+/** Where the list stands, for the way back from one request. */
+export function listAddress(): string {
+  return kept?.address ?? "#/requests";
+}
+
+export function Requests({ address }: { address: string }) {
+  const query = useMemo(() => queryOf(address), [address]);
+  const own = addressOf(query);
+  const [listed, setListed] = useState<Listed | null>(kept?.address === own ? kept : null);
   const [error, setError] = useState("");
-  const latest = state?.requests[0];
-  useEffect(() => {
-    get<{ requests: RequestRecord[] }>(`../control/requests?limit=${LIMIT}`)
-      .then((found) => {
-        setRequests(found.requests);
+  const [numNew, setNumNew] = useState(0);
+  const current = useRef<Listed | null>(null);
+  current.current = kept = listed;
+  const isLoading = useRef(false);
+  const shown = useRef<RequestRecord[]>([]);
+
+  const begin = () => {
+    const time = stretch(query);
+    get<Page>(`api/requests?${asked(query, time)}`)
+      .then((page) => {
+        setNumNew(0);
         setError("");
+        setListed({
+          address: own,
+          rows: page.requests,
+          top: page.newest,
+          numFound: page.num_found,
+          numKept: page.num_kept,
+          oldest: page.oldest,
+          facets: page.facets ?? {},
+          since: time.since,
+          scroll: 0,
+        });
       })
       .catch((problem: Error) => setError(problem.message));
-  }, [latest?.request_id, latest?.outcome]);
-  const shown = useMemo(
-    () =>
-      requests.filter(
-        (r) => (path === "all" || r.path === path) && r.request_id.includes(search.trim()),
-      ),
-    [requests, path, search],
-  );
+  };
+  useEffect(() => {
+    const old = current.current;
+    if (old?.address !== own) begin();
+    else scrollTo(0, old.scroll);
+  }, [own]);
+  useEffect(() => {
+    const moved = () => {
+      if (kept) kept.scroll = scrollY;
+    };
+    addEventListener("scroll", moved, { passive: true });
+    return () => removeEventListener("scroll", moved);
+  }, []);
+
+  const more = () => {
+    const list = current.current;
+    const last = list?.rows.at(-1)?.number;
+    if (!list || last == null || isLoading.current || list.rows.length >= list.numFound) return;
+    isLoading.current = true;
+    const time = { ...stretch(query), since: list.since };
+    get<Page>(`api/requests?${asked(query, { ...time, before: last })}`)
+      .then((page) => {
+        const now = current.current;
+        if (now?.address !== list.address || now.rows.at(-1)?.number !== last) return;
+        // Requests that began since were never counted, and those that were forgotten are no more.
+        const rows = [...now.rows, ...page.requests];
+        setListed({ ...now, rows, numFound: page.requests.length ? now.numFound : rows.length });
+      })
+      .catch((problem: Error) => setError(problem.message))
+      .finally(() => (isLoading.current = false));
+  };
+
+  useEffect(() => {
+    const look = async () => {
+      const list = current.current;
+      if (!list || document.hidden) return;
+      const time = stretch(query);
+      const newer = await get<Page>(`api/requests?${asked(query, { ...time, after: list.top, limit: 1 })}`);
+      setError("");
+      if (newer.newest < list.top || (!list.rows.length && newer.num_found)) return begin();
+      setNumNew(newer.num_found);
+      const open = shown.current.filter((r) => r.outcome === "running" || r.transfer_state === "open");
+      if (!open.length) return;
+      const numbers = open.slice(0, REFRESHED_MAX).map((r) => r.number!);
+      const page = await get<Page>(`api/requests?numbers=${numbers.join(",")}`);
+      const fresh = new Map(page.requests.map((r) => [r.number, r]));
+      setListed((now) => now && { ...now, rows: now.rows.map((r) => fresh.get(r.number) ?? r) });
+    };
+    const timer = setInterval(() => look().catch((problem: Error) => setError(problem.message)), LOOK_MS);
+    return () => clearInterval(timer);
+  }, [own]);
+
+  const change = (next: Query) => (location.hash = addressOf(next));
   return (
-    <section>
-      <h2>Requests</h2>
-      <form class="filters" onSubmit={(event) => event.preventDefault()}>
-        <label>
-          path
-          <select value={path} onChange={(event) => setPath(event.currentTarget.value)}>
-            {PATHS.map((name) => (
-              <option>{name}</option>
-            ))}
-          </select>
-        </label>
-        <label>
-          request id
-          <input
-            type="search"
-            value={search}
-            onInput={(event) => setSearch(event.currentTarget.value)}
-          />
-        </label>
-        <span class="quiet">
-          {shown.length} of the last {requests.length}
+    <section class="requests-page">
+      <h1>Requests</h1>
+      <Filters query={query} facets={listed?.facets ?? {}} onChange={change} />
+      {error && (
+        <p class="lost" role="alert">
+          {error}
+        </p>
+      )}
+      <RequestCharts query={query} oldest={listed?.oldest ?? null} onChange={change} />
+      <div class="above">
+        <span class="quiet" role="status">
+          {listed && `${count(listed.numFound)} of the last ${count(listed.numKept)} requests`}
         </span>
-      </form>
-      {error && <p class="lost">{error}</p>}
-      <RequestTable requests={shown} />
+        {numNew > 0 && (
+          <button type="button" class="first" onClick={begin}>
+            {count(numNew)} new
+          </button>
+        )}
+      </div>
+      {listed && (
+        <RequestTable
+          requests={listed.rows}
+          onEnd={more}
+          onShown={(rows) => (shown.current = rows)}
+        />
+      )}
     </section>
   );
 }

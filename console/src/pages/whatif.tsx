@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { post, type Design, type WhatIf } from "../api";
 import { count, duration, percent, rate, short } from "../format";
+import { ask } from "../parts/confirm";
 import { Slider } from "../parts/slider";
 import { Throughput, ThroughputByThreshold } from "../parts/throughput";
 
@@ -236,9 +237,14 @@ function Adopt({ threshold }: { threshold: number | null }) {
   if (!threshold) return null;
   const tokens = Math.round(threshold);
   const adopt = () =>
-    post("../control/threshold", { tokens })
-      .then(() => setSaid(`The gateway offloads above ${count(tokens)} new tokens.`))
-      .catch((problem: Error) => setSaid(problem.message));
+    ask({
+      action: `Offload above ${count(tokens)} tokens`,
+      text: "This sets the threshold of all links until the gateway restarts.",
+      run: () =>
+        post("../control/threshold", { tokens }).then(() =>
+          setSaid(`The gateway offloads above ${count(tokens)} new tokens.`),
+        ),
+    });
   return (
     <p class="adopt">
       <button type="button" onClick={adopt}>

@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { post, type State } from "../api";
 import { count } from "../format";
+import { ask } from "./confirm";
 
 export function Threshold({ state }: { state: State }) {
   const [said, setSaid] = useState("");
@@ -12,9 +13,14 @@ export function Threshold({ state }: { state: State }) {
   const set = (event: SubmitEvent) => {
     event.preventDefault();
     const tokens = Number(new FormData(event.currentTarget as HTMLFormElement).get("tokens"));
-    post("../control/threshold", { tokens })
-      .then(() => setSaid(`Prompts with more than ${count(tokens)} new tokens go away.`))
-      .catch((problem: Error) => setSaid(problem.message));
+    ask({
+      action: `Offload above ${count(tokens)} tokens`,
+      text: "This sets the threshold of all links until the gateway restarts. No loop moves it until it is given back.",
+      run: () =>
+        post("../control/threshold", { tokens }).then(() =>
+          setSaid(`Prompts with more than ${count(tokens)} new tokens go away.`),
+        ),
+    });
   };
   return (
     <form class="threshold" onSubmit={set}>

@@ -12,6 +12,7 @@ import click
 from prfaas import __version__
 from prfaas.cli.common.signals import EXIT_FAILURE, EXIT_MISTAKE, EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
+from prfaas.extras import extra_of, require
 
 COMMANDS = {
     "audit": "operate.audit_command",
@@ -22,6 +23,7 @@ COMMANDS = {
     "engine": "parts.engine_command",
     "gateway": "parts.gateway_command",
     "identity": "parts.identity_command",
+    "init": "deploy.init_command",
     "link": "operate.link_command",
     "model": "plan.plan_command",
     "plan": "plan.plan_command",
@@ -37,6 +39,17 @@ COMMANDS = {
     "up": "deploy.up_command",
 }
 """Module of each command."""
+NEEDED = {
+    "demo": "gateway",
+    "gateway": "gateway",
+    "model": "plan",
+    "plan": "plan",
+    "profile": "plan",
+    "proxy": "gateway",
+    "simulate": "plan",
+    "trace": "plan",
+}
+"""Extra of each command that does nothing without one."""
 
 
 class LazyGroup(click.Group):
@@ -54,6 +67,19 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a call, unless all it would do is fail for a package; NoSuchCommand, with
+        similar names, if there is none."""
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+        if name in NEEDED and not {"-h", "--help"}.intersection(rest):
+            require(f"`prfaas {name}`", NEEDED[name])
+        return name, command, rest
+
 
 @click.group(
     cls=LazyGroup,
@@ -69,7 +95,8 @@ def cli() -> None:
 
     \b
     Examples:
-      prfaas demo                        two clusters on this machine, twelve requests
+      prfaas demo                        two sites on this machine, with sample traffic
+      prfaas init two-sites              write a commented deployment file here
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  validate a file
       prfaas link test A B --file F.toml measure the path from pool A to pool B
@@ -97,6 +124,12 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(EXIT_SIGNAL + signal.SIGINT)
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error.name or "")) is None:
+            raise
+        needed = f"{error.name}, not installed here: pip install 'prfaas[{extra}]'"
+        click.echo(f"prfaas: this needs {needed}", err=True)
+        sys.exit(EXIT_MISTAKE)
     except PrfaasError as error:
         click.echo(f"prfaas: {error}", err=True)
         sys.exit(EXIT_MISTAKE if isinstance(error, ConfigError) else EXIT_FAILURE)

@@ -9,7 +9,7 @@ from typing import Any
 from prfaas.config.deployment import Deployment
 from prfaas.config.names import PATTERNS
 from prfaas.errors import ConfigError
-from prfaas.toml_tables import read_toml, validated
+from prfaas.toml_tables import read_toml, refuse_other_kind, validated
 
 
 def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
@@ -24,6 +24,7 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
             line for every problem.
     """
     tables = read_toml(path)
+    refuse_other_kind(tables, path, "prfaas up")
     if overlay is not None:
         tables = _merged(tables, read_toml(overlay))
     if nuls := list(_nuls(tables)):

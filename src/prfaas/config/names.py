@@ -12,6 +12,7 @@ from prfaas.config.addresses import split_address
 from prfaas.config.tenants import KEY_HASH
 from prfaas.core.transfer.residency import REGION as DATA_REGION
 
+TRACE_PAGE = r"^https?://[^\s{}]+\{trace_id\}[^\s{}]*$"
 COLLECTOR = r"^https?://[^\s]+$"
 FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
@@ -27,6 +28,7 @@ URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
     COLLECTOR: 'http:// or https:// with host and path, as in "http://127.0.0.1:4318/v1/traces"',
+    TRACE_PAGE: 'http:// or https:// with {trace_id}, as in "https://jaeger.example/trace/{trace_id}"',
     ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     BUCKET: "the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes",

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, Table, long_enough
-from prfaas.core.kv.difference import LIMITS
+from prfaas.core.kv.difference_limits import LIMITS
 from prfaas.core.market.market import HYSTERESIS
 from prfaas.core.request.fleet import PREFILL_TIMEOUT_NS
 from prfaas.core.routing.policies import Bandwidth, PolicyName

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from prfaas.config.names import COLLECTOR, FilePathText, PartName, Url
+from prfaas.config.names import COLLECTOR, TRACE_PAGE, FilePathText, PartName, Url
 from prfaas.config.quantities import DurationNs, SizeBytes, Table, at_least, long_enough
 from prfaas.units import format_seconds, format_size
 
@@ -54,6 +54,9 @@ class TracingTable(Table):
     the pool nodes of `prfaas up`; other pool nodes have `--tracing`."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of traced requests; the sampling decision of a client has precedence."""
+    page: str | None = Field(default=None, pattern=TRACE_PAGE)
+    """Address of a trace in your viewer, such as "https://jaeger.example/trace/{trace_id}"; the
+    console links each request to it."""
 
 
 class SupervisionTable(Table):

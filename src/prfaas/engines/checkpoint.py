@@ -68,19 +68,18 @@ def make_checkpoint(directory: Path, seed: int = 0, *, weights: bool = True) -> 
         raise ConfigError(f"{directory} is not empty and holds no checkpoint; name another place")
     partial = directory.with_name(f"{directory.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(partial)
+    make_tokenizer(partial)
     if weights:
-        _save_weights(partial, tokenizer, seed)
+        _save_weights(partial, seed)
     else:
         config = {"model_type": "qwen3_next", "vocab_size": VOCABULARY}
         (partial / "config.json").write_text(json.dumps(config), encoding="utf-8")
     partial.rename(directory)
 
 
-def make_tokenizer(directory: Path) -> Any:
+def make_tokenizer(directory: Path) -> None:
     """Write a byte-level tokenizer with a chat template: one token a byte."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: number for number, symbol in enumerate(alphabet)}
@@ -88,21 +87,22 @@ def make_tokenizer(directory: Path) -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        model_max_length=MAX_MODEL_LEN,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(directory)
-    return tokenizer
+    core.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": MAX_MODEL_LEN,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _save_weights(directory: Path, tokenizer: Any, seed: int) -> None:
+def _save_weights(directory: Path, seed: int) -> None:
     import torch
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, Qwen3NextForCausalLM
 
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     config = Qwen3NextConfig(
         vocab_size=VOCABULARY,
         max_position_embeddings=MAX_MODEL_LEN,

@@ -13,18 +13,19 @@ prefill leg at home for the latter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
 
 from prfaas.core.kv.blocks import Layout
-from prfaas.core.kv.shipping import Checkpoints, manifest_of
+from prfaas.core.kv.shipping import Checkpoints, is_worth_sending, manifest_of
 from prfaas.units import NS_PER_MS
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.engine import Push
-from prfaas.wire.messages.fields import Count, Name, TicketBytes
+from prfaas.wire.messages.fields import Count, Key, Name, TicketBytes
 
 TransferHex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{2 * TRANSFER_ID_BYTES}}}$")]
 
@@ -65,37 +66,74 @@ class PushOrder(msgspec.Struct, frozen=True):
 Order = PushOrder | WaitOrder
 
 
-def push_of(order: PushOrder, layout: Layout, hashes: Sequence[bytes]) -> Push:
-    """The push that an order asks for, with the list of blocks that its ticket names.
+class OrderedPush:
+    """Push that a prefill leg's order asks for: its announcement, and the blocks that it takes.
 
     Args:
         order: Of a prefill leg.
         layout: Of the engine's blocks.
-        hashes: Hash chain of the prompt. A chain that is too short gives an empty list, which no
-            ticket names: the pool node refuses it and reports that to the gateway.
     """
-    try:
-        blocks = manifest_of(
-            replace(layout, checkpoint_tokens=order.checkpoint_tokens),
-            hashes,
-            have_tokens=order.have_tokens,
-            final_tokens=order.final_tokens,
+
+    def __init__(self, order: PushOrder, layout: Layout) -> None:
+        self.transfer_id = bytes.fromhex(order.transfer)
+        self.final_tokens = order.final_tokens
+        """Length of the prompt at which the other side will resume."""
+        self._order, self._layout = order, layout
+        self._groups = {group.index: group for group in layout.groups}
+        self._checkpoints = Checkpoints(
+            order.checkpoint_tokens, have_tokens=order.have_tokens, final_tokens=order.final_tokens
         )
-    except ValueError:
-        blocks = {}
-    return Push(
-        transfer_id=bytes.fromhex(order.transfer),
-        peer=order.push_to,
-        ticket=order.ticket,
-        blocks=blocks,
-    )
+        self._taken: set[Key] = set()
 
+    def announcement(self, hashes: Sequence[bytes]) -> Push:
+        """Return the first message to the pool node, with the list of blocks that its ticket names.
 
-def checkpoints_of(order: PushOrder) -> Checkpoints:
-    """The states of a prefill that an order asks for beside the last."""
-    return Checkpoints(
-        order.checkpoint_tokens, have_tokens=order.have_tokens, final_tokens=order.final_tokens
-    )
+        Args:
+            hashes: Hash chain of the prompt. A chain that is too short gives an empty list, which
+                no ticket names: the pool node refuses it and reports that to the gateway.
+        """
+        order = self._order
+        try:
+            blocks = manifest_of(
+                replace(self._layout, checkpoint_tokens=order.checkpoint_tokens),
+                hashes,
+                have_tokens=order.have_tokens,
+                final_tokens=order.final_tokens,
+            )
+        except ValueError:
+            blocks = {}
+        return Push(
+            transfer_id=self.transfer_id, peer=order.push_to, ticket=order.ticket, blocks=blocks
+        )
+
+    def take(self, stored: Iterable[tuple[Key, int]]) -> set[Key]:
+        """Return the stored blocks that the other side can use; they count as sent.
+
+        Args:
+            stored: Blocks, and where each ends in the prompt, tokens; 0 is not in the prompt.
+        """
+        taken = {
+            key
+            for key, end_token in sorted(stored, key=itemgetter(1))
+            if self._is_wanted(key, end_token)
+            or self._checkpoints.takes(self._groups[key[0]], end_token)
+        }
+        self._taken |= taken
+        return taken
+
+    def rest(self, ends: Iterable[tuple[Key, int]]) -> list[Key]:
+        """Return the blocks of the prompt that the other side can use and that were not stored.
+
+        Args:
+            ends: All blocks of the prompt, and where each ends, tokens.
+        """
+        wanted = {key for key, end_token in ends if self._is_wanted(key, end_token)}
+        return sorted(wanted - self._taken)
+
+    def _is_wanted(self, key: Key, end_token: int) -> bool:
+        have, final = self._order.have_tokens, self._order.final_tokens
+        group = self._groups[key[0]]
+        return is_worth_sending(group, end_token, have_tokens=have, final_tokens=final)
 
 
 def wait_in(order: Order | None) -> WaitOrder | None:

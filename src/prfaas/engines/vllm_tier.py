@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from prfaas.core.kv.shipping import Checkpoints, is_worth_sending
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import BlockRequests, BlockState, JobDone
 from prfaas.engines.canonical.block_names import BlockNames
 from prfaas.engines.lineage import Lineage
-from prfaas.engines.orders import PushOrder, checkpoints_of, push_of, read_order, wait_in
+from prfaas.engines.orders import OrderedPush, PushOrder, read_order, wait_in
 from prfaas.engines.pool_client import PoolConnection
 from prfaas.engines.vllm_compat import key_positions, region_descriptor
 from prfaas.engines.vllm_layout import RowLayout
@@ -69,16 +68,6 @@ class _Tenant:
     tag: str
 
 
-@dataclass(slots=True, eq=False)
-class _Push:
-    transfer_id: bytes
-    order: PushOrder
-    context: ReqContext
-    checkpoints: Checkpoints
-    is_announced: bool = False
-    sent: set[Key] = field(default_factory=set)
-
-
 class PrfaasTier(SecondaryTierManager):
     """The pool node as vLLM sees it."""
 
@@ -101,10 +90,9 @@ class PrfaasTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._layout = row_layout.layout
         self._groups = {group.index: group for group in row_layout.layout.groups}
-        self._pushes: dict[str, _Push] = {}
-        self._unannounced: list[_Push] = []
-        """Pushes of requests whose blocks vLLM has not named yet: it names them when it schedules.
-        """
+        self._pushes: dict[str, OrderedPush] = {}
+        self._unannounced: dict[str, ReqContext] = {}
+        """Requests with a push whose blocks vLLM has not named yet: it does when it schedules."""
         self._loads: dict[int, tuple[TransferJob, list[Key]]] = {}
         self._names: dict[str, BlockNames] | None = {} if row_layout.has_own_names else None
         """By request; None where the engine's own hashes are the names."""
@@ -166,12 +154,22 @@ class PrfaasTier(SecondaryTierManager):
         if self._names is not None:
             self._names[request] = BlockNames(self._layout, token_ids, cache_salt)
 
-    def _key(self, key: OffloadKey, context: ReqContext) -> Key:
-        """Name of a block for the pool node."""
+    def _key(self, key: OffloadKey, request: str, ends: Mapping[OffloadKey, int]) -> Key:
+        """Name of a block for the pool node.
+
+        Args:
+            request: vLLM's id of it.
+            ends: Last token of each of its blocks.
+        """
         group = get_offload_group_idx(key)
         if self._names is None:
             return group, get_offload_block_hash(key)
-        return group, self._names[context.req_id].at(key_positions(context)[key])
+        return group, self._names[request].at(ends[key])
+
+    def _keys(self, keys: Iterable[OffloadKey], context: ReqContext) -> list[Key]:
+        """Names of blocks of a request for the pool node."""
+        ends = key_positions(context)
+        return [self._key(key, context.req_id, ends) for key in keys]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Read the instructions of the request."""
@@ -196,9 +194,9 @@ class PrfaasTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def _begin_push(self, context: ReqContext, order: PushOrder) -> RequestOffloadingContext:
-        push = _Push(bytes.fromhex(order.transfer), order, context, checkpoints_of(order))
+        push = OrderedPush(order, self._layout)
         self._pushes[context.req_id] = push
-        self._unannounced.append(push)
+        self._unannounced[context.req_id] = context
         # Blocks that this engine finds in its own cache have to be sent too.
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
 
@@ -218,29 +216,28 @@ class PrfaasTier(SecondaryTierManager):
             )
         push = self._pushes.pop(req_context.req_id, None)
         if push is not None:
-            self._announce(push)
-            rest = self._wanted(push, req_context) - push.sent
-            self._client.send(PushDone(transfer_id=push.transfer_id, rest=sorted(rest)))
+            request, ends = req_context.req_id, key_positions(req_context)
+            self._announce(push, request, ends)
+            rest = push.rest((self._key(key, request, ends), end) for key, end in ends.items())
+            self._client.send(PushDone(transfer_id=push.transfer_id, rest=rest))
         if self._names is not None:
             self._names.pop(req_context.req_id, None)
 
-    def _announce(self, push: _Push) -> None:
+    def _announce(self, push: OrderedPush, request: str, ends: Mapping[OffloadKey, int]) -> None:
         """Announce a push to the pool node, once."""
-        if push.is_announced:
+        if self._unannounced.pop(request, None) is None:
             return
-        push.is_announced = True
-        self._unannounced.remove(push)
         span = self._layout.tokens_per_hash
-        ends = {
+        chain = {
             end_token // span: key
-            for key, end_token in key_positions(push.context).items()
-            if end_token <= push.order.final_tokens and end_token % span == 0
+            for key, end_token in ends.items()
+            if end_token <= push.final_tokens and end_token % span == 0
         }
         # As long as the prompt, not as the order: that could name any length.
-        hashes = [b""] * max(ends, default=0)
-        for end, key in ends.items():
-            _, hashes[end - 1] = self._key(key, push.context)
-        self._client.send(push_of(push.order, self._layout, hashes))
+        hashes = [b""] * max(chain, default=0)
+        for number, key in chain.items():
+            _, hashes[number - 1] = self._key(key, request, ends)
+        self._client.send(push.announcement(hashes))
 
     # --- lookups ---
 
@@ -248,19 +245,21 @@ class PrfaasTier(SecondaryTierManager):
         """HIT, MISS, or RETRY while not known or in transit."""
         if not self._client.is_connected or req_context.req_id in self._kept:
             return LookupResult.MISS
-        return _RESULTS[self._requests.look_up(req_context.req_id, self._key(key, req_context))]
+        name = self._key(key, req_context.req_id, key_positions(req_context))
+        return _RESULTS[self._requests.look_up(req_context.req_id, name)]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Blocks of a prefix hit in the device's own cache were used."""
         if keys and req_context.req_id not in self._kept:
-            self._client.send(Touch(keys=[self._key(key, req_context) for key in keys]))
+            self._client.send(Touch(keys=self._keys(keys, req_context)))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send the lookups that this step collected, and announce pushes."""
         self._requests.flush()
-        for push in list(self._unannounced):
-            if key_positions(push.context):
-                self._announce(push)
+        for request, own in list(self._unannounced.items()):
+            ends = key_positions(own)
+            if ends:
+                self._announce(self._pushes[request], request, ends)
 
     def must_wait(self, request: str) -> bool:
         """Return True while all lookups of a request would be answered as before, with RETRY."""
@@ -277,14 +276,15 @@ class PrfaasTier(SecondaryTierManager):
         if job_metadata.req_context.req_id in self._kept:
             self._kept_stores.append(job_metadata.job_id)
             return
-        keys = [self._key(key, job_metadata.req_context) for key in job_metadata.keys]
-        push = self._pushes.get(job_metadata.req_context.req_id)
-        wanted = self._wanted(push, job_metadata.req_context) if push else set()
-        tenant = job_metadata.req_context.get_state(_Tenant)
+        request, ends = job_metadata.req_context.req_id, key_positions(job_metadata.req_context)
+        keys = [self._key(key, request, ends) for key in job_metadata.keys]
+        push = self._pushes.get(request)
+        wanted: set[Key] = set()
         if push:
-            self._announce(push)
-            wanted |= self._checkpoints(push, job_metadata)
-            push.sent |= wanted.intersection(keys)
+            self._announce(push, request, ends)
+            stored = (ends.get(key, 0) for key in job_metadata.keys)
+            wanted = push.take(zip(keys, stored, strict=True))
+        tenant = job_metadata.req_context.get_state(_Tenant)
         self._requests.submit(
             Store(
                 job=job_metadata.job_id,
@@ -292,38 +292,14 @@ class PrfaasTier(SecondaryTierManager):
                 rows=[int(row) for row in job_metadata.chunk_ids],
                 transfer_id=push.transfer_id if push else None,
                 pushed=[key in wanted for key in keys],
-                sources=self._lineage.sources(key_positions(job_metadata.req_context).keys()),
+                sources=self._lineage.sources(ends.keys()),
                 tenant=tenant.tag if tenant is not None else "",
             )
         )
 
-    def _wanted(self, push: _Push, context: ReqContext) -> set[Key]:
-        """Blocks of the prompt that the other side can use and does not have."""
-        # vLLM offers positions only one by one; the set of keys is what it was asked to offload.
-        return {
-            self._key(key, context)
-            for key, end_token in key_positions(context).items()
-            if is_worth_sending(
-                self._groups[get_offload_group_idx(key)],
-                end_token,
-                have_tokens=push.order.have_tokens,
-                final_tokens=push.order.final_tokens,
-            )
-        }
-
-    def _checkpoints(self, push: _Push, job: TransferJob) -> set[Key]:
-        """Stored states that are shipped as checkpoints."""
-        positions = key_positions(job.req_context)
-        ends = sorted((positions[key], key) for key in job.keys if key in positions)
-        return {
-            self._key(key, job.req_context)
-            for end_token, key in ends
-            if push.checkpoints.takes(self._groups[get_offload_group_idx(key)], end_token)
-        }
-
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have the pool node fill rows."""
-        keys = [self._key(key, job_metadata.req_context) for key in job_metadata.keys]
+        keys = self._keys(job_metadata.keys, job_metadata.req_context)
         self._requests.submit(
             Load(
                 job=job_metadata.job_id,

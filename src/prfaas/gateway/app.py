@@ -17,7 +17,7 @@ from prfaas.core.admission.concurrency_slots import ConcurrencySlots
 from prfaas.core.facts import FactStream
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.membership.machine import Membership
-from prfaas.core.request.facts import PrefillBooked
+from prfaas.core.request.facts import PartSeen, PrefillBooked
 from prfaas.core.request.fleet import RequestLimits, SharedState
 from prfaas.errors import ConfigError
 from prfaas.gateway.admission.charging import Charging
@@ -191,7 +191,7 @@ class Gateway:
             timing or PoolTiming(),
         )
         self.layouts = LayoutCheck(deployment, self.pools)
-        self.pools.on_change = self.layouts.note_changes
+        self.pools.on_change = self._pool_changed
         self.engine_events = EngineEvents(
             deployment,
             self.index,
@@ -213,7 +213,7 @@ class Gateway:
             deployment, self.tenants, self.engines, self.driver, profiles.engine_slots
         )
         self.metrics.tenants.watch(self.tenants, holding.num_held, self.pools)
-        self._access = Access(deployment, self.tenants, facts)
+        self.access = Access(deployment, self.tenants, facts)
         places = ConcurrencySlots(deployment.gateway.requests_max, fairness(deployment))
         self._request_admission = RequestAdmission(places)
         self.fetcher = fetcher = Fetcher(tickets, self.pools.send)
@@ -225,8 +225,9 @@ class Gateway:
         self.metrics.control.watch_loops(lambda: self.control_ticker.frozen)
         control = Control(live, self.control_ticker)
         planner = Planner(live, self._prompts, self.loops.copier)
-        self._console = Console(
-            ConsoleReader(live, self.metrics, control),
+        self.console_reader = ConsoleReader(live, self.metrics, control)
+        self.console = Console(
+            self.console_reader,
             deployment.gateway.consoles_max,
             times.console_interval_s,
         )
@@ -247,7 +248,7 @@ class Gateway:
             KvLookup(
                 live, planner, self.tenants, self.engine_events.names, self._prompts.vocab_size
             ),
-            self._console,
+            self.console,
             ControlApi(live, control),
         ]
         self._runner: web.AppRunner | None = None
@@ -312,6 +313,7 @@ class Gateway:
         def changed(engine: Engine, error: Exception | None) -> None:
             followed(engine, error)
             rendering.engine_changed(engine)
+            self.facts.report(PartSeen(engine.name))
 
         self.engines.probes.on_change = changed
         entries = entries_of(deployment, endpoints.engines, endpoints.pools)
@@ -319,6 +321,10 @@ class Gateway:
         self.metrics.on_read = self._watch
         self._watch()
         return self.members
+
+    def _pool_changed(self, pool: str) -> None:
+        self.layouts.note_changes(pool)
+        self.facts.report(PartSeen(pool))
 
     def _watch(self) -> None:
         """Have the metrics read what the parts know, and those that have joined."""
@@ -345,7 +351,7 @@ class Gateway:
         self.members.start()
         self._tasks.append(asyncio.create_task(self.control_ticker.run()))
         self._tasks.append(asyncio.create_task(LeaseGiver.of(self._sites, self.pools).run()))
-        self._console.start()
+        self.console.start()
         for annex in self.annexes:
             annex.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
@@ -399,7 +405,7 @@ class Gateway:
         if self._runner is not None:
             await self.connections.stop()
             await self._runner.cleanup()
-        await self._console.close()
+        await self.console.close()
         await cancel_all(self._tasks)
         await self.members.close()
         for annex in self.annexes:
@@ -416,7 +422,7 @@ class Gateway:
     def _app(self) -> web.Application:
         origins = Origins(self._table.allowed_origins, is_for_clients)
         app = web.Application(
-            middlewares=[openai_errors, origins.check, self._access.check],
+            middlewares=[openai_errors, origins.check, self.access.check],
             client_max_size=self._table.body_bytes_max,
         )
         app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S

@@ -12,6 +12,7 @@ class Times:
     purge_retry_s: float = 0.25  # wait before an engine is asked again to forget its blocks
     purge_repeat_s: float = 30.0  # before a purge that is not done is repeated; doubles
     console_interval_s: float = 1.0  # between two samples of the console
+    incident_grace_s: float = 5.0  # after the start, in which no alarm begins an incident
     stream_head_s: float = 0.5  # a stream without a token by then gets its head
     stream_comment_s: float = 10.0  # between two comments of a stream without a token
     error_s: float = 5.0  # limit for a client to read the error that ends its stream

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from prfaas.core.facts import FactStream
 from prfaas.core.integrity.sampling import Sampler
 from prfaas.core.integrity.suspicion import AlteredBlock, Suspicion, Suspicions, blamed
-from prfaas.core.kv.difference import LIMITS, is_altered
+from prfaas.core.kv.difference_limits import LIMITS, is_altered
 from prfaas.core.request.facts import PrefixCopied
 from prfaas.errors import PrfaasError
 from prfaas.gateway.pools.pool_client import Pools

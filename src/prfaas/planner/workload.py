@@ -8,14 +8,15 @@ threshold at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from statistics import NormalDist
+from typing import Any, Protocol
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from prfaas.errors import ConfigError
 from prfaas.planner.model.kv_geometry import FloatArray
@@ -31,6 +32,28 @@ _NUM_CELLS = 256
 # Gauss-Legendre rule of a cell; the integrand is smooth between profile knots.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NUM_QUANTILES = 4000
+
+
+def _normal() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Distribution function of the standard normal, and its inverse.
+
+    scipy's are six times as fast. A gateway and timing engines read plans without scipy: the
+    standard library's differ by 2e-15 of a value.
+    """
+    try:
+        from scipy.special import ndtr, ndtri
+    except ModuleNotFoundError:
+        normal = NormalDist()
+        below = np.frompyfunc(lambda z: math.erfc(-z * math.sqrt(0.5)) / 2, 1, 1)
+        inverse = np.frompyfunc(normal.inv_cdf, 1, 1)
+        return (
+            lambda z: np.asarray(below(z), dtype=np.float64),
+            lambda ratio: np.asarray(inverse(ratio), dtype=np.float64),
+        )
+    return ndtr, ndtri
+
+
+ndtr, ndtri = _normal()
 
 
 class LengthDistribution(Protocol):

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prfaas.cli.deploy.demo_command import streamed_text
+from prfaas.cli.deploy.demo_client import streamed_text
 from prfaas.errors import EngineError
 
 WAITING = b": waiting for blocks\n\n"

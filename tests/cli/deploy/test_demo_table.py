@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from prfaas.cli.deploy.demo_table import DemoRequest, DemoRow, table_of
 from prfaas.presentation import console_for
@@ -39,8 +40,13 @@ def test_an_answer_that_an_engine_gives_from_its_own_cache_is_named_so() -> None
 
 
 def printed(width: int) -> list[str]:
+    return printed_at(table_of(rows(), width), width)
+
+
+def printed_at(table: Table, width: int) -> list[str]:
+    """Lines of a table in a terminal of that width."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(table_of(rows(), width))
+    console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

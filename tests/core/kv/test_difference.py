@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import Plane
-from prfaas.core.kv.difference import RUN, SHARE, SLAB, differences, is_altered
+from prfaas.core.kv.difference import RUN, SHARE, SLAB, differences
+from prfaas.core.kv.difference_limits import is_altered
 
 COUNT = 20 * RUN
 PLANES = (Plane("bfloat16", 2 * COUNT), Plane("float32", 4 * COUNT))

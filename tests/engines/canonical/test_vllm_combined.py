@@ -185,4 +185,4 @@ def test_a_key_of_vllm_has_the_name_of_the_shared_chain(connector: Any) -> None:
     context, key = base.ReqContext("r"), base.make_offload_key(b"v" * 32, 0)
     context.set_offload_key_position(key, 2 * SPAN)
     chain = hash_chain(range(200), tokens_per_hash=SPAN, seed="0", cache_salt="salt")
-    assert connector._tier._key(key, context) == (0, chain[1])
+    assert connector._tier._keys([key], context) == [(0, chain[1])]

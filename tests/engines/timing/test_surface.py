@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.timing.api.generation import OWN_TOKENS
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.host import InstanceHost
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.engines.engine import load_in
+from prfaas.gateway.tokenization.chat_renderer import compared_chats, template_variables
 from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan
@@ -91,7 +94,10 @@ async def test_first_chats_that_come_together_load_one_template(
         return load(path)
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
-    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    # A message in parts that is continued is left to `transformers`.
+    parts = [{"type": "text", "text": "Hello"}]
+    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    chat |= {"continue_final_message": True, "add_generation_prompt": False}
     replies = await asyncio.gather(*(engine.post("/v1/chat/completions", **chat) for _ in range(8)))
     assert [status for status, _ in replies] == [200] * 8
     assert loads == 1
@@ -320,3 +326,46 @@ async def test_its_answers_name_no_software(engine: Engine, sent: bytes) -> None
     assert b"server: prfaas\r\n" in answer
     for word in (b"python", b"aiohttp", b"b'"):
         assert word not in answer
+
+
+TEMPLATES = (
+    None,
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'tool' %}{% continue %}"
+    "{% endif %}\n  {% if message.role == 'developer' %}{{ raise_exception('no') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content | trim }}</>{{ eos_token }}\n{% endfor %}"
+    "{{ tools | tojson }}{{ enable_thinking }}{{ documents }}",
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=["own", "other"])
+async def test_a_template_is_rendered_as_transformers_does(
+    checkpoint: Path, tmp_path: Path, template: str | None
+) -> None:
+    """Without importing it; a gateway has each engine that becomes ready render these chats."""
+    from transformers import AutoTokenizer
+
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    if template is not None:
+        (model / "chat_template.jinja").write_text(template)
+    vocabulary, tokenizer = Vocabulary(str(model)), AutoTokenizer.from_pretrained(model)
+    num_texts = 0
+    for chat in compared_chats("timing"):
+        variables = template_variables(chat.body)
+        try:
+            ours = await vocabulary.render(chat.body | {"chat_template_kwargs": variables})
+        except RequestError:
+            ours = None
+        try:
+            theirs = tokenizer.apply_chat_template(
+                chat.body["messages"],
+                tools=chat.body.get("tools"),
+                add_generation_prompt=chat.body.get("add_generation_prompt") is not False,
+                continue_final_message=bool(chat.body.get("continue_final_message")),
+                tokenize=False,
+                **variables,
+            )
+        except Exception:
+            theirs = None
+        assert ours == theirs
+        num_texts += ours is not None
+    assert num_texts > 5

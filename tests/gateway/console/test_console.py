@@ -97,7 +97,7 @@ async def the_stream_repeats_the_state_and_has_places(world: World) -> None:
         status, body = await get(world, "/console/api/events")
         assert status == 429
         assert "1 consoles are open" in body["error"]["message"]
-    console = world.gateway._console
+    console = world.gateway.console
     await until(lambda: not console._live.num_followers)
 
 
@@ -145,8 +145,8 @@ async def test_pages_share_their_states(world: World) -> None:
 
 
 async def test_the_last_hour(world: World) -> None:
-    console = world.gateway._console
-    await until(lambda: len(console._history) > 0)
+    console = world.gateway.console
+    await until(lambda: len(console.history) > 0)
     status, found = await get(world, "/console/api/history?seconds=60")
     assert status == 200
     assert found["samples"][0]["num_in_flight"] == 0

@@ -83,9 +83,9 @@ FIRES: list[tuple[str, list[tuple[str, str]], bool]] = [
         [('prfaas_pool_shared_unreadable_total{reason="altered"}', "0x20 1x10")],
         True,
     ),
-    ("PrfaasMembersOld", [('prfaas_membership_fault{source="folder"}', "1x30")], True),
-    ("PrfaasMembersOld", [('prfaas_pool_membership_fault{source="folder"}', "1x30")], True),
-    ("PrfaasMembersRefused", [('prfaas_members_refused{reason="duplicate_name"}', "2x30")], True),
+    ("PrfaasMembershipOld", [('prfaas_membership_fault{source="folder"}', "1x30")], True),
+    ("PrfaasMembershipOld", [('prfaas_pool_membership_fault{source="folder"}', "1x30")], True),
+    ("PrfaasMemberRefused", [('prfaas_members_refused{reason="duplicate_name"}', "2x30")], True),
     (
         "PrfaasNothingOffloaded",
         [

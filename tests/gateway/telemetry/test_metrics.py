@@ -172,7 +172,7 @@ def test_every_alert_says_what_to_do() -> None:
         for rule in group["rules"]:
             assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
             assert rule["labels"]["severity"] in ("page", "ticket")
-            assert set(rule["annotations"]) == {"summary", "description"}
+            assert set(rule["annotations"]) == {"summary", "description", "runbook"}
 
 
 def test_panels_have_places_and_units_and_do_not_overlap() -> None:

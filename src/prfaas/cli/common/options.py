@@ -12,6 +12,7 @@ import click
 from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 from prfaas.logs import LogFormat, set_up_logging
+from prfaas.shipped import shipped_file
 from prfaas.units import parse_duration, parse_rate
 
 CONNECTIONS_MAX = 16
@@ -80,6 +81,31 @@ def _base_url(text: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+class ExampleOrFile(click.Path):
+    """A file; one that does not exist is taken from the examples of prfaas, by its name there.
+
+    Args:
+        folder: Folder of `examples` with files of this kind.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+        self._folder = folder
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """Find the file."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        shipped = shipped_file(path, self._folder)
+        if shipped is not None:
+            click.echo(f"{path} is not here; using the example {shipped}", err=True)
+        return shipped or path
+
+
 DURATION = ParsedType("duration", parse_duration)
 """Nanoseconds."""
 ADDRESS = ParsedType("host:port", split_address)
@@ -91,6 +117,8 @@ BASE_URL = ParsedType("url", _base_url)
 """URL of a server, also with the `/v1` that OpenAI clients are given; paths are appended to it."""
 PATH = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+DEPLOYMENT, PLAN, SCENARIO = ExampleOrFile(), ExampleOrFile("plan"), ExampleOrFile("sim")
+TRACE = ExampleOrFile("sim/traces")
 FOLDER = click.Path(file_okay=False, exists=True, path_type=Path)
 
 

@@ -7,10 +7,12 @@ import contextlib
 import signal
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from prfaas.errors import ConfigError
 
+T = TypeVar("T")
 EXIT_FAILURE, EXIT_MISTAKE = 1, 2
 """Exit codes when a part failed, and when the operator has to change something."""
 
@@ -64,6 +66,21 @@ def run_until_stopped(main: Callable[[StopEvent], Awaitable[None]]) -> None:
         asyncio.run(run())
     except StoppedEarlyError:
         sys.exit(EXIT_SIGNAL + (received or [signal.SIGINT])[-1])
+
+
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T:
+    """Result of some work; StoppedEarlyError if it is cancelled because `stop` was set first."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise StoppedEarlyError
+        return task.result()
+    finally:
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def raise_first(task: asyncio.Task[None]) -> None:

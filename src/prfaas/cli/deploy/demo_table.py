@@ -1,4 +1,4 @@
-"""The twelve requests of the demo, and its table: one row per request.
+"""The requests of the demos, and their table: one row per request.
 
 The documents are this package's own sources and their comments: real text that every installation
 has. With the demo's tokenizer a byte is a token.
@@ -71,6 +71,23 @@ def demo_requests() -> list[DemoRequest]:
     ]
 
 
+def timing_requests() -> list[DemoRequest]:
+    """The requests of the demo with timing engines, whose threshold is 19,400 tokens."""
+    chat = "Long prompts make the first token late. What could we do about it?"
+    return [
+        DemoRequest("chat", chat),
+        DemoRequest("document of 8K", f"Review this.\n\n{document('core/routing', 8000)}"),
+        DemoRequest("document of 32K", f"Explain this.\n\n{document('gateway/serving', 32000)}"),
+        DemoRequest("  a question on it", "Which of these functions can fail?", 2),
+        DemoRequest("document of 64K", f"Find the bug.\n\n{document('core/request', 64000)}"),
+        DemoRequest("chat: goes on", "Is Ethernet between the two sites enough for that?", 0),
+        DemoRequest("document of 100K", f"Sum this up.\n\n{document('core/transfer', 100_000)}"),
+        DemoRequest("  a question on it", "And is it safe when a peer lies about its name?", 6),
+        DemoRequest("document of 24K", f"Shorten this.\n\n{document('core/kv', 24000)}"),
+        DemoRequest("chat: thanks", "Thank you. One sentence to sum it up?", 5),
+    ]
+
+
 JsonObject = dict[str, Any]
 WORDS_FROM = 145
 """Width of a terminal, columns, that fits reasons as text."""
@@ -85,6 +102,7 @@ class DemoRow:
         record: The gateway's record of it; empty while it runs.
         alone: Answer of one engine alone that computes the whole prompt; None before it was asked.
         again: The same engine's answer when it finds the prompt's prefix in its own cache.
+        if_local_ms: Time of a local prefill, milliseconds; None if it is not known.
     """
 
     request: DemoRequest
@@ -93,6 +111,7 @@ class DemoRow:
     record: JsonObject = field(default_factory=dict)
     alone: str | None = None
     again: str | None = None
+    if_local_ms: float | None = None
 
     @property
     def is_identical(self) -> bool:
@@ -150,6 +169,10 @@ def _alone(row: DemoRow, _: int) -> str:
     return "as cached" if row.is_as_cached else "[red]DIFFERS[/]"
 
 
+def _if_local(row: DemoRow, _: int) -> str:
+    return f"{row.if_local_ms:.0f} ms" if _is_remote(row) and row.if_local_ms else ""
+
+
 _WHY = "why"
 _COLUMNS = (
     _Column("prompt", lambda row, _: f"{row.record['num_prompt_tokens']:,}"),
@@ -160,21 +183,23 @@ _COLUMNS = (
     _Column("KV shipped", _shipped),
     _Column("transfer", _milliseconds("transfer_ms")),
     _Column("TTFT", _milliseconds("ttft_ms")),
-    _Column("as alone", _alone, "left"),
 )
+COMPARED, IF_LOCAL = _Column("as alone", _alone, "left"), _Column("if local", _if_local)
+"""The last column: the answer beside that of one engine alone, or the first token's time there."""
 _LEAVE = (_WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
 """Columns that are dropped, in this order, in a narrow terminal; path and comparison stay."""
 _GAP = 2
 _TITLE_MIN, _WHY_MIN = 12, 18
 
 
-def table_of(rows: list[DemoRow], width: int) -> Table:
+def table_of(rows: list[DemoRow], width: int, last: _Column = COMPARED) -> Table:
     """The table for a terminal width, columns.
 
-    Where a request went and whether its answer is identical is shown at every width: other columns
-    leave first, and titles and reasons are cut.
+    Where a request went and the last column are shown at every width: other columns leave first,
+    and titles and reasons are cut.
     """
-    shown, cells = list(_COLUMNS), _cells(rows, width)
+    shown = [*_COLUMNS, last]
+    cells = _cells(shown, rows, width)
     wide = {name: _widest(name, found) for name, found in cells.items()}
     leaving = iter(_LEAVE)
     while (room := _room(shown, wide, width)) < 0 and (name := next(leaving, None)):
@@ -196,11 +221,11 @@ def table_of(rows: list[DemoRow], width: int) -> Table:
     return table
 
 
-def _cells(rows: list[DemoRow], width: int) -> dict[str, list[str]]:
+def _cells(columns: list[_Column], rows: list[DemoRow], width: int) -> dict[str, list[str]]:
     """Cells of every column, by its name."""
     return {
         column.name: [column.cell(row, width) if row.record else "" for row in rows]
-        for column in _COLUMNS
+        for column in columns
     }
 
 

@@ -7,6 +7,7 @@ import datetime
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,18 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
                 f"hold no block, which has {block_bytes}; give it more, or make blocks smaller "
                 f"with clusters.{name}.timing.bytes_scale"
             )
+
+
+def missing_engines(deployment: Deployment) -> Iterator[str]:
+    """Return a line if engines started here need vLLM and it is not installed."""
+    for cluster in deployment.clusters.values():
+        here = [name for name, engine in cluster.engines.items() if not engine.url]
+        if here and cluster.timing is None and find_spec("vllm") is None:
+            yield (
+                f"engine {here[0]} is vLLM, which is not installed here: pip install vllm, or "
+                "without a GPU 'prfaas[engine-cpu]'; `prfaas demo` and `prfaas up timing` need none"
+            )
+            return
 
 
 def check_plan(deployment: Deployment) -> None:

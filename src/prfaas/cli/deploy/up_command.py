@@ -14,13 +14,14 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.options import PATH, logs_of_parts
-from prfaas.cli.common.signals import EXIT_FAILURE, StoppedEarlyError, run_until_stopped
+from prfaas.cli.common.options import DEPLOYMENT, PATH, logs_of_parts
+from prfaas.cli.common.signals import EXIT_FAILURE, run_until_stopped, unless_stopped
 from prfaas.cli.deploy.deployment_checks import (
     check_disks,
     check_plan,
     check_shared_memory,
     check_timing,
+    missing_engines,
     open_secrets,
     short_lived,
 )
@@ -61,6 +62,7 @@ from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_doors
+from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
 from prfaas.presentation import console_for
@@ -77,7 +79,7 @@ OVERLAY = click.option(
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @OVERLAY
 @click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
 def check(file: Path, overlay: Path | None, pool: str | None) -> None:
@@ -145,6 +147,7 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """Return obstacles to a start on this machine; the file itself can be valid."""
+    yield from missing_engines(deployment)
     yield from identity_problems(deployment)
     # Ports of a pod are its own parts', which may run already.
     for look in (check_shared_memory,) if is_in_a_pod() else (check_ports, check_shared_memory):
@@ -157,7 +160,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Restart parts that fail.")
 @logs_of_parts
@@ -253,16 +256,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 
 async def start_all(supervisor: Supervisor, stop: asyncio.Event) -> None:
     """Start everything, unless stopped meanwhile; StoppedEarlyError if it was."""
-    started = asyncio.create_task(supervisor.start())
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            raise StoppedEarlyError
-        started.result()
-    finally:
-        started.cancel()
-        stopped.cancel()
+    await unless_stopped(supervisor.start(), stop)
 
 
 def check_deployment(deployment: Deployment) -> None:
@@ -300,6 +294,8 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
         ConfigError: An address is taken, memory does not suffice, or something is missing and may
             not, or cannot, be made.
     """
+    for problem in missing_engines(deployment):
+        raise ConfigError(problem)
     check_ports(deployment)
     check_shared_memory(deployment)
     for region in remove_abandoned():
@@ -318,17 +314,17 @@ async def prepare_model(deployment: Deployment) -> None:
     path = Path(deployment.model.path)
     if not deployment.model.generate or (path / "config.json").exists():
         return
-    # Timing engines have no weights.
-    weights = any(cluster.timing is None for cluster in deployment.clusters.values())
-    what = "a small random-weight hybrid checkpoint" if weights else "a small tokenizer"
-    console.print(f"making {what} in {path}")
+    if all(cluster.timing is not None for cluster in deployment.clusters.values()):
+        # Timing engines have no weights.
+        make_checkpoint(path, weights=False)
+        return
+    console.print(f"making a small random-weight hybrid checkpoint in {path}")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-W",
         "ignore",
         "-m",
         "prfaas.engines.checkpoint",
-        *([] if weights else ["--tokenizer-only"]),
         str(path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -40,7 +40,7 @@ class ControlClient:
     key: str = ""
     root: str = "control"
 
-    def get(self, *parts: str, **query: int) -> dict[str, Any]:
+    def get(self, *parts: str, **query: int | str) -> dict[str, Any]:
         """Ask for a page; ConfigError if the gateway is not there, or refuses.
 
         Args:

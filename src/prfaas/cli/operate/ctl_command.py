@@ -12,6 +12,7 @@ import click
 from prfaas.cli.common.options import ParsedType
 from prfaas.cli.operate.control_client import PrintedGateway, talks
 from prfaas.cli.operate.ctl_views import decision_line, explain_lines, status_lines, story_lines
+from prfaas.cli.operate.incidents_command import incidents
 from prfaas.cli.operate.prefix_command import prefix
 from prfaas.cli.supervision.commands import parts, restart
 from prfaas.errors import ConfigError
@@ -44,12 +45,14 @@ def ctl() -> None:
       prfaas ctl prefix pin 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e --for 8h
       prfaas ctl drain pd-engine-2 --url http://gateway.example.net:8000
       prfaas ctl decisions --follow
+      prfaas ctl incidents --since 2h
     """
 
 
 ctl.add_command(parts)
 ctl.add_command(restart)
 ctl.add_command(prefix)
+ctl.add_command(incidents)
 
 
 @ctl.command()

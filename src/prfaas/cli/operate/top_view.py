@@ -39,7 +39,7 @@ def _head(state: State) -> Text:
 
 def _alarms(state: State) -> Iterator[Text]:
     for alarm in state["alarms"]:
-        style = "bold red" if alarm["severity"] == "critical" else "yellow"
+        style = "bold red" if alarm["severity"] in ("critical", "page") else "yellow"
         yield Text(f"! {alarm['text']}", style=style)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.common.options import NAMED_ADDRESS, PATH, logs
+from prfaas.cli.common.options import NAMED_ADDRESS, PATH, PLAN, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.core.kv.blocks import HashScheme
 from prfaas.errors import ConfigError
@@ -67,7 +67,7 @@ def engine() -> None:
 )
 @click.option(
     "--plan",
-    type=PATH,
+    type=PLAN,
     required=True,
     help="Plan file with the profiles of prefill and decode times.",
 )

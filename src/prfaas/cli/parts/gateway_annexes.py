@@ -6,6 +6,7 @@ They subscribe to the facts of the gateway, and live as long as it does.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,12 +24,19 @@ from prfaas.cli.parts.gateway_plan import load_profiles
 from prfaas.cli.parts.openapi import OpenApi
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
+from prfaas.console.request_list import RequestPages
+from prfaas.console.sign_in import SignIn
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.errors import RequestError
 from prfaas.gateway.app import Gateway, run_gateway
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.request_body import read_small
 from prfaas.gateway.http.responses import json_response
+from prfaas.incidents.book import IncidentBook
+from prfaas.incidents.log import IncidentLog, IncidentMetrics
+from prfaas.incidents.pages import IncidentPages
+from prfaas.incidents.store import IncidentStore
+from prfaas.incidents.watcher import Watcher
 from prfaas.integrity.barring import Barring
 from prfaas.integrity.metrics import VerificationMetrics
 from prfaas.integrity.verifier import VerifiedSite, Verifier
@@ -89,6 +97,7 @@ class AnnexMetrics:
         self.audit = AuditMetrics(registry, "prfaas_gateway")
         self.verification = VerificationMetrics(registry)
         self.usage = UsageMetrics(registry)
+        self.incidents = IncidentMetrics(registry)
 
 
 class GatewayAnnexes:
@@ -128,12 +137,22 @@ class GatewayAnnexes:
         )
         if self.prices is not None:
             gateway.control_ticker.loops.append(self.prices)
+        self.incidents = incident_log(gateway, metrics.incidents)
         gateway.control_ticker.loops += [self.meter, self.steering.pins]
         self._planner = WhatIf(routing.plan)
-        gateway.pages += [PlannerPages(self._planner), self.purging, self.steering, OpenApi()]
+        page = deployment.tracing.page if deployment.tracing is not None else None
+        gateway.pages += [
+            PlannerPages(self._planner),
+            self.purging,
+            self.steering,
+            SignIn(gateway.access, deployment.gateway.name, page),
+            OpenApi(),
+            RequestPages(gateway.records, gateway.console.history),
+        ]
 
     def start(self) -> None:
-        """Repeat purges that an earlier process began."""
+        """Repeat purges that an earlier process began, and read its incidents."""
+        self.incidents.flush()
         self._repeating = asyncio.create_task(self.purging.repeat())
 
     async def stop(self) -> None:
@@ -147,8 +166,24 @@ class GatewayAnnexes:
     async def close(self) -> None:
         """Record what is left; all else has ended."""
         self.meter.record()
+        await self.incidents.close()
         if self.audit is not None:
             await asyncio.to_thread(self.audit.close)
+
+
+def incident_log(gateway: Gateway, metrics: IncidentMetrics) -> IncidentLog:
+    """Return the log of incidents of a gateway, which watches it from now on."""
+    deployment, began_at = gateway.live.deployment, time.time()
+    name = deployment.gateway.name
+    book = IncidentBook(began_at, gateway.times.incident_grace_s)
+    store = IncidentStore(deployment.state, name)
+    log = IncidentLog(book, store, metrics, name, began_at)
+    watcher = Watcher(gateway.console_reader, log)
+    watcher.follow(gateway.facts)
+    gateway.control_ticker.loops.append(watcher)
+    gateway.console_reader.alarms.append(watcher.alarms_json)
+    gateway.pages.append(IncidentPages(log))
+    return log
 
 
 def _unrecorded(_: Mapping[str, object]) -> None:

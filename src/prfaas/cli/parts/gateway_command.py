@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from prfaas.cli.common.options import ADDRESS, NAMED_ADDRESS, NAMED_URL, PATH, logs
+from prfaas.cli.common.options import ADDRESS, DEPLOYMENT, NAMED_ADDRESS, NAMED_URL, PATH, logs
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.config.addresses import join_address, split_address
 from prfaas.errors import ConfigError
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @click.option("--with", "overlay", type=PATH, help="Settings that take precedence over FILE's.")
 @click.option("--name", help="Name of the gateway in FILE; gateway.name if absent.")
 @click.option("--listen", type=ADDRESS, help="Address, in place of the one in FILE.")

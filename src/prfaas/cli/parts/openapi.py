@@ -20,7 +20,7 @@ from aiohttp import web
 
 from prfaas import __version__
 from prfaas.errors import ERROR_TYPES
-from prfaas.gateway.api.auth import OPEN_PATHS, is_for_clients
+from prfaas.gateway.api.auth import OPEN_PATHS, OPENAPI_PATH, is_for_clients
 from prfaas.gateway.api.operator_api import ClusterBody, EngineBody, FreezeBody, ThresholdBody
 from prfaas.gateway.http.json_codec import JsonObject, to_json
 from prfaas.gateway.openai.fields import (
@@ -33,10 +33,12 @@ from prfaas.gateway.openai.fields import (
 from prfaas.gateway.routing.change_log import ENTRIES_MAX
 from prfaas.gateway.telemetry.prices import PriceBody
 from prfaas.gateway.telemetry.request_records import RECORDS_MAX
+from prfaas.incidents.alarm_list import Kind
+from prfaas.incidents.pages import LIMIT_MAX, SECONDS_MAX
 from prfaas.prefixes.steering import PrefixBody
 from prfaas.purge.loop import PurgeBody
 
-PATH = "/openapi.json"
+PATH = OPENAPI_PATH
 _SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)}")
 
@@ -146,6 +148,23 @@ OPERATIONS = (
     ),
     Operation("get", "/control/requests/{request_id}/story", "Its events, with their times"),
     Operation("get", "/control/links", "Measurements of links"),
+    Operation(
+        "get",
+        "/control/incidents",
+        "Incidents, the newest first",
+        (
+            ("since", _number(0, SECONDS_MAX)),
+            ("until", _number(0, SECONDS_MAX)),
+            ("kind", {"type": "string", "enum": [*Kind]}),
+            ("open", _number(0, 1)),
+            ("limit", _number(1, LIMIT_MAX)),
+        ),
+    ),
+    Operation(
+        "get",
+        "/control/incidents/{incident_id}",
+        "One incident, with its time line and the requests that it touched",
+    ),
     Operation("get", "/control/status", "State of clusters, engines, pools, links and loops"),
     Operation(
         "get",

@@ -11,6 +11,7 @@ import click
 
 from prfaas.cli.common.options import (
     ADDRESS,
+    DEPLOYMENT,
     FOLDER,
     NAMED_ADDRESS,
     NAMED_COUNT,
@@ -42,7 +43,7 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
 
 
 @click.command()
-@click.argument("file", type=PATH, required=False)
+@click.argument("file", type=DEPLOYMENT, required=False)
 @click.option("--with", "overlay", type=PATH, help="Settings over FILE's.")
 @click.option("--name", required=True, help="Name in the deployment file and the certificate.")
 @click.option("--listen", type=ADDRESS, help="Address for pools and gateways.")

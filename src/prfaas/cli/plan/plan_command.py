@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from prfaas.cli.common.options import BASE_URL, FILE
+from prfaas.cli.common.options import BASE_URL, FILE, PLAN
 from prfaas.cli.plan.sweeping import place_options
 from prfaas.core.transfer.tcp_goodput import CongestionControl
 from prfaas.errors import ConfigError
@@ -54,7 +54,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 
 
 @click.command()
-@click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", type=PLAN, nargs=-1, required=True, metavar="FILE...")
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--report", type=FILE, help="Write a self-contained HTML report.")

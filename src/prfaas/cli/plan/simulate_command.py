@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.common.options import FILE
+from prfaas.cli.common.options import FILE, SCENARIO
 from prfaas.cli.plan.sweeping import place_options
 
 _POLICIES = ("local", "remote", "paper", "observed", "adaptive", "cost")
 
 
 @click.command()
-@click.argument("scenario", type=FILE)
+@click.argument("scenario", type=SCENARIO)
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option(
     "--policy",

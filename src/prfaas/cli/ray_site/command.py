@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from prfaas.audit.settings import AuditSettings
-from prfaas.cli.common.options import PATH
+from prfaas.cli.common.options import DEPLOYMENT, PATH
 from prfaas.cli.common.signals import run_until_stopped
 from prfaas.cli.deploy.topology import prepare_identities
 from prfaas.cli.deploy.up_command import check_deployment, prepare_model, start_all, state_lock
@@ -42,7 +42,7 @@ def ray() -> None:
 
 
 @ray.command()
-@click.argument("file", type=PATH)
+@click.argument("file", type=DEPLOYMENT)
 @click.option(
     "--address",
     default=AUTO,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from prfaas.cli.common.options import DURATION, FILE, FOLDER, ParsedType
+from prfaas.cli.common.options import DURATION, FILE, FOLDER, TRACE, ParsedType
 from prfaas.errors import ConfigError
 
 _FORMATS = ("mooncake", "azure", "burstgpt", "servegen", "chats")
@@ -36,7 +36,7 @@ def trace() -> None:
 
 
 @trace.command("import")
-@click.argument("file", type=FILE)
+@click.argument("file", type=TRACE)
 @click.option("--out", type=FILE, required=True, help="File to write: .jsonl or .jsonl.gz.")
 @click.option("--from", "form", type=click.Choice(_FORMATS), help="Format; detected if absent.")
 @click.option("--start", type=DURATION, help="Start of the part after the earliest request.")
@@ -131,7 +131,7 @@ def import_(
 
 
 @trace.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=TRACE)
 @click.option(
     "--block-tokens",
     type=click.IntRange(1, 2**20),

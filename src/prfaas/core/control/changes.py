@@ -38,6 +38,7 @@ class ChangeEntry:
         old: Its previous value; None without one.
         new: Its value from here on.
         numbers: What it was decided from, by name with unit.
+        operator: Name of the operator's key; empty for a loop.
     """
 
     number: int
@@ -49,6 +50,7 @@ class ChangeEntry:
     new: int | str | None
     why: str
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    operator: str = ""
 
     def as_json(self) -> dict[str, object]:
         """The entry as `/control/decisions` shows it."""

@@ -20,11 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from prfaas.core.kv.blocks import Planes
+from prfaas.core.kv.difference_limits import DIFFERENT
 
 Floats = npt.NDArray[np.float64]
-LIMITS: Mapping[str, float] = {"float32": 0.3, "float16": 0.3, "bfloat16": 0.3}
-"""Largest difference of honest versions by type; measured in docs/results/verification.md."""
-DIFFERENT = 1.0
 RUN = 1024
 """Numbers that are compared together."""
 FLOOR = 0.1
@@ -55,15 +53,6 @@ def differences(received: memoryview, computed: memoryview, planes: Planes) -> d
         found[dtype] = max(found.get(dtype, 0.0), difference)
         start = end
     return found
-
-
-def is_altered(found: Mapping[str, float], limits: Mapping[str, float] = LIMITS) -> bool:
-    """Return True if a difference is above the limit of its type.
-
-    Types without a limit, such as those of an fp8 cache, are no evidence: an honest version may
-    round the last bit of a number otherwise, and by how much it then differs is not known.
-    """
-    return any(t in limits and not value <= limits[t] for t, value in found.items())
 
 
 def _of_plane(received: memoryview, computed: memoryview, dtype: str) -> float:

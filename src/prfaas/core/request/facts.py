@@ -23,14 +23,14 @@ class ChangeAsked:
 
 @dataclass(frozen=True, slots=True)
 class SettingChanged:
-    """A loop or an operator has changed something.
-
-    Attributes:
-        operator: Name of the operator's key; empty for a loop.
-    """
+    """A loop or an operator has changed something."""
 
     change: ChangeEntry
-    operator: str
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator's key; empty for a loop."""
+        return self.change.operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,33 @@ class PrefixCopied:
     source: str
     pool: str
     hashes: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSeen:
+    """An engine became ready or failed a look, or a pool node reported or was lost."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTroubled:
+    """A request has left its route, was refused, or failed.
+
+    Attributes:
+        what: Stage of a fallback, "prefill", "transfer", "decode" or "pull"; "refused" or "failed".
+        reason: One of a bounded set.
+        engine: The engine that it had there; empty without one.
+        pools: Source and destination of its blocks; empty names without.
+    """
+
+    request_id: str
+    tenant: str
+    started_unix_s: float
+    what: str
+    reason: str
+    engine: str
+    pools: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Both are drawn from what they would be computed from, so what is wrong shows. A 
 *stain*: empty while every block it used had the right bytes, else a digest of the wrong ones. The
 stain goes into all that follows from it, its blocks and its answer, as it would in a model.
 
-Also the names of the blocks that a prefix needs, the blocks of a push, and the rows in which an
-instance shares blocks with its pool node.
+Also the names of the blocks that a prefix needs, and the rows in which an instance shares blocks
+with its pool node.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from dataclasses import dataclass
 
 import blake3
 
-from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
-from prfaas.core.kv.shipping import is_worth_sending
-from prfaas.engines.orders import PushOrder, checkpoints_of, push_of
+from prfaas.core.kv.blocks import BlockKey, GroupKind, Layout, block_key
 from prfaas.errors import ConfigError
-from prfaas.wire.messages.engine import EngineHello, Push
-from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.engine import EngineHello
 from prfaas.wire.messages.layouts import layout_spec
 from prfaas.wire.messages.survey import EngineShape
 
@@ -123,44 +120,6 @@ class NewBlock:
     key: BlockKey
     end_token: int
     stain: bytes
-
-
-class PushOfRequest:
-    """The push that a prefill leg asks for."""
-
-    def __init__(self, layout: Layout, order: PushOrder) -> None:
-        self._layout, self._order = layout, order
-        self._groups = {group.index: group for group in layout.groups}
-        self.transfer_id = bytes.fromhex(order.transfer)
-        self.sent: set[Key] = set()
-        self._checkpoints = checkpoints_of(order)
-
-    def announced(self, hashes: list[bytes]) -> Push:
-        """First message to the pool node."""
-        return push_of(self._order, self._layout, hashes)
-
-    def takes(self, block: NewBlock) -> bool:
-        """Return True if the other side can use a block; it counts as sent then."""
-        group = self._groups[block.key.group]
-        worth = self._is_worth(group, block.end_token)
-        if worth or self._checkpoints.takes(group, block.end_token):
-            self.sent.add(block.key)
-            return True
-        return False
-
-    def wanted(self, hashes: list[bytes]) -> set[Key]:
-        """All that the other side can use of a prompt."""
-        span = self._layout.tokens_per_hash
-        return {
-            block_key(self._layout, group, hashes, end)
-            for group in self._layout.groups
-            for end in range(span, len(hashes) * span + 1, span)
-            if self._is_worth(group, end)
-        }
-
-    def _is_worth(self, group: CacheGroup, end_token: int) -> bool:
-        have, final = self._order.have_tokens, self._order.final_tokens
-        return is_worth_sending(group, end_token, have_tokens=have, final_tokens=final)
 
 
 class Rows:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.kv.blocks import BlockKey, Layout, block_key
 from prfaas.core.kv.tenant_salts import tenant_tag
 from prfaas.engines.block_requests import ASK_AGAIN_NS, BlockRequests, BlockState, JobDone
 from prfaas.engines.lineage import Lineage
-from prfaas.engines.orders import Order, PushOrder, wait_in
+from prfaas.engines.orders import Order, OrderedPush, PushOrder, wait_in
 from prfaas.engines.pool_client import PoolConnection
-from prfaas.engines.timing.blocks import NewBlock, PrefixNames, PushOfRequest, Rows
+from prfaas.engines.timing.blocks import NewBlock, PrefixNames, Rows
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
@@ -52,7 +52,8 @@ class _Finish:
     """The end of a request, in the queue behind its stores."""
 
     request: str
-    wanted: set[Key]
+    ends: list[tuple[Key, int]]
+    """Blocks of the prompt, and where each ends, tokens."""
 
 
 class TimingTier:
@@ -74,7 +75,7 @@ class TimingTier:
         self.rows = Rows(engine, layout, host_memory)
         self._batch = max(1, min(BATCH_ROWS_MAX, self.rows.num_rows // 4))
         self._requests = BlockRequests(self._send, time.monotonic_ns)
-        self._pushes: dict[str, PushOfRequest] = {}
+        self._pushes: dict[str, OrderedPush] = {}
         self._jobs: dict[int, asyncio.Future[JobDone]] = {}
         self._labelled: set[asyncio.Future[JobDone]] = set()
         """Stores under way of blocks that are of other pools."""
@@ -116,9 +117,9 @@ class TimingTier:
         if wait is not None:
             self._requests.begin(request, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
-            push = PushOfRequest(self._layout, order)
+            push = OrderedPush(order, self._layout)
             self._pushes[request] = push
-            self._send(push.announced(hashes))
+            self._send(push.announcement(hashes))
 
     def finish(self, request: str, hashes: list[bytes]) -> None:
         """A request is over, and all its stores were asked for.
@@ -129,7 +130,13 @@ class TimingTier:
         self._requests.end(request)
         push = self._pushes.get(request)
         if push is not None:
-            self._outbox.put_nowait(_Finish(request, push.wanted(hashes)))
+            layout, span = self._layout, self._layout.tokens_per_hash
+            ends: list[tuple[Key, int]] = [
+                (block_key(layout, group, hashes, end), end)
+                for group in layout.groups
+                for end in range(span, len(hashes) * span + 1, span)
+            ]
+            self._outbox.put_nowait(_Finish(request, ends))
 
     # Lookups
 
@@ -255,14 +262,14 @@ class TimingTier:
             return
         self.rows.fill(rows, blocks)
         push = self._pushes.get(new.request)
-        pushed = [push is not None and push.takes(block) for block in blocks]
+        wanted = push.take((block.key, block.end_token) for block in blocks) if push else set()
         job = self._number()
         store = Store(
             job=job,
             keys=[block.key for block in blocks],
             rows=rows,
             transfer_id=push.transfer_id if push else None,
-            pushed=pushed,
+            pushed=[block.key in wanted for block in blocks],
             sources=new.sources,
             tenant=new.tenant,
         )
@@ -274,8 +281,7 @@ class TimingTier:
 
     def _end_push(self, entry: _Finish) -> None:
         push = self._pushes.pop(entry.request)
-        rest = sorted(entry.wanted - push.sent)
-        self._send(PushDone(transfer_id=push.transfer_id, rest=rest))
+        self._send(PushDone(transfer_id=push.transfer_id, rest=push.rest(entry.ends)))
 
     def _number(self) -> int:
         self._next_job += 1

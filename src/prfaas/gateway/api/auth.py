@@ -36,9 +36,14 @@ from prfaas.wire.plain_http import SERVER
 
 TENANT = web.RequestKey("tenant", Tenant)
 """Tenant of a client's request; set for every path of clients."""
-OPERATOR = web.RequestKey("operator", bool)
-"""True if the client of a public path has the access of operators."""
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/openapi.json", "/console", *PAGE_PATHS})
+OPERATOR = web.RequestKey("operator", str)
+"""Name of the operator who asks for a public path; empty for others."""
+SESSION_PATH = "/console/api/session"
+"""Signing in, which checks the key itself."""
+OPENAPI_PATH = "/openapi.json"
+OPEN_PATHS = frozenset(
+    {"/health", "/ping", "/version", OPENAPI_PATH, "/console", SESSION_PATH, *PAGE_PATHS}
+)
 """Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
@@ -63,13 +68,16 @@ class Access:
     ) -> None:
         table = deployment.gateway
         self._tenants, self._facts, self._wrong_keys = tenants, facts, WrongKeys()
-        self._operators = ApiKeys(deployment.operator_keys)
+        self.operators = ApiKeys(deployment.operator_keys)
+        self.session_key: Callable[[web.Request], str] = lambda _: ""
+        """Returns the hash of the key that the session of a request's browser was begun with, or
+        nothing; RequestError if the page of another site sent it."""
         self._ranks = {name: each.rank for name, each in deployment.operators.items()}
         self._is_local = is_loopback(table.listen)
         for warning in open_doors(
             table.listen,
             tenants=tenants.default is None,
-            operator_keys=bool(self._operators),
+            operator_keys=bool(self.operators),
             tls=table.tls is not None,
         ):
             _log.warning(warning)
@@ -82,23 +90,27 @@ class Access:
         try:
             operator = self._check(request)
         except RequestError as error:
-            raise self._refused(request, error) from None
+            raise self.refused(request, error) from None
         if not operator or request.method in _READS:
             return await handler(request)
         try:
             self._facts.may(ChangeAsked(operator))
         except RequestError as error:
-            raise self._refused(request, error, operator) from None
+            raise self.refused(request, error, operator) from None
         token = acting_operator.set(operator)
         try:
             return await handler(request)
         except RequestError as error:
-            raise self._refused(request, error, operator) from error.__cause__
+            raise self.refused(request, error, operator) from error.__cause__
         finally:
             acting_operator.reset(token)
             await self._facts.kept()
 
-    def _refused(
+    def rank(self, operator: str) -> OperatorRank:
+        """Return the rank of an operator, by the name of the key."""
+        return self._ranks.get(operator, OperatorRank.CHANGE)
+
+    def refused(
         self, request: web.Request, error: RequestError, operator: str = ""
     ) -> RequestError:
         """Report a refusal; of the request only its method, route and address."""
@@ -113,7 +125,7 @@ class Access:
         """Return the name of the operator; empty for clients."""
         path = request.path
         if path in OPEN_PATHS:
-            request[OPERATOR] = self._is_operators(request)
+            request[OPERATOR] = self._operator_or_nobody(request)
             return ""
         if is_for_clients(path):
             tenant = self._tenants.of_key(key := _key(request))
@@ -123,17 +135,19 @@ class Access:
             return ""
         return self._operator(request)
 
-    def _is_operators(self, request: web.Request) -> bool:
+    def _operator_or_nobody(self, request: web.Request) -> str:
         try:
-            self._operator(request)
+            return self._operator(request)
         except RequestError:
-            return False
-        return True
+            return ""
 
     def _operator(self, request: web.Request) -> str:
         key, host = _key(request), request.host
-        if name := self._operators.owner(key):
-            rank = self._ranks.get(name, OperatorRank.CHANGE)
+        name = self.operators.owner(key)
+        if name is None and not key and self.operators:
+            name = self.operators.owner_of(self.session_key(request))
+        if name:
+            rank = self.rank(name)
             if rank is OperatorRank.CHANGE or _needed(request) in (rank, OperatorRank.METRICS):
                 return name
             raise RequestError(
@@ -143,7 +157,7 @@ class Access:
             )
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
             raise RequestError("this is for operators; a tenant's key does not open it", status=403)
-        if self._operators:
+        if self.operators:
             if key and (wait_s := self._wrong_keys.wrong(request.remote or "", monotonic_ns())):
                 raise RejectedError("too many wrong operator keys", "wrong_keys", wait_s)
             raise _unauthorized(key, "an operator's key")

@@ -164,6 +164,9 @@ class CompletionService:
         rejected = error.reason if isinstance(error, RejectedError) else None
         said = f"{status} {responses.get(status, '')}".rstrip()
         record.failed(_outcome(error, status), said, rejected)
+        if rejected or status >= 500:
+            what = "refused" if status in (429, 503) else "failed"
+            self._parts.facts.report(record.trouble(what, rejected or said))
         log_event(
             _log,
             logging.INFO,

@@ -18,7 +18,7 @@ from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import check_model
 from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
-from prfaas.gateway.telemetry.request_records import RECORDS_MAX, as_json
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX, WHOLE_MAX, as_json
 from prfaas.series import CONTENT_TYPE
 
 _LIMIT_DEFAULT = 100
@@ -124,7 +124,7 @@ class Views:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _requests(self, request: web.Request) -> web.Response:
-        limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, RECORDS_MAX)
+        limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, WHOLE_MAX)
         records = [as_json(record) for record in self.live.records.latest(limit)]
         return json_response({"requests": records})
 

@@ -14,7 +14,7 @@ from importlib import resources
 from aiohttp import web
 
 from prfaas.errors import RequestError
-from prfaas.gateway.console.history import SAMPLES_MAX, History, LiveState
+from prfaas.gateway.console.history import SAMPLES_MAX, LiveState
 from prfaas.gateway.console.state import ConsoleReader
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import STREAM_HEADERS, encode_event, json_response
@@ -80,8 +80,8 @@ class Console:
 
     def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
-        self._history = History()
-        self._live = LiveState(lambda: encode_event(parts.state(self._history)))
+        self.history = parts.history
+        self._live = LiveState(lambda: encode_event(parts.state()))
         self._control_ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -104,12 +104,12 @@ class Console:
 
     async def _beat(self) -> None:
         while True:
-            self._history.add(self._parts.sample())
+            self.history.add(self._parts.sample())
             self._live.beat()
             await asyncio.sleep(self._interval_s)
 
     async def _state(self, _: web.Request) -> web.Response:
-        return json_response(self._parts.state(self._history))
+        return json_response(self._parts.state())
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """The state, once a second; all pages get the same reading."""
@@ -128,7 +128,7 @@ class Console:
     async def _last_hour(self, request: web.Request) -> web.Response:
         """Samples of the last `seconds`; an hour without it."""
         seconds = query_number(request, "seconds", SAMPLES_MAX, 1, SAMPLES_MAX)
-        samples = self._history.since(time.time() - seconds)
+        samples = self.history.since(time.time() - seconds)
         response = json_response(
             {"interval_s": self._interval_s, "samples": [each.as_json() for each in samples]}
         )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
-from prfaas.core.kv.prefix_index import SourceState
-from prfaas.core.membership.members import RefusalCause
 from prfaas.core.request.events import Outcome
-from prfaas.gateway.console.alarms import WINDOW_S, Facts, alarms
 from prfaas.gateway.console.history import History, HistorySample, LinkFlow, LinkSample
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.operator_actions import Control
@@ -34,12 +31,16 @@ class ConsoleReader:
 
     Attributes:
         control: Thresholds, and what operators changed.
+        history: Samples of the last hour.
+        alarms: Read the alarms of the moment, the worst first.
         flows: Bytes delivered by each link, kept from look to look.
     """
 
     live: LiveParts
     metrics: GatewayMetrics
     control: Control
+    history: History = field(default_factory=History)
+    alarms: list[Callable[[], list[JsonObject]]] = field(default_factory=list)
     flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
 
     def sample(self) -> HistorySample:
@@ -47,7 +48,7 @@ class ConsoleReader:
         totals = self.metrics.totals()
         return HistorySample(round(time.time(), 3), totals, self._links(totals.link_bytes))
 
-    def state(self, history: History) -> JsonObject:
+    def state(self) -> JsonObject:
         """This moment as the page reads it."""
         now = time.time()
         sample, status = self.sample(), self.control.status()
@@ -60,8 +61,8 @@ class ConsoleReader:
             "members": status["members"],
             "member_sources": status["member_sources"],
             "sample": sample.as_json(),
-            "recent": _recent(self._since(now - RECENT_S)),
-            "alarms": [asdict(found) for found in alarms(history, sample, self._facts(now))],
+            "recent": _recent(self.since(now - RECENT_S)),
+            "alarms": [found for read in self.alarms for found in read()],
             "changes": [entry.as_json() for entry in self.live.journal.latest(CHANGES_SHOWN)],
             "requests": [as_json(r) for r in self.live.records.latest(REQUESTS_SHOWN)],
         }
@@ -120,44 +121,7 @@ class ConsoleReader:
             )
         return found
 
-    def _facts(self, now: float) -> Facts:
-        decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
-        states = {name: self.live.driver.index.state(name) for name in self.live.pools.names()}
-        predictions = self.control.predictions()
-        return Facts(
-            missing_engines=[
-                engine.name
-                for engine in self.live.engines.by_name.values()
-                if not engine.is_ready and not self.live.members.is_leaving(engine.name)
-            ],
-            silent_pools=[
-                name for name in self.live.pools.names() if not self.live.pools.is_live(name)
-            ],
-            index_states={n: s.value for n, s in states.items() if s is not SourceState.EXACT},
-            num_long=sum(_is_long(record) for record in decided),
-            num_decided=len(decided),
-            corrections={_path_of(each): each["correction"] for each in predictions},
-            bytes_correction=self.live.driver.dispatcher.carried.factor,
-            refuted=[_path_of(each) for each in predictions if each["is_refuted"]],
-            expected_bits_per_s={
-                f"{source}>{destination}": float(seen.budget_bits_per_s)
-                for (source, destination), seen in self.live.pools.telemetry().items()
-            },
-            mismatches={each.engine: each.words for each in self.live.layouts.mismatches()},
-            refused_members={
-                name: refusal.words
-                for name, refusal in self.live.members.refusals().items()
-                if refusal.reason is not RefusalCause.OTHER_LAYOUT
-            },
-            source_faults=self.live.members.faults(),
-            detached_engines={
-                engine.name: engine.pool
-                for engine in self.live.engines.by_name.values()
-                if engine.is_ready and self.live.pools.lacks(engine.pool, engine.name)
-            },
-        )
-
-    def _since(self, at_unix_s: float) -> list[RequestRecord]:
+    def since(self, at_unix_s: float) -> list[RequestRecord]:
         """Records that began after an instant, the newest first."""
         found = []
         for record in self.live.records.newest_first():
@@ -167,11 +131,8 @@ class ConsoleReader:
         return found
 
 
-def _path_of(prediction: JsonObject) -> str:
-    return f"{prediction['path']} path of {prediction['cluster']}"
-
-
-def _is_long(record: RequestRecord) -> bool:
+def is_long(record: RequestRecord) -> bool:
+    """Return True if a request has more new tokens than its threshold."""
     decision = record.decision
     return decision is not None and decision.num_new_tokens > decision.offload_threshold
 
@@ -184,7 +145,7 @@ def _recent(records: list[RequestRecord]) -> JsonObject:
         "window_s": RECENT_S,
         "num_requests": len(records),
         "num_finished": len(ended),
-        "num_long": sum(_is_long(record) for record in records),
+        "num_long": sum(is_long(record) for record in records),
         "paths": {
             path: {"num_requests": len(found), **_percentiles(found)}
             for path, found in by_path.items()

@@ -98,6 +98,11 @@ class PoolSubscription:
         self._jobs = itertools.count(1)
         self.subscription, self.answered_ns = subscription, 0
 
+    @property
+    def why_down(self) -> str:
+        """Why the last connection broke or could not be made; stale while there is one."""
+        return self._unreached or self._said
+
     async def run(self) -> None:
         """Connect, follow, reconnect; until cancelled."""
         backoff = Backoff(self._timing.backoff_s, self._timing.backoff_max_s)

@@ -48,10 +48,19 @@ class Journal:
         """Remember a change, log and count it; see `ChangeEntry`."""
         self._num_entries += 1
         entry = ChangeEntry(
-            self._num_entries, time.time(), loop, action, what, old, new, why, dict(numbers or {})
+            self._num_entries,
+            time.time(),
+            loop,
+            action,
+            what,
+            old,
+            new,
+            why,
+            dict(numbers or {}),
+            acting_operator.get(),
         )
         self._entries.append(entry)
-        self.facts.report(SettingChanged(entry, acting_operator.get()))
+        self.facts.report(SettingChanged(entry))
         fields = {"loop": loop.value, "action": action, "what": what, "old": old, "new": new}
         log_event(_log, logging.INFO, "control", **fields, why=why, **entry.numbers)
         return entry

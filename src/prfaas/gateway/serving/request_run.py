@@ -439,6 +439,9 @@ class RequestRun(Executor):
 
     def _fell_back(self, action: actions.FellBack) -> None:
         self._exchange.fall_back(action)
+        pools = ("", "") if action.stage == "decode" else self._plan.route.pools
+        trouble = self._exchange.record.trouble(action.stage, action.reason, pools)
+        self._parts.facts.report(trouble)
 
     def _retry(self, action: actions.Retry) -> None:
         self._parts.metrics.retried("made" if action.is_allowed else "over_budget")

@@ -16,7 +16,7 @@ from prfaas.core.dispatch.route_finder import Considered
 from prfaas.core.dispatch.types import RefusalReason, RefusedRequest, Routed
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
-from prfaas.core.request.facts import RequestEnded
+from prfaas.core.request.facts import RequestEnded, RequestTroubled
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.routing.transfer_tracker import TransferView
@@ -27,6 +27,11 @@ STEPS_MAX = 64
 """Steps of its state machine that are kept."""
 Step = tuple[int, str, str, tuple[str, ...]]
 """Time since the request came in, ns; event; stage that it led to; actions."""
+FALLBACKS_MAX = 8
+"""Fallbacks of one request that are kept, the last ones."""
+_LATE = ("late", "stalled")
+"""Reasons of a fallback whose route worked, and another one was sooner: a hedge."""
+_NO_STORY: deque[Step] = deque(maxlen=0)
 
 
 @dataclass(slots=True)
@@ -91,8 +96,10 @@ class RequestRecord:
     ttft_ns: int | None = None
     e2e_ns: int | None = None
     outcome: Outcome = Outcome.RUNNING
-    fallback: FellBack | None = None
-    """Last reason for which its route was abandoned or had no effect."""
+    fallbacks: tuple[tuple[int, FellBack], ...] = ()
+    """Reasons for which its route was abandoned or had no effect, each with its age, ns."""
+    trace_id: str = ""
+    """32 hex digits; empty where nothing records a trace of it."""
 
     story: deque[Step] = field(default_factory=partial(deque, maxlen=STEPS_MAX))
 
@@ -100,6 +107,27 @@ class RequestRecord:
     def path(self) -> str:
         """Label: cluster the prompt was sent to; "none" if it was refused or not decided yet."""
         return self.decision.path.value if self.decision and not self.rejected else "none"
+
+    @property
+    def fallback(self) -> FellBack | None:
+        """Last reason for which its route was abandoned or had no effect."""
+        return self.fallbacks[-1][1] if self.fallbacks else None
+
+    @property
+    def course(self) -> list[str]:
+        """What of its course is not usual, in words of a bounded set."""
+        words = ["refused"] if self.refusal or self.rejected else []
+        for at_ns, fallback in self.fallbacks:
+            if fallback.stage == "decode":
+                has_begun = self.ttft_ns is not None and self.ttft_ns <= at_ns
+                words.append("continued" if has_begun else "retried")
+            else:
+                words.append("hedged" if fallback.reason in _LATE else "fell back")
+        return list(dict.fromkeys(words))
+
+    def shorten(self) -> None:
+        """Forget what is large: the routes that were compared, and its steps."""
+        self.considered, self.story = None, _NO_STORY
 
     @property
     def ttft_over_predicted(self) -> float | None:
@@ -121,6 +149,14 @@ class RequestRecord:
             None if e2e_ns is None or ttft_ns is None else e2e_ns - ttft_ns,
             self.num_output_tokens,
             self.slot_ns,
+        )
+
+    def trouble(self, what: str, reason: str, pools: tuple[str, str] = ("", "")) -> RequestTroubled:
+        """Return the fact that it has left its route, was refused or failed."""
+        is_prefill = what not in ("decode", "failed") or self.decode_engine is None
+        engine = self.prefill_engine if is_prefill else self.decode_engine
+        return RequestTroubled(
+            self.request_id, self.tenant, self.started_unix_s, what, reason, engine or "", pools
         )
 
     @property
@@ -228,7 +264,8 @@ class RequestRecord:
 
     def fell_back(self, fallback: FellBack) -> None:
         """Its route was left, or did not pay off."""
-        self.fallback = fallback
+        fallbacks = *self.fallbacks, (self.age_ns(), fallback)
+        self.fallbacks = fallbacks[-FALLBACKS_MAX:]
         num_bytes = self.transfer.num_bytes if self.transfer else 0
         self.is_prefill_lost = fallback.stage == "prefill" or (
             fallback.stage == "transfer" and not num_bytes
@@ -265,7 +302,10 @@ class RequestRecord:
             self.e2e_ns = self.age_ns()
 
 
-RECORDS_MAX = 1000
+RECORDS_MAX = 10_000
+"""Records that are kept, of about 2 kB each."""
+WHOLE_MAX = 1000
+"""The newest of them, which have the routes that were compared, and their steps."""
 PREFIX_CHARS_MIN = 8
 
 
@@ -275,14 +315,26 @@ class Records:
     def __init__(self, records_max: int = RECORDS_MAX, names_bytes_max: int = 0) -> None:
         self.names = RecentNames(names_bytes_max)
         self._records: deque[RequestRecord] = deque(maxlen=records_max)
+        self.num_added = 0
+        """Number of the newest; they count up from 1."""
 
     def add(self, record: RequestRecord) -> None:
         """Remember a request from its start."""
         self._records.append(record)
+        self.num_added += 1
+        if len(self._records) > WHOLE_MAX:
+            self._records[-WHOLE_MAX - 1].shorten()
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     def newest_first(self) -> Iterator[RequestRecord]:
         """All records."""
         return reversed(self._records)
+
+    def oldest_first(self) -> Iterator[RequestRecord]:
+        """All records."""
+        return iter(self._records)
 
     def latest(self, limit: int) -> list[RequestRecord]:
         """Up to `limit` records, the newest first."""
@@ -358,6 +410,12 @@ def as_json(record: RequestRecord) -> JsonObject:
         "fallback": {"stage": record.fallback.stage, "reason": record.fallback.reason}
         if record.fallback
         else None,
+        "fallbacks": [
+            {"at_ms": ms_of(at_ns), "stage": each.stage, "reason": each.reason, "why": each.why}
+            for at_ns, each in record.fallbacks
+        ],
+        "course": record.course,
+        "trace_id": record.trace_id,
     }
 
 

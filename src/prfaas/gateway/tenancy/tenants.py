@@ -70,10 +70,14 @@ class ApiKeys(Generic[T]):
         return bool(self._owners)
 
     def owner(self, key: str) -> T | None:
-        """Return the tenant of a key; None if unknown."""
+        """Return the owner of a key; None if unknown."""
         if not key or len(key) > KEY_CHARS_MAX:
             return None
-        return self._owners.get(self._blinded(key_hash(key)))
+        return self.owner_of(key_hash(key))
+
+    def owner_of(self, text: str) -> T | None:
+        """Return the owner of the key with this hash; None if unknown."""
+        return self._owners.get(self._blinded(text))
 
     def _blinded(self, text: str) -> bytes:
         return hmac.digest(self._secret, text.encode(), "sha256")

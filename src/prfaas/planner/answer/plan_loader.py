@@ -47,7 +47,8 @@ from prfaas.planner.workload import (
     mean_length,
     read_trace,
 )
-from prfaas.toml_tables import read_toml, validated
+from prfaas.shipped import found
+from prfaas.toml_tables import read_toml, refuse_other_kind, validated
 
 
 def override(tables: dict[str, Any], setting: str) -> None:
@@ -118,14 +119,16 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
     """Read a plan file.
 
     Args:
-        path: The file; paths in it start at its directory.
+        path: The file, or the name of a shipped example; paths in it start at its directory.
         overrides: Settings such as "pd.instances=10"; list items by index, "prfaas.0.instances=5".
 
     Raises:
         ConfigError: The file cannot be read, is no TOML, breaks a rule, or is impossible; the
             message has the place and the reason.
     """
+    path = found(path, "plan")
     tables = read_toml(path)
+    refuse_other_kind(tables, path, "prfaas plan")
     for setting in overrides:
         override(tables, setting)
     return question_of(validated(PlanFile, tables, path), path.parent)

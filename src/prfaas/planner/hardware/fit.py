@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
 
 from prfaas.planner.hardware.measure import MeasuredPoint, NoPrefixCacheError
+from prfaas.planner.hardware.monotone import MonotoneCubic
 from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.model.kv_geometry import FloatArray
 
@@ -91,7 +91,7 @@ def _left_out(x: FloatArray, y: FloatArray) -> float:
     errors = []
     for i in range(1, len(x) - 1):
         keep = np.arange(len(x)) != i
-        predicted = float(PchipInterpolator(x[keep], y[keep])(x[i]))
+        predicted = float(MonotoneCubic(x[keep], y[keep])(x[i]))
         errors.append(abs(predicted / float(y[i]) - 1))
     return max(errors)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 
 from prfaas.core.routing.predictions import RESUME_SHIFT, Costs
 from prfaas.errors import ConfigError
+from prfaas.planner.hardware.monotone import MonotoneCubic
 from prfaas.planner.model.kv_geometry import FloatArray, KvGeometry, kv_bytes_at
 from prfaas.units import NS_PER_S
 
@@ -83,8 +83,8 @@ class PrefillProfile:
             )
 
     @cached_property
-    def _curve(self) -> PchipInterpolator:
-        return PchipInterpolator(np.array(self.lengths), np.array(self.seconds))
+    def _curve(self) -> MonotoneCubic:
+        return MonotoneCubic(np.array(self.lengths), np.array(self.seconds))
 
     @property
     def fixed_s(self) -> float:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prfaas.core.cache.keep_rules import EVERY, Origin
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.core.kv.difference import DIFFERENT, differences, is_altered
+from prfaas.core.kv.difference_limits import DIFFERENT, is_altered
+from prfaas.extras import is_installed
 from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -39,10 +40,11 @@ class Comparing:
         self._store, self._layouts = store, layouts
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
+        self._has_numpy = is_installed("numpy")
 
     def asked(self, message: Compare, _: str, answer: Callable[[Message], None]) -> None:
-        """Compare, and answer when it is done."""
-        if len(self._tasks) >= RUNNING_MAX:
+        """Compare, and answer when it is done; without numpy, answer that no block is here."""
+        if not self._has_numpy or len(self._tasks) >= RUNNING_MAX:
             answer(_Answer().message(message.job, range(len(message.pairs))))
             return
         task = asyncio.create_task(self._compare(message, answer))
@@ -70,6 +72,8 @@ class Comparing:
         self, layout_id: bytes, received: BlockKey, computed: BlockKey
     ) -> tuple[dict[str, float], Origin] | None:
         """Differences of two versions, and the origin of the first; None if one is missing."""
+        from prfaas.core.kv.difference import differences
+
         pinned: list[StoredBlock] = []
         group = self._layouts.group(layout_id, received.group)
         try:

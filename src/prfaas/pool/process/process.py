@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from prfaas.billing.metrics import storage_counter
 from prfaas.billing.storage_meter import MeteredTier, StorageMeter
 from prfaas.core.facts import FactStream
 from prfaas.core.transfer.facts import HousekeepingDone, TransferDone
+from prfaas.extras import missing
+from prfaas.logs import log_event
 from prfaas.pool.codec.loading import KERNELS, Kernels
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.node.node import PoolNode
@@ -29,6 +32,8 @@ from prfaas.pool.shared.opening import open_shared
 from prfaas.pool.shared.settings import SharedSettings
 from prfaas.pool.sites.sites import Sites
 from prfaas.wire.messages.comparing import Compare
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class PoolProcess:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """See `PoolNode.run`; what annexes have not recorded yet is recorded at the end."""
+        if why := missing("coding and comparing blocks", "codecs"):
+            log_event(_log, logging.INFO, "codecs_not_installed", why=why)
         try:
             await self.node.run(ready)
         finally:

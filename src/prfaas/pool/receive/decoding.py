@@ -71,6 +71,9 @@ class Decoding:
         known = [codec for codec in codecs if codec in NUMBERS]
         if not self._is_allowed or not known:
             return
+        if not self._kernels.names:
+            tell([])
+            return
         self._offers[peer] = link, known, tell
         if self._kernels.window is not None:
             self.kernels_ready()

@@ -11,6 +11,7 @@ import itertools
 import logging
 import secrets
 import ssl
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -58,6 +59,7 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
+_CODECS = "blocks go raw; install 'prfaas[codecs]' at the peer to code them"
 
 
 class DialledLink(Protocol):
@@ -256,6 +258,11 @@ class Dialer:
 
     # --- messages of the peer ---
 
+    def _agree(self, codecs: Sequence[str]) -> None:
+        self._link.coding.agree(codecs)
+        if not codecs:
+            log_event(log, logging.INFO, "peer_without_codecs", peer=self._to.peer, hint=_CODECS)
+
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         message, link, peer = decode(frame.payload), self._link, self._to.peer
         match message:
@@ -271,7 +278,7 @@ class Dialer:
             case Connections():
                 link.control.allow(message.num_max)
             case Decodes():
-                link.coding.agree(message.codecs)
+                self._agree(message.codecs)
             case Arrived():
                 names = tuple((message.layout_id, key) for key in keys_of(message.keys))
                 link.report(on.ArrivedCame(peer, message.transfer_id, names=names))

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from prfaas.errors import ConfigError, TransferError
+from prfaas.extras import require
 from prfaas.pool.shared.settings import S3Settings
 
 if TYPE_CHECKING:
@@ -52,14 +53,10 @@ class S3Bucket:
     wrong."""
 
     def __init__(self, settings: S3Settings) -> None:
-        try:
-            from obstore.exceptions import BaseError
-            from obstore.store import S3Store
-        except ImportError:
-            raise ConfigError(
-                "the shared tier in an S3 bucket needs the package obstore: "
-                "pip install 'prfaas[s3]'"
-            ) from None
+        require("the shared tier in an S3 bucket", "s3")
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+
         self._error = BaseError
         place: S3Config = {}
         if settings.endpoint:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prfaas.core.routing.policies import PolicyName
-from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan_loader import load_question, override
 from prfaas.sim.scenario.scenario_file import ScenarioFile
 from prfaas.sim.scenario.setup_builder import make_setup
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
 from prfaas.sim.workloads.make import ScaledWorkload, WorkloadTable, make_workload
-from prfaas.toml_tables import read_toml, validated
+from prfaas.toml_tables import read_toml, refuse_other_kind, validated
 from prfaas.units import ns
 
 
@@ -66,7 +64,7 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         ConfigError: The file or its plan is invalid; the message has the place and the reason.
     """
     tables = read_toml(path)
-    _refuse_others(path, tables)
+    refuse_other_kind(tables, path, "prfaas simulate")
     for setting in overrides:
         override(tables, setting)
     file = validated(ScenarioFile, tables, path)
@@ -84,21 +82,6 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         end_ns=None if ends_itself else ns(file.workload.duration),
         notes=(*_notes(file.workload), *notes),
     )
-
-
-def _refuse_others(path: Path, tables: dict[str, Any]) -> None:
-    """Deployment and plan files are TOML too."""
-    if "workload" in tables and "plan" in tables:
-        return
-    for key, what, instead in (
-        ("clusters", "a deployment file", "prfaas check"),
-        ("pd", "a plan file", "prfaas plan"),
-    ):
-        if key in tables:
-            raise ConfigError(
-                f"{path} is {what}, for `{instead}`; `prfaas simulate` takes a scenario file, such "
-                "as examples/sim/paper-poisson.toml (all keys: docs/scenario-file.md)"
-            )
 
 
 def _notes(table: WorkloadTable) -> list[str]:

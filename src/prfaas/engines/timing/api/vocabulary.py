@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from prfaas.limited_files import read_json
 
 SPOKEN_MAX = 2048
 LOOKED_AT_MAX = 20_000
+_END_OF_MESSAGE = "PRFAAS_END_OF_FINAL_MESSAGE"
 
 
 class Vocabulary:
@@ -31,6 +35,7 @@ class Vocabulary:
         if not self.spoken:
             raise ConfigError(f"the tokenizer at {path} knows no token of plain letters")
         self._template: Any = None
+        self._plain = _plain_template(Path(path))
         self._loading = threading.Lock()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -47,14 +52,20 @@ class Vocabulary:
         return await asyncio.to_thread(self._render, body)
 
     def _render(self, body: Mapping[str, Any]) -> str:
+        messages, continues = body["messages"], bool(body.get("continue_final_message"))
+        arguments = {
+            "tools": body.get("tools") or None,
+            "documents": None,
+            "add_generation_prompt": body.get("add_generation_prompt") is not False,
+            **(body.get("chat_template_kwargs") or {}),
+        }
         try:
+            if self._plain is not None and not continues:
+                return self._plain(messages=messages, **arguments)
+            if self._plain is not None and isinstance(messages[-1]["content"], str):
+                return _continued(self._plain, messages, arguments)
             text: str = self._loaded().apply_chat_template(
-                body["messages"],
-                tools=body.get("tools") or None,
-                add_generation_prompt=body.get("add_generation_prompt") is not False,
-                continue_final_message=bool(body.get("continue_final_message")),
-                tokenize=False,
-                **(body.get("chat_template_kwargs") or {}),
+                messages, continue_final_message=continues, tokenize=False, **arguments
             )
         except (ImportError, MemoryError, OSError):
             raise  # No message causes them.
@@ -71,6 +82,55 @@ class Vocabulary:
 
                 self._template = AutoTokenizer.from_pretrained(self._path)
             return self._template
+
+
+def _plain_template(path: Path) -> Callable[..., str] | None:
+    """The chat template of a checkpoint directory, rendered as `transformers` does, which takes
+    seconds to import; None if it needs `transformers`."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    settings, file = path / "tokenizer_config.json", path / "chat_template.jinja"
+    if not settings.exists() or not (path / "tokenizer.json").exists():
+        return None
+    known = read_json(settings)
+    source = file.read_text(encoding="utf-8") if file.exists() else known.get("chat_template")
+    if not isinstance(source, str):
+        return None
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    special = {
+        name: text["content"] if isinstance(text, dict) else text
+        for name, text in known.items()
+        if name.endswith("_token") and isinstance(text, str | dict)
+    }
+    try:
+        return partial(environment.from_string(source).render, **special)
+    except TemplateSyntaxError:  # A tag of `transformers`' own.
+        return None
+
+
+def _continued(
+    template: Callable[..., str], messages: list[dict[str, Any]], arguments: dict[str, Any]
+) -> str:
+    """Text of a chat up to the end of its last message; ValueError if the template changes it."""
+    *earlier, last = messages
+    content = last["content"]
+    whole = template(
+        messages=[*earlier, {**last, "content": f"{content}{_END_OF_MESSAGE} "}], **arguments
+    )
+    text, end, after = whole.rpartition(_END_OF_MESSAGE)
+    if not end or content.strip() not in text:
+        raise ValueError("the template leaves out the last message, which cannot be continued")
+    return text if after.startswith(" ") else text.rstrip()
 
 
 def _load(path: str) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import mmap
 import os
@@ -26,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from prfaas.errors import ConfigError, TransferError
+from prfaas.extras import require
 from prfaas.log_throttle import LogThrottle
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.shared.mooncake.orders import (
@@ -266,11 +266,7 @@ class MooncakeClient:
 
 def check_package() -> None:
     """Check that the package is installed; ConfigError if it is not."""
-    if importlib.util.find_spec("mooncake") is None:
-        raise ConfigError(
-            "the shared tier in a Mooncake Store needs the package "
-            "mooncake-transfer-engine-non-cuda: pip install 'prfaas[mooncake]'"
-        )
+    require("the shared tier in a Mooncake Store", "mooncake")
 
 
 def check_library() -> None:
