@@ -10,8 +10,10 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 COUNTED := $(addprefix tests/,audit config core gateway membership parity planner traces wire)
 
+SPELLED := docs examples deploy dashboards src console/src benchmarks .github $(wildcard *.md) glossary.toml mkdocs.yml Makefile
+
 .DEFAULT_GOAL := help
-.PHONY: help gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
+.PHONY: help gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console docs docs-version dist release
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -54,11 +56,12 @@ test-busy: install  ## all tests beside a busy loop on every core
 test-thrice: install  ## all tests three times in a row
 	$(PYTEST) && $(PYTEST) && $(PYTEST)
 
-check: install  ## formatter, linter, types, import contracts
+check: install  ## formatter, linter, types, import contracts, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell $(SPELLED)
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
@@ -68,8 +71,24 @@ console: install  ## compute the explanation's data and build the console's page
 	$(BIN)/python -m benchmarks.explanation console/src/learn/data.json
 	cd console && npm ci --no-audit --no-fund && npm run build
 
+# Material for MkDocs tells of its successor at each start otherwise.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: install  ## the documentation as a site, in site/; fails at a warning
+	$(BIN)/mkdocs build --quiet --clean
+
+docs-version: export NO_MKDOCS_2_WARNING = 1
+docs-version: install  ## a version of the site, on the branch gh-pages: VERSION=0.1
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/mike set-default latest
+
+dist: install  ## sdist, wheel and release notes, in dist/, checked
+	$(BIN)/python .ci/release.py $(VERSION)
+
+release: install  ## the same, and a tag: VERSION=0.1.0, of a clean tree
+	$(BIN)/python .ci/release.py $(VERSION) --tag
+
 lock: install  ## pin the dependencies anew, with their hashes
 	requirements/lock.sh
 
 clean:  ## remove what make and the demo made
-	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site dist .state .mypy_cache .ruff_cache .pytest_cache .hypothesis

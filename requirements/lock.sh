@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 compile() { .venv/bin/uv pip compile -q --no-config --no-python-downloads --python-version 3.11 \
     --generate-hashes --no-annotate --no-header "$@"; }
-compile "$@" pyproject.toml requirements/torch.in --extra all --extra dev --extra engine-cpu \
+compile "$@" pyproject.toml requirements/torch.in --extra all --extra dev --extra docs --extra engine-cpu \
     --override requirements/overrides.txt -o requirements/lock.txt
 # There are no builds of them for other machines; their tests skip themselves there.
 for name in helm-binary mooncake-transfer-engine-non-cuda; do

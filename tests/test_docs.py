@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from prfaas.errors import ERROR_TYPES
 from prfaas.sim.scenario.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
+NUM_WORDS_MAX = 100_000
 LEVELS = [f"logging.{level}" for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")]
 PAGES = [
     page
@@ -55,8 +57,8 @@ def test_every_kind_of_error_of_the_gateway_is_documented() -> None:
 
 
 def test_every_reason_of_a_decision_is_documented() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    table = page.partition("## Reasons of a decision")[2].partition("## Errors")[0]
+    page = (ROOT / "docs" / "why.md").read_text()
+    table = page.partition("## Why did my request go local")[2].partition("## ")[0]
     assert not {reason for reason in (*Reason, *RefusalReason) if f"`{reason.value}`" not in table}
 
 
@@ -157,12 +159,30 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_in_the_table_of_contents() -> None:
-    contents = (ROOT / "docs" / "README.md").read_text()
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
-    for page in pages:
-        name = page.relative_to(ROOT / "docs").as_posix()
-        assert name == "README.md" or f"({name}" in contents, name
+@pytest.mark.parametrize(
+    ("contents", "pages"),
+    [
+        ("docs/README.md", "docs/*.md"),
+        ("docs/results/index.md", "docs/results/*.md"),
+        ("docs/runbooks/index.md", "docs/runbooks/*.md"),
+    ],
+)
+def test_every_page_is_in_a_table_of_contents(contents: str, pages: str) -> None:
+    there = ROOT / contents
+    text = there.read_text()
+    for page in ROOT.glob(pages):
+        assert page == there or f"({page.name}" in text, page.name
+
+
+def test_readme_and_documentation_are_at_most_100_000_words() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= NUM_WORDS_MAX
+
+
+def test_the_glossary_is_written_from_its_terms() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "pages.py"))["glossary"]()
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    assert page == written + "\n", "run: python docs/pages.py > docs/glossary.md"
 
 
 def test_every_decision_has_a_number_of_its_own() -> None:

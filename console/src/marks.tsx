@@ -15,7 +15,7 @@ export interface Mark {
 }
 
 const AGAIN_MS = 5000;
-const SPAN_S = 3600;
+const SPAN_S = 86400;
 const NEAR_PX = 6;
 const SHOWN = 4;
 const COLOURS = { page: "--red", critical: "--red", warning: "--amber", note: "--quiet" };
@@ -34,7 +34,7 @@ async function ask() {
   }
 }
 
-/** Incidents of the last hour, the newest first; asked for once for all charts. */
+/** Incidents of the last day, the newest first; asked for once for all charts. */
 export function useMarks(wanted: boolean): Mark[] {
   const [marks, setMarks] = useState(known);
   useEffect(() => {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,4 +208,73 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
 
     await asyncio.gather(*world.asked)
     assert [task.result() for task in world.asked] == [200] * len(world.asked)
+    assert not complaints
+
+
+INCIDENT_WIDTHS = (1440, 768, 390)
+INCIDENTS_CLIPPED = """
+[...document.querySelectorAll(".alarms li, .told dd, .marks, .steps li, .ids li, .incidents td")]
+  .filter((place) => place.scrollWidth > place.clientWidth + 1)
+  .map((place) => place.innerText)
+"""
+
+
+async def keep_incidents(world: World, name: str) -> None:
+    """Take pictures; nothing sticks out sideways, no card hides its text."""
+    for theme in ("light", "dark"):
+        await world.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        for width in INCIDENT_WIDTHS:
+            await world.page.set_viewport_size({"width": width, "height": 900})
+            while not await world.page.evaluate(FITS):  # noqa: ASYNC110 - nobody signals it
+                await asyncio.sleep(0.01)
+            path = world.artefacts / f"{name}-{theme}-{width}.png"
+            await world.page.screenshot(path=path, full_page=True)
+            assert not await world.page.evaluate(INCIDENTS_CLIPPED), (name, width)
+    await world.page.set_viewport_size({"width": INCIDENT_WIDTHS[0], "height": 900})
+
+
+async def test_an_incident_from_its_alarm_to_its_text(world: World) -> None:
+    complaints: list[str] = []
+    page = world.page
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    await world.open("now")
+    await expect(page.get_by_text("No alarms")).to_be_visible(timeout=SOON_MS)
+
+    world.supervisor.part("pd-1").signal(signal.SIGKILL)
+    alarm = page.locator('[data-alarm="engine_down"]')
+    await expect(alarm).to_contain_text("engine pd-1 is not ready", timeout=SOON_MS)
+    await expect(alarm).to_contain_text("since")
+    await expect(alarm).to_contain_text("docs/runbooks/engine-down.md")
+    mark = page.locator(".marks a", has_text="Engine down pd-1").first
+    await expect(mark).to_be_visible(timeout=SOON_MS)
+    await keep_incidents(world, "alarm")
+
+    # By keyboard from the chart's mark to the incident.
+    await mark.focus()
+    await page.keyboard.press("Enter")
+    told = page.locator("dl.told")
+    await expect(told).to_contain_text("Engine pd-1 is not ready")
+    await expect(told).to_contain_text("it has not ended")
+    await expect(told).to_contain_text("It gets no new requests")
+    requests = page.get_by_role("link", name="Requests of this time")
+    assert "#/requests?since=" in (await requests.get_attribute("href") or "")
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.get_by_role("button", name="Copy as text").click()
+    await expect(page.get_by_text("copied")).to_be_visible()
+    text = await page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("Engine down pd-1 [critical, incident ")
+
+    await world.supervisor.restart("pd-1")
+    await expect(told).to_contain_text("to 20", timeout=SOON_MS)
+    await keep_incidents(world, "incident")
+
+    await world.open("incidents")
+    row = page.locator("table.incidents tbody tr", has_text="Engine down pd-1")
+    await expect(row).to_be_visible()
+    await page.get_by_label("Kind").select_option("link")
+    await expect(row).to_have_count(0)
+    await page.get_by_label("Kind").select_option("engine")
+    await page.get_by_label("Find").fill("pd-1")
+    await expect(row).to_be_visible()
+    await keep_incidents(world, "incidents")
     assert not complaints

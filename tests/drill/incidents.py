@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import aiohttp
@@ -41,7 +42,7 @@ class Deployment:
     http: aiohttp.ClientSession
     broken_at: float = field(default_factory=time.time)
 
-    def signal(self, name: str, number: int) -> None:
+    def signal(self, name: str, number: Signals) -> None:
         """Send a signal to a process and all it started."""
         self.broken_at = time.time()
         self.supervisor.part(name).signal(number)
@@ -161,7 +162,7 @@ def has_ended(found: Incident) -> bool:
 
 
 def touches(found: Incident) -> bool:
-    return found["num_requests"] > 0
+    return bool(found["num_requests"])
 
 
 @asynccontextmanager

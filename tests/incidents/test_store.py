@@ -185,6 +185,9 @@ async def test_a_gateway_that_was_killed_is_an_incident(tmp_path: Path) -> None:
         names = {each.name: each for each in await log.find(Query())}
         killed = names["gateway_killed"]
         assert (killed.began_at, killed.ended_at) == (NOW - 60, NOW)
+        log.book.look([], NOW + 1)
+        await log.written()
+        assert await log.find(Query(is_open=True)) == []
     async with logging_to(tmp_path) as (log, _):
         log.flush()
         await log.written()

@@ -186,7 +186,7 @@ export function OneIncident({ id }: { id: string }) {
           () => setCopied("the browser refused; select the text below"),
         )
       : setCopied("this page is not on HTTPS or localhost; select the text below");
-  const until = found.ended_at == null ? "" : `&to=${Math.ceil(found.ended_at)}`;
+  const until = found.ended_at == null ? "" : `&until=${Math.ceil(found.ended_at)}`;
   return (
     <>
       <p>
@@ -216,7 +216,7 @@ export function OneIncident({ id }: { id: string }) {
         )}
       </dl>
       <p class="buttons">
-        <a class="button" href={`#/requests?from=${Math.floor(found.began_at)}${until}`}>
+        <a class="button" href={`#/requests?since=${Math.floor(found.began_at)}${until}`}>
           Requests of this time
         </a>{" "}
         <button type="button" onClick={copy}>

@@ -226,8 +226,8 @@ class IncidentBook:
         """
         for incident in incidents:
             self._remember(incident)
-            away_s = max(0.0, now - stopped_at)
-            incident.step(now, f"the gateway runs again: nobody watched for {away_s:.1f} s")
+            unseen_s = max(0.0, now - stopped_at)
+            incident.step(now, f"the gateway runs again: nobody watched for {unseen_s:.1f} s")
             if incident.name in BY_NAME:
                 self._carried[incident.key] = incident
                 self.changed(incident)

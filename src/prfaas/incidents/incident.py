@@ -26,7 +26,7 @@ _EFFECTS = {
 }
 
 
-class Step(msgspec.Struct):
+class IncidentStep(msgspec.Struct):
     """Something that happened within an incident."""
 
     at: float
@@ -66,7 +66,7 @@ class Incident(msgspec.Struct):
     tenants: dict[str, int] = {}
     num_tenants: int = 0
     effects: dict[str, int] = {}
-    steps: list[Step] = []
+    steps: list[IncidentStep] = []
     num_steps: int = 0
 
     @property
@@ -84,7 +84,7 @@ class Incident(msgspec.Struct):
         self.num_steps += 1
         if len(self.steps) >= STEPS_MAX:
             del self.steps[STEPS_MAX // 2]
-        self.steps.append(Step(at, text[:WORDS_MAX]))
+        self.steps.append(IncidentStep(at, text[:WORDS_MAX]))
 
     def touch(
         self, at: float, request: str, tenant: str, what: str, reason: str, new: bool

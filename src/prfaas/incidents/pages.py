@@ -15,7 +15,7 @@ from prfaas.incidents.store import DAYS, Query
 
 LIMIT_MAX = 1000
 _LIMIT_DEFAULT = 100
-_TIME_MAX = 10**11
+SECONDS_MAX = 10**11
 _ID_CHARS_MIN = 4
 
 
@@ -37,8 +37,8 @@ class IncidentPages:
             kinds = ", ".join(Kind)
             raise RequestError(f"kind is one of {kinds}, got {kind[:20]!r}", param="kind")
         query = Query(
-            query_number(request, "since", 0, 0, _TIME_MAX),
-            query_number(request, "until", _TIME_MAX, 0, _TIME_MAX),
+            query_number(request, "since", 0, 0, SECONDS_MAX),
+            query_number(request, "until", SECONDS_MAX, 0, SECONDS_MAX),
             kind,
             bool(query_number(request, "open", 0, 0, 1)),
             query_number(request, "limit", _LIMIT_DEFAULT, 1, LIMIT_MAX),

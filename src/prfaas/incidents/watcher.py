@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import islice
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.admission.quotas import Limit
@@ -22,6 +23,8 @@ from prfaas.incidents.book import REFUSED
 from prfaas.incidents.log import IncidentLog
 from prfaas.incidents.rules import WINDOW_S, Alarm, Facts, alarms
 
+REQUESTS_MAX = 1000
+"""Newest requests that the alarms are computed from."""
 QUIET_S = 10.0
 """Time without a refusal after which refusing has ended."""
 _LIMITS_OF_TENANTS = frozenset(limit.value for limit in Limit)
@@ -100,7 +103,8 @@ class Watcher:
     def _facts(self, now: float) -> Facts:
         live, dispatcher = self._live, self._live.driver.dispatcher
         names, engines = live.pools.names(), live.engines.by_name.values()
-        requests = self._reader.since(now - WINDOW_S)
+        newest = islice(live.records.newest_first(), REQUESTS_MAX)
+        requests = [r for r in newest if r.started_unix_s >= now - WINDOW_S]
         decided = [r for r in requests if r.decision is not None]
         predictions = self._reader.control.predictions()
         states = {name: live.driver.index.state(name) for name in names}

@@ -197,7 +197,7 @@ async def test_predictions_of_a_plan_that_is_far_off_are_corrected_and_shown(
         assert (remote["path"], remote["cluster"], remote["num_samples"]) == ("remote", "prfaas", 0)
         async with world.http.get(f"{world.url}/console/api/state") as response:
             alarms = {alarm["name"] for alarm in (await response.json())["alarms"]}
-        assert "plan_does_not_fit" in alarms
+        assert alarms & {"plan_does_not_fit", "predictions_off"}
 
 
 async def test_the_bytes_of_blocks_correct_those_of_a_plan_and_are_shown(

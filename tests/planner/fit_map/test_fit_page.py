@@ -1,7 +1,8 @@
-"""docs/results/fit.md holds what the code takes from it."""
+"""docs/results/fit-simulator.csv holds what the code takes from it."""
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -10,23 +11,13 @@ from prfaas.planner.fit_map.point import PLANNER_ERROR
 from tests.planner.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "results" / "fit.md").read_text()
+POINTS = REPOSITORY / "docs" / "results" / "fit-simulator.csv"
 
 
-def table(title: str) -> list[dict[str, str]]:
-    """The first table whose head has a column of that title."""
-    lines = PAGE.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|") and title in line)
-    head = cells(lines[start])
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append(dict(zip(head, cells(line), strict=True)))
-    return rows
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
+def points() -> list[dict[str, str]]:
+    """Points of the map that the simulator confirmed, or did not."""
+    with POINTS.open() as file:
+        return list(csv.DictReader(file))
 
 
 def percent(text: str) -> float:
@@ -34,7 +25,7 @@ def percent(text: str) -> float:
 
 
 def test_the_simulator_confirms_the_sign_of_every_gain_beyond_the_planners_error() -> None:
-    rows = table("signs agree")
+    rows = points()
     assert len(rows) >= 40
     far = [row for row in rows if abs(percent(row["gain, planner"])) > PLANNER_ERROR]
     assert len(far) >= 30
@@ -45,15 +36,14 @@ def test_the_simulator_confirms_the_sign_of_every_gain_beyond_the_planners_error
 
 def test_the_planners_error_is_the_largest_difference_to_the_simulator() -> None:
     largest = max(
-        abs(percent(row["gain, planner"]) - percent(row["gain, simulator"]))
-        for row in table("signs agree")
+        abs(percent(row["gain, planner"]) - percent(row["gain, simulator"])) for row in points()
     )
     assert largest <= PLANNER_ERROR
     assert pytest.approx(largest, abs=0.01) == PLANNER_ERROR
 
 
 def test_points_that_pay_are_confirmed() -> None:
-    paying = [row for row in table("signs agree") if row["map"] == "pays"]
+    paying = [row for row in points() if row["map"] == "pays"]
     assert len(paying) >= 4
     assert all(percent(row["gain, simulator"]) > 0 for row in paying)
 

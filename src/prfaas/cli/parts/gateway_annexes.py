@@ -20,6 +20,7 @@ from prfaas.audit.settings import AuditSettings
 from prfaas.billing.gateway_meter import GatewayMeter
 from prfaas.billing.metrics import UsageMetrics
 from prfaas.cli.parts.gateway_plan import load_profiles
+from prfaas.cli.parts.openapi import OpenApi
 from prfaas.config.addresses import Endpoints
 from prfaas.config.deployment import Deployment
 from prfaas.console.request_list import RequestPages
@@ -143,6 +144,7 @@ class GatewayAnnexes:
             self.purging,
             self.steering,
             SignIn(gateway.access, deployment.gateway.name, page),
+            OpenApi(),
             RequestPages(gateway.records, gateway.console.history),
         ]
 

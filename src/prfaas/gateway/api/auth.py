@@ -40,7 +40,10 @@ OPERATOR = web.RequestKey("operator", str)
 """Name of the operator who asks for a public path; empty for others."""
 SESSION_PATH = "/console/api/session"
 """Signing in, which checks the key itself."""
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", SESSION_PATH, *PAGE_PATHS})
+OPENAPI_PATH = "/openapi.json"
+OPEN_PATHS = frozenset(
+    {"/health", "/ping", "/version", OPENAPI_PATH, "/console", SESSION_PATH, *PAGE_PATHS}
+)
 """Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"

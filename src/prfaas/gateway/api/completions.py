@@ -28,7 +28,7 @@ from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.serving.request_run import RequestRun, RequestServices
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.live_parts import LiveParts
-from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields
+from prfaas.gateway.telemetry.request_records import RequestRecord, log_fields, trouble
 from prfaas.gateway.telemetry.tracing import RequestTrace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
@@ -166,7 +166,7 @@ class CompletionService:
         record.failed(_outcome(error, status), said, rejected)
         if rejected or status >= 500:
             what = "refused" if status in (429, 503) else "failed"
-            self._parts.facts.report(record.trouble(what, rejected or said))
+            self._parts.facts.report(trouble(record, what, rejected or said))
         log_event(
             _log,
             logging.INFO,

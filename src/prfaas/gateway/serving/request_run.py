@@ -77,6 +77,7 @@ from prfaas.gateway.serving.request_state import (
 )
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
+from prfaas.gateway.telemetry.request_records import trouble
 from prfaas.logs import log_event
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_S
@@ -440,8 +441,8 @@ class RequestRun(Executor):
     def _fell_back(self, action: actions.FellBack) -> None:
         self._exchange.fall_back(action)
         pools = ("", "") if action.stage == "decode" else self._plan.route.pools
-        trouble = self._exchange.record.trouble(action.stage, action.reason, pools)
-        self._parts.facts.report(trouble)
+        found = trouble(self._exchange.record, action.stage, action.reason, pools)
+        self._parts.facts.report(found)
 
     def _retry(self, action: actions.Retry) -> None:
         self._parts.metrics.retried("made" if action.is_allowed else "over_budget")

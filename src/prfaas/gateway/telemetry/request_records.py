@@ -151,14 +151,6 @@ class RequestRecord:
             self.slot_ns,
         )
 
-    def trouble(self, what: str, reason: str, pools: tuple[str, str] = ("", "")) -> RequestTroubled:
-        """Return the fact that it has left its route, was refused or failed."""
-        is_prefill = what not in ("decode", "failed") or self.decode_engine is None
-        engine = self.prefill_engine if is_prefill else self.decode_engine
-        return RequestTroubled(
-            self.request_id, self.tenant, self.started_unix_s, what, reason, engine or "", pools
-        )
-
     @property
     def slot_ns(self) -> int:
         """Time of its sequences in engines that decode; of a stream, from its first output on."""
@@ -300,6 +292,16 @@ class RequestRecord:
         """Close the record."""
         if self.e2e_ns is None:
             self.e2e_ns = self.age_ns()
+
+
+def trouble(
+    record: RequestRecord, what: str, reason: str, pools: tuple[str, str] = ("", "")
+) -> RequestTroubled:
+    """Return the fact that a request has left its route, was refused or failed."""
+    is_prefill = what in ("prefill", "transfer", "pull") or record.decode_engine is None
+    engine = (record.prefill_engine if is_prefill else record.decode_engine) or ""
+    started = record.started_unix_s
+    return RequestTroubled(record.request_id, record.tenant, started, what, reason, engine, pools)
 
 
 RECORDS_MAX = 10_000
