@@ -52,7 +52,8 @@ class Reader:
 
     def line(self, begin: str, index: int = 0) -> str:
         """A command by its first words."""
-        return [line for line in self.lines if line.startswith(begin)][index]
+        found: str = [line for line in self.lines if line.startswith(begin)][index]
+        return found
 
     def run(self, command: str) -> str:
         """Output of a command that has to succeed."""
