@@ -20,7 +20,7 @@ from prfaas.cli.deploy.demo_table import IF_LOCAL, DemoRow, table_of, timing_req
 from prfaas.cli.deploy.timing_demo import PORT, gateway_port, own_folder
 from prfaas.errors import ConfigError
 
-from .test_demo_table import RECORD, printed_at
+from .demo_rows import RECORD, printed_at
 
 TABLE, TRAFFIC = "document of 24K", "Sample traffic goes on"
 

@@ -83,7 +83,7 @@ def run_timing_demo(*, once: bool) -> int:
                 outcome.append(await unless_stopped(show_table(topology), stop))
                 if not once:
                     point_out(topology, parts)
-                    await Traffic(topology).send(stop)
+                    await SampleTraffic(topology).send(stop)
 
     with own_folder():
         run_until_stopped(run)
@@ -209,7 +209,7 @@ Sample traffic goes on until Ctrl-C.""",
     )
 
 
-class Traffic:
+class SampleTraffic:
     """Requests at random times: chats, documents, and questions on earlier documents."""
 
     def __init__(self, topology: Topology) -> None:
