@@ -49,7 +49,7 @@ FAST_START = "".join(
 """Settings beside the file: fewer processes, and no kernels to compile at a first start."""
 PORT = 8000
 """Of the gateway, if it is free: the one that `prfaas ctl` asks."""
-FOLDER_CHARS_MAX = 60
+FOLDER_CHARS_MAX = 50
 """Longest folder for temporary files: the paths of sockets in it are limited."""
 NUM_REMOTE_MIN = 3
 REQUESTS_PER_S = 1.0
