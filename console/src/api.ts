@@ -103,12 +103,12 @@ export interface Incident {
   cause: string;
   num_requests: number;
   num_tenants: number;
-  what: string;
-  when: string;
-  whom: string;
-  did: string;
   todo: string;
   runbook: string;
+  what?: string;
+  when?: string;
+  whom?: string;
+  did?: string;
   requests?: string[];
   steps?: { at: number; text: string }[];
   num_steps?: number;

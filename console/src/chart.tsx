@@ -179,7 +179,7 @@ function options(
       { ...across, size: 32, ...(props.time ? { space: 76 } : {}) },
       {
         ...axis(props.yFormat, props.yLabel),
-        size: props.yLabel ? 40 : props.yFormat === whole ? 56 : 84,
+        size: props.sync ? 64 : props.yLabel ? 40 : props.yFormat === whole ? 56 : 84,
         ...(props.steps ? { incrs: props.steps } : {}),
       },
     ],

@@ -15,6 +15,7 @@ import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
 
 from prfaas.cli.deploy.topology import parts
+from prfaas.cli.supervision.supervisor import Supervisor
 from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
@@ -51,6 +52,7 @@ class World:
     http: aiohttp.ClientSession
     page: Page
     artefacts: Path
+    supervisor: Supervisor
     asked: list[asyncio.Task[int]] = field(default_factory=list)
 
     def ask(self, num_tokens: int, tag: str) -> None:
@@ -88,7 +90,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
     try:
         async with (
-            started(stages),
+            started(stages) as supervisor,
             aiohttp.ClientSession() as http,
             async_playwright() as playwright,
         ):
@@ -97,7 +99,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             )
             page = await browser.new_page()
             page.set_default_timeout(SOON_MS)
-            made = World(topology.gateway_url, relay, http, page, artefacts)
+            made = World(topology.gateway_url, relay, http, page, artefacts, supervisor)
             yield made
             await asyncio.gather(*made.asked)
             await browser.close()
@@ -123,13 +125,13 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
 
     world.ask(2_000, "short")
     world.ask(30_000, "long")
-    rows = page.locator("table.requests tbody tr")
+    rows = page.locator(".requests .body [role=row]")
     remote = rows.filter(has_text="remote").filter(has_text="finished")
     await expect(remote.first).to_be_visible(timeout=SOON_MS)
     await world.keep("now")
 
     await world.open("requests")
-    await remote.first.click()
+    await remote.first.get_by_role("link").click()
     await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
@@ -148,6 +150,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await page.reload()
     tokens = (await adopt.inner_text()).split(": ")[1]
     await adopt.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".adopt span")).to_contain_text("offloads above")
 
     await world.open("now")
@@ -155,6 +158,7 @@ async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one
     await expect(page.locator(".changes li").first).to_contain_text("operator")
     await page.get_by_label("Offload above").fill("25000")
     await page.get_by_role("button", name="Set until restart").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Offload above").click()
     await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
     await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 

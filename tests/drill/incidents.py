@@ -115,7 +115,11 @@ class Deployment:
                 if (each["name"], each["subject"]) == (name, subject)
                 and (each["ended_at"] or time.time()) >= self.broken_at
             ]
-            return next(filter(is_right, seen), None)
+            right = next(filter(is_right, seen), None)
+            page: Incident | None = None
+            if right is not None:
+                page = await self.get(f"control/incidents/{right['id']}")
+            return page if page and is_right(page) else None
 
         try:
             found: Incident = await until(is_there)

@@ -75,13 +75,12 @@ async def test_a_request_that_an_engine_left_is_told_with_the_engine(watched: Wo
     await until(lambda: bool(found(watched, "engine_down", "decode")))
     [incident] = found(watched, "engine_down", "decode")
     assert (incident.requests, incident.num_tenants) == (["touched-1"], 1)
-    [each] = [
-        each
-        for each in await listed(watched)
-        if each["name"] == "engine_down" and each["subject"] == "decode"
-    ]
-    assert "1 continued by another engine" in each["did"]
-    page = await run("incidents", each["id"], url=watched.url)
+    url = f"{watched.url}/control/incidents/{incident.id}"
+    async with watched.http.get(url) as reply:
+        told = await reply.json()
+    assert "1 continued by another engine" in told["did"]
+    assert "1 request of 1 tenant" in told["whom"]
+    page = await run("incidents", incident.id, url=watched.url)
     assert "touched-1" in page.output
     assert page.exit_code == 0
 

@@ -3,9 +3,10 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, type Incident, type IncidentPage, type State } from "../api";
 import { clock, duration } from "../format";
+import { Words } from "../parts/alarms";
 
 const AGAIN_MS = 5000;
-const LIMIT = 500;
+const LIMIT = 200;
 const SPANS: [string, number][] = [
   ["last hour", 3600],
   ["last day", 86400],
@@ -160,6 +161,9 @@ export function Incidents({ state }: { state: State | null }) {
           </table>
         </div>
       )}
+      {page && page.incidents.length >= LIMIT && (
+        <p class="quiet">The newest {LIMIT}; choose a kind or a shorter time for others.</p>
+      )}
     </>
   );
 }
@@ -199,12 +203,14 @@ export function OneIncident({ id }: { id: string }) {
         <dt>Whom</dt>
         <dd>{found.whom}</dd>
         <dt>What the system did</dt>
-        <dd>{found.did}</dd>
+        <dd>
+          <Words text={found.did ?? ""} />
+        </dd>
         {found.todo && (
           <>
             <dt>What to do</dt>
             <dd>
-              {found.todo} Steps: <code>{found.runbook}</code>
+              <Words text={found.todo} /> Steps: <code>{found.runbook}</code>
             </dd>
           </>
         )}
@@ -220,7 +226,7 @@ export function OneIncident({ id }: { id: string }) {
       </p>
       {found.steps && found.steps.length > 0 && (
         <>
-          <h2>Time line</h2>
+          <h2>Time line, in your time zone</h2>
           <ol class="steps">
             <li>
               <time>{day(found.began_at)}</time> {found.cause}

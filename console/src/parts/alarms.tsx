@@ -3,6 +3,11 @@
 import type { State } from "../api";
 import { clock } from "../format";
 
+/** Text with its `code` as code. */
+export function Words({ text }: { text: string }) {
+  return <>{text.split("`").map((part, number) => (number % 2 ? <code>{part}</code> : part))}</>;
+}
+
 export function Alarms({ state }: { state: State }) {
   if (!state.alarms.length)
     return (
@@ -17,7 +22,7 @@ export function Alarms({ state }: { state: State }) {
           {alarm.text}
           <small>
             {alarm.since != null && `since ${clock(alarm.since)} · `}
-            {alarm.todo} Steps: <code>{alarm.runbook}</code>
+            <Words text={alarm.todo} /> Steps: <code>{alarm.runbook}</code>
             {alarm.incident && (
               <>
                 {" "}

@@ -7,6 +7,8 @@ import { count, duration, DURATION_STEPS, percent, short, whole } from "../forma
 import { asked, stretch, type Query } from "./request_query";
 
 const LOOK_MS = 5000;
+/** On phones the list comes first. */
+const WIDE = matchMedia("(min-width: 761px)");
 const HOUR_S = 3600;
 
 type Column = (number | null)[];
@@ -58,10 +60,12 @@ export function RequestCharts({ query, oldest, onChange }: Props) {
     onChange({ ...query, since: `${Math.floor(from)}`, until: `${Math.ceil(to)}` });
   if (!series) return null;
   const links = Object.keys(series.links);
-  const times = { yFormat: duration, steps: DURATION_STEPS, lines: MEDIAN };
+  const times = { yFormat: duration, steps: DURATION_STEPS, lines: MEDIAN, dots: true };
   const common = { x: series.at_unix_s, onSelect: select };
   return (
-    <div class="charts requests-charts">
+    <details class="figures-over-time" open={WIDE.matches || undefined}>
+      <summary>Figures over time</summary>
+      <div class="charts requests-charts">
       <One {...common} title="TTFT, time to first token" {...times} columns={[series.ttft_p50_ms, series.ttft_p90_ms]} />
       <One {...common} title="ITL, time between two tokens" {...times} columns={[series.itl_p50_ms, series.itl_p90_ms]} />
       <One {...common} title="Queue, until engines were chosen" {...times} columns={[series.queue_p50_ms, series.queue_p90_ms]} />
@@ -93,7 +97,8 @@ export function RequestCharts({ query, oldest, onChange }: Props) {
           least={0.1}
         />
       )}
-    </div>
+      </div>
+    </details>
   );
 }
 
@@ -107,9 +112,10 @@ interface OneProps {
   format?: (value: number) => string;
   steps?: number[];
   least?: number;
+  dots?: boolean;
 }
 
 function One({ x, columns, ...rest }: OneProps) {
   const data = useMemo(() => [x, ...columns] as [number[], ...Column[]], [x, ...columns]);
-  return <Chart {...rest} data={data} time height={130} sync="requests" dots place={x.length - 1} />;
+  return <Chart {...rest} data={data} time height={130} sync="requests" place={x.length - 1} />;
 }

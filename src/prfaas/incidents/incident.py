@@ -157,23 +157,28 @@ class Incident(msgspec.Struct):
         """The incident in a list."""
         kind = BY_NAME.get(self.name)
         names = ("id", "name", "title", "kind", "subject", "severity", "began_at", "ended_at")
-        figures = ("num_requests", "num_tenants", "cause", "what", "when", "whom", "did")
+        figures = ("num_requests", "num_tenants", "num_times", "cause")
         return {name: getattr(self, name) for name in (*names, *figures)} | {
             "todo": kind.todo if kind is not None else "",
             "runbook": kind.runbook if kind is not None else "",
         }
 
     def full(self) -> dict[str, object]:
-        """All of it."""
-        return self.brief() | {
-            "how_ended": self.how_ended,
-            "requests": self.requests,
-            "tenants": self.tenants,
-            "effects": self.effects,
-            "steps": [{"at": step.at, "text": step.text} for step in self.steps],
-            "num_steps": self.num_steps,
-            "text": "\n".join(self.lines()),
-        }
+        """All of it, in the four sentences as well."""
+        told = {name: getattr(self, name) for name in ("what", "when", "whom", "did")}
+        return (
+            self.brief()
+            | told
+            | {
+                "how_ended": self.how_ended,
+                "requests": self.requests,
+                "tenants": self.tenants,
+                "effects": self.effects,
+                "steps": [{"at": step.at, "text": step.text} for step in self.steps],
+                "num_steps": self.num_steps,
+                "text": "\n".join(self.lines()),
+            }
+        )
 
     def lines(self) -> Iterator[str]:
         """Everything as text, to be copied."""
