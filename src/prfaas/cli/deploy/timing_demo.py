@@ -20,7 +20,6 @@ import aiohttp
 from rich.live import Live
 from rich.text import Text
 
-from prfaas import shipped
 from prfaas.cli.common.signals import EXIT_FAILURE, run_until_stopped, unless_stopped
 from prfaas.cli.deploy.demo_client import JsonObject, body_of, serve_all, streamed_text
 from prfaas.cli.deploy.demo_table import IF_LOCAL, DemoRow, document, table_of, timing_requests
@@ -32,6 +31,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError, EngineError
+from prfaas.limited_files import SHIPPED_ROOT
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, format_size
 
@@ -106,7 +106,7 @@ def own_folder() -> Iterator[Path]:
         ) from None
     try:
         os.chdir(folder)  # The paths in the file start here.
-        FILE.write_bytes((shipped.ROOT / "examples" / FILE).read_bytes())
+        FILE.write_bytes((SHIPPED_ROOT / "examples" / FILE).read_bytes())
         SETTINGS.write_text(FAST_START, encoding="utf-8")
         yield folder
     finally:
