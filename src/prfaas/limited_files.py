@@ -3,6 +3,9 @@
 Every file of settings, members, contracts, prices, plans and models is read here, so that none of
 them holds a process up, ends it or takes its memory: a pipe without a writer, a device without an
 end, a text that a parser fails at.
+
+`shipped_file` finds the files that prfaas comes with: `prfaas plan paper-case-study` runs in an empty
+folder.
 """
 
 from __future__ import annotations
@@ -100,3 +103,29 @@ def check_values(value: object, path: Path) -> None:
         if depth > DEPTH_MAX:
             raise ConfigError(f"{path}: {place[:200]}: deeper than {DEPTH_MAX} levels")
         waiting += [(item, where, depth + 1) for item, where in inner]
+
+
+_INSTALLED = Path(__file__).with_name("shipped")
+SHIPPED_ROOT = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2]
+"""Folder of `examples`, `dashboards` and `deploy`, which prfaas comes with: in this package of a
+wheel, at the root of a checkout."""
+
+
+def shipped_file(path: Path, folder: str = "") -> Path | None:
+    """The shipped file of a path that does not exist, absolute; None if there is none.
+
+    Args:
+        path: From the working directory, as in `examples/laptop.toml`; or a name, as in `laptop`.
+        folder: Folder of `examples` with the files of this kind, for names.
+    """
+    here = SHIPPED_ROOT / "examples" / folder
+    places = (SHIPPED_ROOT / path, here / path, here / f"{path}.toml")
+    with contextlib.suppress(OSError, ValueError):  # Whoever reads the path reports what is wrong.
+        if not (path.exists() or path.is_absolute() or ".." in path.parts):
+            return next((place for place in places if place.is_file()), None)
+    return None
+
+
+def file_or_shipped(path: Path, folder: str = "") -> Path:
+    """The path, or the shipped file that it names if there is nothing at the path."""
+    return shipped_file(path, folder) or path

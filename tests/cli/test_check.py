@@ -110,7 +110,7 @@ def test_engines_that_are_not_installed_are_one_line(
     code, _, errors = prfaas(*command, *([laptop] if len(command) == 1 else []))
     assert code == 2
     *_, line = errors.splitlines()
-    assert "is vLLM, which is not installed here: pip install" in line
+    assert "not installed here: pip install 'prfaas[vllm]', without a GPU" in line
     assert not (laptop.parent / ".state" / "demo-model").exists()
 
 

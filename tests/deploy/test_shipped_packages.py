@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +20,10 @@ from tests.deployments import TIMING, placed
 from tests.ports import free_port
 
 from .charts import ROOT
+from .packages import call, installed
 
 pytestmark = pytest.mark.timeout(400)
 
-UV = Path(sys.executable).with_name("uv")
 EXTRAS = {"vllm", "torch", "ray", "obstore", "mooncake", "sglang"}
 """Packages that parts of the project import and their users install: engines, extras."""
 IMPORT_ALL = """
@@ -58,63 +56,6 @@ import sys
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 print(PromptMaker(sys.argv[1]).vocab_size)
 """
-
-
-def call(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Run a command to its end; what it prints."""
-    # Nothing of the environment that runs the tests may be found by what is run.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def environment(local: Path, requirements: str) -> Path:
-    """A new virtual environment with the pinned packages of a file; its `python`."""
-    call(UV, "venv", "-q", "--python", sys.executable, local)
-    python, pins = local / "bin" / "python", ROOT / "requirements" / requirements
-    install = (UV, "pip", "install", "-q", "--python", python, "--no-deps")
-    call(*install, "--require-hashes", "--only-binary", ":all:", "-r", pins)
-    return python
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built as the Containerfile builds it."""
-    local = tmp_path_factory.mktemp("wheel")
-    build = environment(local / "build", "build.txt")
-    call(build, "-m", "hatchling", "build", "-t", "wheel", "-d", local / "wheels")
-    [wheel] = (local / "wheels").glob("*.whl")
-    return wheel
-
-
-def installed(local: Path, wheel: Path, *extras: str) -> Path:
-    """The `bin` of a new environment with the wheel and extras, in the versions of the lock."""
-    call(UV, "venv", "-q", "--python", sys.executable, local)
-    pins = ROOT / "requirements" / "lock.txt"
-    what = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
-    install = (UV, "pip", "install", "-q", "--python", local / "bin" / "python", "-c", pins)
-    call(*install, "--only-binary", ":all:", what)
-    return local / "bin"
-
-
-@pytest.fixture(scope="module")
-def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a bare install."""
-    return installed(tmp_path_factory.mktemp("bare") / "env", wheel)
-
-
-@pytest.fixture(scope="module")
-def shipped(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment that was made as the Containerfile makes it."""
-    local = tmp_path_factory.mktemp("shipped")
-    python = environment(local / "env", "runtime.txt")
-    call(UV, "pip", "install", "-q", "--python", python, "--no-deps", "--no-index", wheel)
-    # Every requirement of every package, those of prfaas included, is there in a version that fits.
-    call(UV, "pip", "check", "-q", "--python", python)
-    return python.parent
 
 
 def test_every_module_can_be_imported_but_for_engines_and_extras(

@@ -1,26 +1,12 @@
 """The demo's table at the widths that terminals have."""
 
-import io
-from typing import Any
-
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from prfaas.cli.deploy.demo_table import DemoRequest, DemoRow, table_of
 from prfaas.presentation import console_for
 
-RECORD: dict[str, Any] = {
-    "path": "remote",
-    "num_prompt_tokens": 112_134,
-    "cached_tokens": 11_904,
-    "num_new_tokens": 100_230,
-    "explanation": "long: 100,230 new tokens against 1,500",
-    "reason": "above_threshold",
-    "kv_bytes": 123_456_789,
-    "transfer_ms": 12_345.6,
-    "ttft_ms": 23_456.7,
-}
+from .demo_rows import RECORD, printed_at
+
 LOCAL = RECORD | {"path": "local", "explanation": "short: 9 new tokens", "reason": "short"}
 FALLBACK = LOCAL | {"fallback": {"stage": "transfer", "reason": "timeout"}}
 TITLE = "  a question on the 12K"
@@ -41,14 +27,6 @@ def test_an_answer_that_an_engine_gives_from_its_own_cache_is_named_so() -> None
 
 def printed(width: int) -> list[str]:
     return printed_at(table_of(rows(), width), width)
-
-
-def printed_at(table: Table, width: int) -> list[str]:
-    """Lines of a table in a terminal of that width."""
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [*range(40, 180)])

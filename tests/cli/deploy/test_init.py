@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas import shipped
 from prfaas.cli.deploy.init_command import KITS
+from prfaas.limited_files import SHIPPED_ROOT, file_or_shipped, shipped_file
 from tests.cli.conftest import Prfaas
 
 
@@ -73,7 +73,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(prfaas: Prfaas, folder: Pat
 def test_the_files_of_a_kit_are_shipped() -> None:
     for kit in KITS.values():
         for name in kit.files:
-            assert (shipped.ROOT / name).exists(), name
+            assert (SHIPPED_ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,8 @@ def test_the_files_of_a_kit_are_shipped() -> None:
         ("nowhere", "plan", None),
         ("../examples/laptop.toml", "", None),
         ("/laptop", "", None),
+        ("long" * 100, "", None),
+        ("nul\0", "", None),
         (".", "", None),
         ("examples", "", None),
     ],
@@ -96,11 +98,11 @@ def test_the_files_of_a_kit_are_shipped() -> None:
 def test_a_shipped_file_is_found_by_its_name(
     folder: Path, path: str, kind: str, there: str | None
 ) -> None:
-    expected = None if there is None else shipped.ROOT / there
-    assert shipped.shipped_file(Path(path), kind) == expected
+    expected = None if there is None else SHIPPED_ROOT / there
+    assert shipped_file(Path(path), kind) == expected
 
 
 def test_a_file_of_that_name_comes_first(folder: Path) -> None:
     (folder / "laptop").touch()
-    assert shipped.shipped_file(Path("laptop")) is None
-    assert shipped.found(Path("laptop")) == Path("laptop")
+    assert shipped_file(Path("laptop")) is None
+    assert file_or_shipped(Path("laptop")) == Path("laptop")

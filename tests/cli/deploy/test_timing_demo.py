@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.deploy.demo_table import IF_LOCAL, DemoRow, table_of, timing_requests
-from prfaas.cli.deploy.timing_demo import PORT, gateway_port, own_folder
+from prfaas.cli.deploy.timing_demo import FOLDER_CHARS_MAX, PORT, gateway_port, own_folder
 from prfaas.errors import ConfigError
 
-from .test_demo_table import RECORD, printed_at
+from .demo_rows import RECORD, printed_at
 
 TABLE, TRAFFIC = "document of 24K", "Sample traffic goes on"
 
@@ -29,9 +30,12 @@ class Demo:
     """A demo in an empty folder, with a folder of its own for temporary files."""
 
     def __init__(self, local: Path, *options: str) -> None:
-        self.work, self.temporary = local / "work", local / "tmp"
+        self.work = local / "work"
         self.work.mkdir()
-        self.temporary.mkdir()
+        # As long as it may be: the paths of sockets in it have a limit.
+        short = tempfile.mkdtemp(dir="/tmp")
+        self.temporary = Path(short.ljust(FOLDER_CHARS_MAX, "x"))
+        Path(short).rename(self.temporary)
         env = os.environ | {"TMPDIR": str(self.temporary), "HOME": "/nonexistent", "COLUMNS": "80"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "prfaas", "demo", *options],
@@ -85,17 +89,18 @@ def demo(local: Path, *options: str) -> Iterator[Demo]:
     finally:
         if started.process.poll() is None:
             started.end(signal.SIGTERM)
+        shutil.rmtree(started.temporary)
 
 
 def test_it_shows_a_table_and_leaves_nothing(tmp_path: Path) -> None:
     with demo(tmp_path, "--once") as run:
         assert run.end() == 0, run.shown
+        assert run.leftovers() == []
     assert "compute nothing" in run.shown
     assert "prfaas demo --engines vllm" in run.shown
     rows = [line for line in run.shown.splitlines() if "against 19,400" in line]
     assert len(rows) == len(timing_requests())
     assert sum("REMOTE" in row for row in rows) == 4
-    assert run.leftovers() == []
 
 
 @pytest.mark.parametrize(
@@ -113,10 +118,10 @@ def test_it_leaves_nothing_when_it_is_stopped(
     with demo(tmp_path) as run:
         run.read_until(phase)
         assert run.end(*signals) == code, run.shown
-    deadline = time.monotonic() + 30
-    while run.leftovers() and time.monotonic() < deadline:
-        os.sched_yield()
-    assert run.leftovers() == []
+        deadline = time.monotonic() + 30
+        while run.leftovers() and time.monotonic() < deadline:
+            os.sched_yield()
+        assert run.leftovers() == []
     assert "Traceback" not in run.shown
 
 
@@ -150,12 +155,8 @@ def test_a_port_in_use_is_left_alone() -> None:
             assert port == 0
 
 
-def test_no_place_for_its_files_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    if len(str(tmp_path / "gone")) > 60:
-        monkeypatch.setattr(tempfile, "tempdir", "/gone")
+def test_no_place_for_its_files_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/gone")
     with pytest.raises(ConfigError, match="No such file or directory; set TMPDIR"), own_folder():
         pass
 

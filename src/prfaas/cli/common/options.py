@@ -11,8 +11,8 @@ import click
 
 from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
+from prfaas.limited_files import shipped_file
 from prfaas.logs import LogFormat, set_up_logging
-from prfaas.shipped import shipped_file
 from prfaas.units import parse_duration, parse_rate
 
 CONNECTIONS_MAX = 16

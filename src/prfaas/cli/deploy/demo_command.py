@@ -22,7 +22,7 @@ from prfaas.cli.parts.gateway_command import listen_on
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.load import load_deployment
 from prfaas.errors import EngineError
-from prfaas.shipped import found
+from prfaas.limited_files import file_or_shipped
 from prfaas.units import format_size
 
 EXAMPLE = Path("examples/laptop.toml")
@@ -64,7 +64,7 @@ def demo(file: Path | None, engines: str | None, *, once: bool) -> None:
         sys.exit(run_timing_demo(once=once))
     if once or (file is not None and engines is not None):
         raise click.UsageError("--once and --engines do not go with FILE, nor --once with vllm.")
-    compare(file or found(EXAMPLE))
+    compare(file or file_or_shipped(EXAMPLE))
 
 
 def compare(file: Path) -> None:

@@ -7,7 +7,6 @@ import datetime
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from prfaas.core.market.choice import PlannedSite
 from prfaas.deployment_secret import FILE_NAME
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
+from prfaas.extras import missing
 from prfaas.market.price_file import deployment_market
 from prfaas.units import format_seconds, format_size
 from prfaas.wire.certificates import ends_soon
@@ -75,10 +75,10 @@ def missing_engines(deployment: Deployment) -> Iterator[str]:
     """Return a line if engines started here need vLLM and it is not installed."""
     for cluster in deployment.clusters.values():
         here = [name for name, engine in cluster.engines.items() if not engine.url]
-        if here and cluster.timing is None and find_spec("vllm") is None:
+        if here and cluster.timing is None and (lack := missing(f"engine {here[0]}", "vllm")):
             yield (
-                f"engine {here[0]} is vLLM, which is not installed here: pip install vllm, or "
-                "without a GPU 'prfaas[engine-cpu]'; `prfaas demo` and `prfaas up timing` need none"
+                f"{lack}, without a GPU 'prfaas[engine-cpu]'; timing engines, which compute "
+                "nothing, need neither: prfaas up timing"
             )
             return
 

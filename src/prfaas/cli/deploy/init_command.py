@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from prfaas import shipped
 from prfaas.errors import ConfigError
+from prfaas.limited_files import SHIPPED_ROOT
 
 _EXAMPLES = "examples/"
 _CASE_STUDY = (
@@ -128,8 +128,8 @@ def _differs(path: Path, text: str) -> bool:
 
 def _texts(names: tuple[str, ...]) -> dict[Path, str]:
     """Files to write, by their path here. References to one another lead to where they are."""
-    sources = [file for name in names for file in _files(shipped.ROOT / name)]
-    shipped_names = [file.relative_to(shipped.ROOT).as_posix() for file in sources]
+    sources = [file for name in names for file in _files(SHIPPED_ROOT / name)]
+    shipped_names = [file.relative_to(SHIPPED_ROOT).as_posix() for file in sources]
     ours = re.compile("|".join(re.escape(name) for name in shipped_names))
     return {
         Path(name.removeprefix(_EXAMPLES)): ours.sub(

@@ -20,7 +20,6 @@ import aiohttp
 from rich.live import Live
 from rich.text import Text
 
-from prfaas import shipped
 from prfaas.cli.common.signals import EXIT_FAILURE, run_until_stopped, unless_stopped
 from prfaas.cli.deploy.demo_client import JsonObject, body_of, serve_all, streamed_text
 from prfaas.cli.deploy.demo_table import IF_LOCAL, DemoRow, document, table_of, timing_requests
@@ -32,6 +31,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError, EngineError
+from prfaas.limited_files import SHIPPED_ROOT
 from prfaas.tasks import cancel_all
 from prfaas.units import NS_PER_MS, format_size
 
@@ -49,7 +49,7 @@ FAST_START = "".join(
 """Settings beside the file: fewer processes, and no kernels to compile at a first start."""
 PORT = 8000
 """Of the gateway, if it is free: the one that `prfaas ctl` asks."""
-FOLDER_CHARS_MAX = 60
+FOLDER_CHARS_MAX = 50
 """Longest folder for temporary files: the paths of sockets in it are limited."""
 NUM_REMOTE_MIN = 3
 REQUESTS_PER_S = 1.0
@@ -83,7 +83,7 @@ def run_timing_demo(*, once: bool) -> int:
                 outcome.append(await unless_stopped(show_table(topology), stop))
                 if not once:
                     point_out(topology, parts)
-                    await Traffic(topology).send(stop)
+                    await SampleTraffic(topology).send(stop)
 
     with own_folder():
         run_until_stopped(run)
@@ -106,7 +106,7 @@ def own_folder() -> Iterator[Path]:
         ) from None
     try:
         os.chdir(folder)  # The paths in the file start here.
-        FILE.write_bytes((shipped.ROOT / "examples" / FILE).read_bytes())
+        FILE.write_bytes((SHIPPED_ROOT / "examples" / FILE).read_bytes())
         SETTINGS.write_text(FAST_START, encoding="utf-8")
         yield folder
     finally:
@@ -209,7 +209,7 @@ Sample traffic goes on until Ctrl-C.""",
     )
 
 
-class Traffic:
+class SampleTraffic:
     """Requests at random times: chats, documents, and questions on earlier documents."""
 
     def __init__(self, topology: Topology) -> None:

@@ -13,7 +13,7 @@ from prfaas.core.codec.gain import CodecSpeed, PlannedCoding
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.core.transfer.tcp_goodput import TcpEnds
 from prfaas.errors import ConfigError
-from prfaas.limited_files import read_json
+from prfaas.limited_files import file_or_shipped, read_json
 from prfaas.planner.answer.plan_file import (
     DecodeTable,
     PdTable,
@@ -47,7 +47,6 @@ from prfaas.planner.workload import (
     mean_length,
     read_trace,
 )
-from prfaas.shipped import found
 from prfaas.toml_tables import read_toml, refuse_other_kind, validated
 
 
@@ -126,7 +125,7 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
         ConfigError: The file cannot be read, is no TOML, breaks a rule, or is impossible; the
             message has the place and the reason.
     """
-    path = found(path, "plan")
+    path = file_or_shipped(path, "plan")
     tables = read_toml(path)
     refuse_other_kind(tables, path, "prfaas plan")
     for setting in overrides:
