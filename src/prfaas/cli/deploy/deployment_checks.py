@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prfaas.cli.deploy.deployment_warnings import is_in_a_pod
 from prfaas.cli.deploy.topology import identity_names
 from prfaas.cli.host.processes import SHARED_MEMORY
+from prfaas.cli.preflight.vllm_flags import vllm_engines
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.market.choice import PlannedSite
 from prfaas.deployment_secret import FILE_NAME
 from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
+from prfaas.extras import missing
 from prfaas.market.price_file import deployment_market
 from prfaas.units import format_seconds, format_size
 from prfaas.wire.certificates import ends_soon
@@ -31,6 +34,15 @@ KV_TOKENS = 8192
 PLAN_RATIO_MAX = 2.5
 """More apart than a KV cache in fp8 and one in bf16 is another model."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def uninstalled(deployment: Deployment) -> Iterator[str]:
+    """Yield a sentence for what parts started here need and is not installed."""
+    # In a pod, engines are other pods, of another image.
+    if not is_in_a_pod() and any(vllm_engines(deployment)):
+        yield from filter(None, [missing("a vLLM engine, which starts here,", "vllm")])
+    if deployment.tracing is not None:
+        yield from filter(None, [missing("[tracing]", "tracing")])
 
 
 def check_timing(deployment: Deployment) -> None:
