@@ -34,7 +34,7 @@ def test_engines_that_do_not_fit_into_shared_memory_are_said_before_they_start(
     assert "host_memory of prfaas-engine, pd-engine is " in line
     assert said in line
     code, output, _ = prfaas("check", laptop)
-    assert code == 0
+    assert code == 1
     assert said in " ".join(output.split())
 
 
@@ -122,7 +122,7 @@ def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Pat
         code, output, _ = prfaas("check", laptop)
     assert f"gateway cannot listen on 127.0.0.1:{port}" in line
     assert "Address already in use" in line
-    assert code == 0
+    assert code == 1
     assert f"gateway cannot listen on 127.0.0.1:{port}" in output.replace("\n", " ")
 
 
@@ -150,7 +150,7 @@ def test_a_mistake_in_the_file_is_a_list(prfaas: Prfaas, laptop: Path, command: 
 def test_a_missing_identity_is_said_by_check_and_stops_up(prfaas: Prfaas, laptop: Path) -> None:
     edit(laptop, 'identities"\ngenerate = true', 'identities"\ngenerate = false')
     code, output, _ = prfaas("check", laptop)
-    assert code == 0
+    assert code == 1
     assert "identities/ca.pem is missing" in output.replace("\n", "")
     line = one_line(prfaas("up", laptop))
     assert "identities/ca.pem is missing" in line
@@ -176,7 +176,7 @@ def test_a_wrong_identity_is_said_while_others_are_still_to_be_made(
     other.certificate.rename(wrong.certificate)
     other.key.rename(wrong.key)
     code, output, _ = prfaas("check", laptop)
-    assert code == 0
+    assert code == 1
     assert "prfaas-pool.pem is of pd-pool, and not of prfaas-pool" in output.replace("\n", " ")
     assert "is missing" not in output
     assert "and not of prfaas-pool" in one_line(prfaas("up", laptop))

@@ -1,5 +1,6 @@
 """Kernels of codecs cost memory and time: only a node with blocks to code loads them."""
 
+import logging
 import secrets
 import subprocess
 import sys
@@ -75,6 +76,36 @@ async def test_the_first_engine_with_blocks_to_code_loads_the_kernels_once(
     for each in (peer, again):
         each.pinging.cancel()
         each.channel.close("the test is over")
+
+
+class NoKernels(Kernels):
+    """Of a host without numba."""
+
+    @property
+    def names(self) -> list[str]:
+        return []
+
+
+async def test_a_node_without_the_extra_says_so_to_those_who_would_code(world: World) -> None:
+    world.kernels = NoKernels()
+    site = await world.start_pd(link_codec=LinkCodec.AUTO)
+    peer = await offering(site, world.identities)
+    await until(lambda: bool(peer.of(Decodes)))
+    assert [message.codecs for message in peer.of(Decodes)] == [[]]
+    peer.pinging.cancel()
+    peer.channel.close("the test is over")
+
+
+async def test_a_sender_logs_that_a_peer_decodes_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world.kernels = NoKernels()
+    await world.start_pd(link_codec=LinkCodec.AUTO)
+    world.kernels = Kernels()
+    await world.start("prfaas-pool", link_codec=LinkCodec.ALWAYS)
+    await until(lambda: "peer_without_codecs" in caplog.text)
+    assert "install 'prfaas[codecs]' at the peer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prfaas.cli.deploy.deployment_warnings import is_in_a_pod
 from prfaas.cli.deploy.topology import identity_names
 from prfaas.cli.host.processes import SHARED_MEMORY
+from prfaas.cli.preflight.vllm_flags import vllm_engines
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.market.choice import PlannedSite
@@ -32,6 +34,19 @@ KV_TOKENS = 8192
 PLAN_RATIO_MAX = 2.5
 """More apart than a KV cache in fp8 and one in bf16 is another model."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def uninstalled(deployment: Deployment) -> Iterator[str]:
+    """Yield a sentence for what parts started here need and is not installed."""
+    # In a pod, engines are other pods, of another image.
+    if not is_in_a_pod() and any(vllm_engines(deployment)):
+        if lack := missing("a vLLM engine, which starts here,", "vllm"):
+            yield (
+                f"{lack}, without a GPU 'prfaas[engine-cpu]'; timing engines, which compute "
+                "nothing, need neither: prfaas up timing"
+            )
+    if deployment.tracing is not None:
+        yield from filter(None, [missing("[tracing]", "tracing")])
 
 
 def check_timing(deployment: Deployment) -> None:
@@ -69,18 +84,6 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
                 f"hold no block, which has {block_bytes}; give it more, or make blocks smaller "
                 f"with clusters.{name}.timing.bytes_scale"
             )
-
-
-def missing_engines(deployment: Deployment) -> Iterator[str]:
-    """Return a line if engines started here need vLLM and it is not installed."""
-    for cluster in deployment.clusters.values():
-        here = [name for name, engine in cluster.engines.items() if not engine.url]
-        if here and cluster.timing is None and (lack := missing(f"engine {here[0]}", "vllm")):
-            yield (
-                f"{lack}, without a GPU 'prfaas[engine-cpu]'; timing engines, which compute "
-                "nothing, need neither: prfaas up timing"
-            )
-            return
 
 
 def check_plan(deployment: Deployment) -> None:

@@ -80,7 +80,7 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
     admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
     # A found port is free until its part listens, so it is not given to another part.
-    taken = {port for _, (_, port) in _listens(deployment)}
+    taken = {split_address(listen)[1] for _, listen in listens(deployment)}
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
             if pool.address:
@@ -188,10 +188,8 @@ def regions_of_part(deployment: Deployment, name: str) -> Regions:
 def check_addresses(deployment: Deployment) -> None:
     """See that every `listen` address is given to one part only; ConfigError if one is not."""
     owners: dict[Address, str] = {}
-    replicas = [
-        (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
-    ]
-    for name, address in [*_listens(deployment), *replicas]:
+    for name, listen in [*listens(deployment), *deployment.gateway.replicas.items()]:
+        address = split_address(listen)
         other = owners.setdefault(address, name)
         if other != name and address[1]:
             raise ConfigError(
@@ -217,18 +215,28 @@ def check_sockets(deployment: Deployment) -> None:
 
 def check_ports(deployment: Deployment) -> None:
     """See that every `listen` address is free on this machine; ConfigError if one is not."""
-    for name, address in _listens(deployment):
-        _bind(name, address)
+    for name, listen in listens(deployment):
+        _bind(name, split_address(listen))
 
 
-def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
-    listens = [(deployment.gateway.name, deployment.gateway.listen)]
+def port_problem(name: str, listen: str) -> str | None:
+    """Return the reason for which a part cannot listen at an address; None if it can."""
+    try:
+        _bind(name, split_address(listen))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def listens(deployment: Deployment) -> list[tuple[str, str]]:
+    """Name and address of all that listens on this machine at a place of the file."""
+    found = [(deployment.gateway.name, deployment.gateway.listen)]
     for cluster in deployment.clusters.values():
         here = [(name, pool) for name, pool in cluster.pools.items() if not pool.address]
-        listens += [(name, pool.listen or "") for name, pool in here]
-        listens += [(f"admin of {name}", pool.admin or "") for name, pool in here]
-        listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
-    return [(name, split_address(listen)) for name, listen in listens if listen]
+        found += [(name, pool.listen or "") for name, pool in here]
+        found += [(f"admin of {name}", pool.admin or "") for name, pool in here]
+        found += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
+    return [(name, listen) for name, listen in found if listen]
 
 
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> ProcessPart:

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from prfaas.cli.deploy.deployment_checks import (
     check_plan,
     check_shared_memory,
     check_timing,
-    missing_engines,
     open_secrets,
     short_lived,
+    uninstalled,
 )
 from prfaas.cli.deploy.deployment_warnings import doubts, is_in_a_pod, pod_traps, residency_lines
 from prfaas.cli.deploy.pool_alone import check_pool
@@ -38,13 +38,16 @@ from prfaas.cli.deploy.topology import (
     check_sockets,
     identity_problems,
     lay_out,
+    listens,
     parts,
+    port_problem,
     prepare_identities,
     write_targets,
 )
 from prfaas.cli.host.capacity import check_capacity
 from prfaas.cli.host.processes import open_private
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
+from prfaas.cli.preflight.compatibility import absent, pairs, surveyed, table_of
 from prfaas.cli.preflight.deployment_files import (
     check_client_tls,
     check_tokenizer,
@@ -52,6 +55,7 @@ from prfaas.cli.preflight.deployment_files import (
     unusable_disk_keys,
     unusable_shared_tiers,
 )
+from prfaas.cli.preflight.live_parts import engine_problems, pool_problems, serves
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.vllm_flags import check_engine_args, unkept_states, unlisted_args
 from prfaas.cli.supervision.client import pool_addresses
@@ -65,7 +69,9 @@ from prfaas.config.tenants import open_doors
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
+from prfaas.extras import require
 from prfaas.presentation import console_for
+from prfaas.wire.messages.survey import Surveyed
 
 console = console_for(160)
 
@@ -82,22 +88,26 @@ OVERLAY = click.option(
 @click.argument("file", type=DEPLOYMENT)
 @OVERLAY
 @click.option("--pool", help="Check this pool node alone: the other parts run on other hosts.")
-def check(file: Path, overlay: Path | None, pool: str | None) -> None:
+@click.option("--strict", is_flag=True, help="Count warnings as failures.")
+def check(file: Path, overlay: Path | None, pool: str | None, strict: bool) -> None:
     """Validate the deployment in FILE without starting it; exit code 2 if it is invalid.
 
-    If its pool nodes run and the gateway's identity is on this machine, also print which engines
-    share blocks and what is converted between them; exit code 1 if some cannot.
+    Exit code 1 if something would make requests fail, or keep them from being offloaded: a missing
+    or wrong identity, an address in use, a package that is not installed, an engine at a `url` that
+    does not answer or serves another model, a pool node at an `address` that does not answer,
+    engines that cannot share blocks. Each failure is a line with the next step. If pool nodes run,
+    also print which engines share blocks and what is converted between them.
 
     \b
     Examples:
       prfaas check examples/laptop.toml
+      prfaas check examples/laptop.toml --strict
       prfaas check examples/two-sites.toml --pool prfaas-pool
     """
     deployment = load_deployment(file, overlay)
     if pool is not None:
         problems, warnings = check_pool(deployment, pool)
-        _print_findings(problems, warnings)
-        console.print(f"{file}: ok for {pool}")
+        _conclude(f"{file}: ok for {pool}", f"{file}", problems, warnings, strict=strict)
         return
     check_deployment(deployment)
     check_agreement(deployment)
@@ -110,53 +120,86 @@ def check(file: Path, overlay: Path | None, pool: str | None) -> None:
         )
     for line in (*residency_lines(deployment), *quality_lines(deployment)):
         console.print(line, markup=False, soft_wrap=True)
-    _print_findings(_not_here_yet(deployment), ())
-    _warn(deployment)
-    refused = _show_compatibility(deployment)
-    console.print(f"{file}: ok")
-    if refused:
-        raise click.exceptions.Exit(EXIT_FAILURE)
+    found = surveyed(deployment, pool_addresses(deployment))
+    shown = _show_compatibility(deployment, found)
+    failures = [*_failures(deployment, found), *pool_problems(deployment, found), *shown]
+    _conclude(f"{file}: ok", f"{file}", failures, list(_warnings(deployment)), strict=strict)
 
 
-def _print_findings(problems: Iterable[str], warnings: Iterable[str]) -> None:
-    for problem in problems:
-        console.print(f"not on this machine now: {problem}", markup=False)
+def _conclude(
+    fine: str, file: str, failures: Sequence[str], warnings: Sequence[str], *, strict: bool
+) -> None:
+    """Print findings and the result; end with exit code 1 if it is a failure."""
+    for failure in failures:
+        console.print(f"failure: {failure}", soft_wrap=True, markup=False)
+    _print_warnings(warnings)
+    if not failures and not (strict and warnings):
+        console.print(fine, soft_wrap=True, markup=False)
+        return
+    counts = [_many(len(failures), "failure"), _many(len(warnings), "warning")]
+    console.print(f"{file}: {', '.join(counts)}", soft_wrap=True, markup=False)
+    raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+def _print_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
-def _show_compatibility(deployment: Deployment) -> bool:
-    """Print what running engines share; True if a pair shares nothing."""
-    from prfaas.cli.preflight.compatibility import absent, pairs, surveyed, table_of
-
-    found = surveyed(deployment, pool_addresses(deployment))
+def _show_compatibility(
+    deployment: Deployment, found: Mapping[str, Surveyed | str]
+) -> Iterator[str]:
+    """Print what running engines share; yield a failure for each pair that shares nothing."""
     for line in absent(deployment, found):
         console.print(line, markup=False, soft_wrap=True)
     shown = pairs(deployment, found)
     if shown:
         console.print(table_of(shown))
-    refused = [pair for pair in shown if pair.is_refused]
-    for pair in refused:
-        console.print(pair.words, markup=False, soft_wrap=True)
-    return bool(refused)
+    yield from (pair.words for pair in shown if pair.is_refused)
 
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _not_here_yet(deployment: Deployment) -> Iterator[str]:
-    """Return obstacles to a start on this machine; the file itself can be valid."""
-    yield from missing_engines(deployment)
+def _failures(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Iterator[str]:
+    """Return what would keep parts from starting on this machine, or from serving requests."""
+    yield from uninstalled(deployment)
     yield from identity_problems(deployment)
+    is_running = _runs_here(deployment)
     # Ports of a pod are its own parts', which may run already.
-    for look in (check_shared_memory,) if is_in_a_pod() else (check_ports, check_shared_memory):
+    if not is_running and not is_in_a_pod():
+        yield from _ports_in_use(deployment, found)
+    if not is_running:
         try:
-            look(deployment)
+            check_shared_memory(deployment)
         except ConfigError as error:
             yield str(error)
     yield from unusable_shared_tiers(deployment)
     yield from unusable_disk_keys(deployment)
+    yield from engine_problems(deployment)
+
+
+def _ports_in_use(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Iterator[str]:
+    """Return addresses that are taken, but for those of parts that run already by themselves."""
+    for name, listen in listens(deployment):
+        problem = port_problem(name, listen)
+        pool = name.removeprefix("admin of ")
+        is_own = isinstance(found.get(pool), Surveyed)
+        if problem is not None and not is_own and not serves(deployment, listen):
+            yield problem
+
+
+def _runs_here(deployment: Deployment) -> bool:
+    """Return True if `prfaas up` runs this deployment."""
+    try:
+        with (deployment.state / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @click.command()
@@ -267,6 +310,7 @@ def check_deployment(deployment: Deployment) -> None:
             or folder, the plan, a timing engine's memory, an engine's argument, or what all parts
             would fill here does not fit.
     """
+    require("a gateway, which starts here,", "gateway")
     deployment.check_one_local()
     check_addresses(deployment)
     check_sockets(deployment)
@@ -294,7 +338,7 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
         ConfigError: An address is taken, memory does not suffice, or something is missing and may
             not, or cannot, be made.
     """
-    for problem in missing_engines(deployment):
+    for problem in uninstalled(deployment):
         raise ConfigError(problem)
     check_ports(deployment)
     check_shared_memory(deployment)
@@ -335,8 +379,8 @@ async def prepare_model(deployment: Deployment) -> None:
         raise ConfigError(f"the checkpoint could not be created: {last}")
 
 
-def _warn(deployment: Deployment) -> None:
-    """Warn about access without a key, readable keys, and certificates that end soon."""
+def _warnings(deployment: Deployment) -> Iterator[str]:
+    """Access without a key, readable keys, certificates that end soon, and doubts."""
     gateway = deployment.gateway
     doors = [
         request_admission
@@ -359,7 +403,7 @@ def _warn(deployment: Deployment) -> None:
         unlisted_args(deployment),
         unkept_states(deployment),
     )
-    _print_findings((), chain(doors, *found))
+    yield from chain(doors, *found)
 
 
 def _announce(topology: Topology, supervisor: Supervisor) -> None:
@@ -381,7 +425,7 @@ def _announce(topology: Topology, supervisor: Supervisor) -> None:
         console.print(f"metrics of {name} at http://{join_address(admin)}/metrics", markup=False)
     state = topology.deployment.state
     console.print(f"metrics of all parts, for Prometheus: {state / FILE_NAME}", soft_wrap=True)
-    _warn(topology.deployment)
+    _print_warnings(_warnings(topology.deployment))
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 

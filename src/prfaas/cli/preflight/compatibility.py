@@ -198,9 +198,12 @@ def _engines(
 
 
 def absent(deployment: Deployment, found: Mapping[str, Surveyed | str]) -> Iterator[str]:
-    """Yield a line for each pool node without an answer, and for engines that are not there."""
+    """Yield a line for each pool node without an answer, of those that are started here, and for
+    engines that are not there."""
     for pool, answer in found.items():
         if isinstance(answer, str):
+            if deployment.pools[pool].address is not None:
+                continue  # `pool_problems` has it.
             yield f"engines of pool node {pool} are not known: {answer}"
             continue
         engines = [
@@ -232,7 +235,8 @@ def surveyed(
         deployment: Has the gateway's identity.
 
     Returns:
-        The answers by pool; empty if the identity is not on this machine, or no pool node answers.
+        The answers by pool; empty if the identity is not on this machine. Where no pool node
+        answers, those without an `address` are left out: nothing runs yet.
     """
     try:
         identity = identity_in(deployment.security.identities, deployment.gateway.name)
@@ -240,4 +244,6 @@ def surveyed(
     except ConfigError:
         return {}
     found = asyncio.run(survey(pools, tls))
-    return found if any(isinstance(each, Surveyed) for each in found.values()) else {}
+    if any(isinstance(each, Surveyed) for each in found.values()):
+        return found
+    return {name: each for name, each in found.items() if deployment.pools[name].address}
