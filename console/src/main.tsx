@@ -90,7 +90,7 @@ function App() {
         <main>
           {!session ? (
             <p class="empty">Waiting for the gateway…</p>
-          ) : isIn || page === "learn" ? (
+          ) : isIn ? (
             <View address={address} state={state} />
           ) : (
             <SignIn session={session} onSignedIn={look} />

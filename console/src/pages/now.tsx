@@ -53,13 +53,15 @@ function Alarms({ state }: { state: State }) {
       </p>
     );
   return (
-    <ul class="alarms" role="alert">
+    <div role="alert">
+      <ul class="alarms">
       {state.alarms.map((alarm) => (
         <li class={alarm.severity} data-alarm={alarm.name}>
           {alarm.text}
         </li>
       ))}
-    </ul>
+      </ul>
+    </div>
   );
 }
 

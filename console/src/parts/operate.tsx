@@ -15,7 +15,7 @@ export function Operate({ state }: { state: State }) {
   return (
     <details class="operate">
       <summary>Drain, switch off, freeze</summary>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0}>
         <table>
           <thead>
             <tr>
