@@ -1,6 +1,9 @@
-"""First paint, weight and memory of the console's page, in Chromium, with a deployment at work.
+"""First paint, weight, frames and memory of the console's page, in Chromium, with a deployment at
+work.
 
 python -m benchmarks.console [--minutes 10]
+
+Frames are those of scrolling through 10,000 requests that were made up, in a gateway of its own.
 
 Starts examples/timing.toml with requests going through it once a second, opens the page, and looks
 at its heap, garbage collected, every half minute.
@@ -13,15 +16,20 @@ import asyncio
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-from playwright.async_api import CDPSession, Page, async_playwright
+from playwright.async_api import Browser, CDPSession, Page, async_playwright
 
 from prfaas.cli.deploy.topology import parts
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX
+from prfaas.wire.identity import make_authority, make_identity
+from tests.console.sample_records import fill
 from tests.deployments import TIMING, laid_out, placed, started
+from tests.gateway.conftest import make_checkpoint, running
 
 LOADS = 5
 LOOK_S = 30
@@ -69,6 +77,60 @@ async def load(page: Page, url: str) -> tuple[float, float]:
     return float(await page.evaluate(PAINT)), float(await page.evaluate(WEIGHT)) / 1e3
 
 
+FRAMES = """
+async (px) => {
+  const times = [];
+  let last = await new Promise(requestAnimationFrame);
+  for (let step = 0; step < 400; step++) {
+    scrollBy(0, px);
+    const now = await new Promise(requestAnimationFrame);
+    times.push(now - last);
+    last = now;
+  }
+  return times.sort((a, b) => a - b);
+}
+"""
+"""Times of 400 frames, each scrolled by so many pixels, ms, in order."""
+
+
+async def worked_ms(session: CDPSession) -> float:
+    """CPU time of the page's own thread, whatever else the machine does."""
+    found = (await session.send("Performance.getMetrics"))["metrics"]
+    return float(next(each["value"] for each in found if each["name"] == "TaskDuration")) * 1e3
+
+
+async def frames(browser: Browser) -> None:
+    """Scroll through 10,000 requests, and print the times of frames."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        make_authority(place)
+        for name in ("gateway", "prfaas-pool", "pd-pool"):
+            make_identity(place, name)
+        async with running(make_checkpoint(place / "model"), place, place / "state") as world:
+            fill(world.gateway.records, RECORDS_MAX, time.time())
+            page = await browser.new_page(viewport={"width": 1440, "height": 900})
+            await page.goto(f"{world.url}/console/#/requests?last=all")
+            table = page.get_by_role("table", name="Requests")
+            await table.wait_for()
+            while await table.get_attribute("aria-rowcount") != f"{RECORDS_MAX + 1}":
+                await page.evaluate("scrollTo(0, document.body.scrollHeight)")
+                await page.wait_for_timeout(50)
+            session = await page.context.new_cdp_session(page)
+            await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+            for px in (60, 1500):
+                await page.evaluate("scrollTo(0, 800)")
+                before = await worked_ms(session)
+                times = await page.evaluate(FRAMES, px)
+                shown = ", ".join(
+                    f"{share} % within {times[len(times) * share // 100 - 1]:.1f} ms"
+                    for share in (50, 95, 99)
+                )
+                worked = (await worked_ms(session) - before) / len(times)
+                print(f"10,000 requests, {px} pixels a frame: {shown}; slowest {times[-1]:.1f} ms;")
+                print(f"  the page's thread worked {worked:.2f} ms a frame")
+            await page.close()
+
+
 async def main(minutes: float) -> None:
     async with deployment() as url, async_playwright() as playwright:
         working = asyncio.create_task(work(url))
@@ -83,6 +145,7 @@ async def main(minutes: float) -> None:
         paints = [paint for paint, _ in loads]
         print(f"first contentful paint: median {statistics.median(paints):.0f} ms, ", end="")
         print(f"slowest of {LOADS} {max(paints):.0f} ms; page {loads[0][1]:.1f} kB")
+        await frames(browser)
         page = await browser.new_page()
         await load(page, url)
         session = await page.context.new_cdp_session(page)

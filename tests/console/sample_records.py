@@ -58,7 +58,9 @@ def made(number: int, at_unix_s: float) -> RequestRecord:
     )
     if is_remote:
         record.prefill_ns = 1200 * NS_PER_MS
-    record.fallbacks = tuple((at * NS_PER_MS, FellBack(*rest)) for at, *rest in fallbacks)
+    record.fallbacks = tuple(
+        (at * NS_PER_MS, FellBack(stage, reason, why)) for at, stage, reason, why in fallbacks
+    )
     if number % 97 == 5:
         record.refusal, record.outcome = RefusalReason.PREDICTED_LATE, Outcome.FAILED
         record.error, record.ttft_ns, record.e2e_ns = "503 Service Unavailable", None, 9 * NS_PER_MS

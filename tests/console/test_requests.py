@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from prfaas.console.request_series import BUCKETS_MAX, RequestSeries, itl_ns, li
 from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
 from prfaas.errors import RequestError
-from prfaas.gateway.console.history import HistorySample, LinkSample
+from prfaas.gateway.console.history import History, HistorySample, LinkSample
 from prfaas.gateway.telemetry.metrics import Totals
 from prfaas.gateway.telemetry.request_records import (
     RECORDS_MAX,
@@ -26,6 +27,7 @@ from prfaas.gateway.telemetry.request_records import (
     WHOLE_MAX,
     Records,
     RequestRecord,
+    course_of,
 )
 from prfaas.units import NS_PER_MS, NS_PER_S
 from tests.gateway.conftest import World, running
@@ -172,13 +174,14 @@ async def test_lists_at_a_time_are_limited() -> None:
     records = Records()
     for _ in range(3):
         records.add(record_of("r"))
-    pages = RequestPages(records, history=None)  # type: ignore[arg-type] - not used
+    pages = RequestPages(records, History())
     open_lists = [pages._newest_first() for _ in range(QUERIES_MAX)]
     for each in open_lists:
         assert (await anext(each))[0] == 3
     with pytest.raises(RequestError, match="8 lists of requests"):
         await anext(pages._newest_first())
     for each in open_lists:
+        assert isinstance(each, AsyncGenerator)
         await each.aclose()
     assert [number async for number, _ in pages._newest_first(after=1)] == [3, 2]
 
@@ -218,12 +221,14 @@ def test_what_happened_is_named(
 ) -> None:
     record = record_of("r")
     record.ttft_ns = None if ttft_ms is None else ttft_ms * NS_PER_MS
-    record.fallbacks = tuple((at * NS_PER_MS, FellBack(*rest, "")) for at, *rest in fallbacks)
-    assert record.course == course
+    record.fallbacks = tuple(
+        (at * NS_PER_MS, FellBack(stage, reason, "")) for at, stage, reason in fallbacks
+    )
+    assert course_of(record) == course
     assert all(RequestFilter(course=word).takes(record) for word in course)
     assert not RequestFilter(course="refused").takes(record)
     record.rejected = "rate_limited"
-    assert record.course == ["refused", *course]
+    assert course_of(record) == ["refused", *course]
 
 
 def ended(at: float, ttft_s: float, e2e_s: float, num_tokens: int) -> RequestRecord:

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from prfaas.console.sessions import AGE_MAX_NS, ID_CHARS_MAX, PER_KEY_MAX, Sessions
+from prfaas.console.sessions import AGE_MAX_NS, ID_CHARS_MAX, PER_KEY_MAX, BrowserSessions
 from prfaas.console.sign_in import SignIn
 from prfaas.core.admission.quotas import TRIES_MAX
 from prfaas.gateway.tenancy.tenants import ApiKeys, key_hash, new_key
@@ -20,7 +20,7 @@ from tests.gateway.conftest import World, running
 PATH = "/console/api/session"
 KEYS = {name: new_key() for name in ("alice", "victor", "scraper")}
 RANKS = {"alice": "change", "victor": "view", "scraper": "metrics"}
-FOREIGN = (
+FOREIGN: tuple[dict[str, str], ...] = (
     {"Origin": "https://evil.example"},
     {"Origin": "null"},
     {"Origin": "http://127.0.0.1:1"},
@@ -193,7 +193,7 @@ async def test_without_operator_keys_nobody_signs_in(world: World) -> None:
 
 
 def test_sessions_are_bounded_in_number_and_age() -> None:
-    sessions = Sessions()
+    sessions = BrowserSessions()
     first, *others = [sessions.begin("a", 0) for _ in range(PER_KEY_MAX)]
     other = sessions.begin("b", 0)
     assert sessions.key_hash(first, 0) == "a"
@@ -210,7 +210,7 @@ def test_sessions_are_bounded_in_number_and_age() -> None:
 
 @pytest.mark.parametrize("session_id", ["", "x", "x" * (ID_CHARS_MAX + 1), "ü\ud800"])
 def test_an_id_that_was_never_given_is_nobody_s(session_id: str) -> None:
-    sessions = Sessions()
+    sessions = BrowserSessions()
     ids = {sessions.begin("a", 0) for _ in range(100)}
     assert len(ids) == 100
     assert all(len(each) <= ID_CHARS_MAX for each in ids)

@@ -35,7 +35,7 @@ export function OneRequest({ id }: { id: string }) {
       </p>
       <h1 class="id">{request.request_id}</h1>
       <p class="why">
-        <span class={`path ${request.path}`}>{pathOf(request)}</span> <Course request={request} />{" "}
+        <span class={`path ${pathOf(request)}`}>{pathOf(request)}</span> <Course request={request} />{" "}
         {why(request)}
       </p>
       <Trace id={request.trace_id} />
@@ -222,7 +222,7 @@ function Candidates({ id, chosen }: { id: string; chosen: (string | null)[] }) {
       <p class="quiet">
         A score ranks the engines of one cluster. Between clusters the rule above decides.
       </p>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0}>
         <table>
           <thead>
             <tr>

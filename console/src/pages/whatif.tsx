@@ -203,7 +203,7 @@ function Verdict({ answer }: { answer: WhatIf }) {
 function Designs({ answer }: { answer: WhatIf }) {
   const times = answer.plan.latency.overlapped;
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table>
         <thead>
           <tr>

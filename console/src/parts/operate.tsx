@@ -1,5 +1,6 @@
 // What an operator can do to the parts: take them out of use, and hold the loops.
 
+import { useState } from "preact/hooks";
 import { post, type ClusterState, type EngineState, type State } from "../api";
 import { ask } from "./confirm";
 
@@ -11,11 +12,12 @@ interface Row {
 }
 
 export function Operate({ state }: { state: State }) {
+  const [isOpen, setOpen] = useState(false);
   const rows = [loops(state), ...state.clusters.flatMap(ofCluster), ...thresholds(state)];
   return (
-    <details class="operate">
+    <details class="operate" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Drain, switch off, freeze</summary>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0}>
         <table>
           <thead>
             <tr>
@@ -25,7 +27,7 @@ export function Operate({ state }: { state: State }) {
             </tr>
           </thead>
           <tbody>
-            {rows.map((row) => (
+            {(isOpen ? rows : []).map((row) => (
               <tr key={`${row.kind} ${row.name}`}>
                 <td>
                   <small>{row.kind}</small> {row.name}

@@ -139,7 +139,7 @@ function Row({ request, index, height }: { request: RequestRecord; index: number
         <a href={`#/requests/${encodeURIComponent(request.request_id)}`}>{clock(request.started_at)}</a>
       </span>
       <span role="cell">
-        <span class={`path ${request.path}`}>{pathOf(request)}</span>
+        <span class={`path ${pathOf(request)}`}>{pathOf(request)}</span>
       </span>
       <span role="cell" class="why" title={reason}>
         {reason}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from prfaas.errors import RequestError
-from prfaas.gateway.telemetry.request_records import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord, course_of
 from prfaas.units import NS_PER_MS
 
 VALUE_CHARS_MAX = 128
@@ -20,7 +20,7 @@ class RequestFilter:
     Attributes:
         reason: Of its decision, its refusal, or its last fallback.
         engine: One that worked for it.
-        course: A word of `RequestRecord.course`.
+        course: A word of `course_of`.
         id: Beginning of its id.
         since, until: Unix seconds within which it came in.
         ttft_min, e2e_min: Milliseconds that it took at least; a request that runs has none yet.
@@ -62,7 +62,7 @@ class RequestFilter:
             and self.path in ("", record.path)
             and self.outcome in ("", record.outcome.value)
             and (not self.engine or self.engine in engines_of(record))
-            and (not self.course or self.course in record.course)
+            and (not self.course or self.course in course_of(record))
             and (not self.reason or self.reason in reasons_of(record))
             and (not self.id or record.request_id.startswith(self.id))
             and _lasts(record.ttft_ns, self.ttft_min)

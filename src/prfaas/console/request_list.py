@@ -21,10 +21,10 @@ from prfaas.gateway.console.history import History
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
-from prfaas.gateway.telemetry.request_records import Records, RequestRecord, as_json
+from prfaas.gateway.telemetry.request_records import Records, RequestRecord, as_json, course_of
 
 ROWS_MAX = 200
-SLICE = 200
+SLICE = 50
 """Requests looked at in a row: well under a millisecond."""
 QUERIES_MAX = 8
 _NUMBER_MAX = 2**53
@@ -148,7 +148,7 @@ class Facets:
         counts["outcome"][record.outcome.value] += 1
         counts["reason"].update(reasons_of(record))
         counts["engine"].update(engines_of(record))
-        counts["course"].update(record.course)
+        counts["course"].update(course_of(record))
 
     def as_json(self) -> JsonObject:
         """The values of each, with their counts, the most frequent first."""

@@ -1,4 +1,4 @@
-"""Sessions of browsers: each stands for an operator's key, which it does not hold."""
+"""BrowserSessions of browsers: each stands for an operator's key, which it does not hold."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ID_BYTES = 32
 """Random bytes of a session's id."""
 ID_CHARS_MAX = 64
 PER_KEY_MAX = 16
-"""Sessions of one key; a further one ends the oldest."""
+"""BrowserSessions of one key; a further one ends the oldest."""
 AGE_MAX_NS = 12 * 3600 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrowserSession:
     """One browser that has signed in.
 
     Attributes:
@@ -29,7 +29,7 @@ class Session:
     until_ns: int
 
 
-class Sessions:
+class BrowserSessions:
     """The sessions of one gateway. A restart ends all.
 
     Only the hash of an id is kept, so the time of a lookup tells nothing about ids.
@@ -37,7 +37,7 @@ class Sessions:
 
     def __init__(self, age_max_ns: int = AGE_MAX_NS) -> None:
         self._age_max_ns = age_max_ns
-        self._by_id: dict[bytes, Session] = {}
+        self._by_id: dict[bytes, BrowserSession] = {}
 
     def begin(self, key_hash: str, now_ns: int) -> str:
         """Begin one, and return its id, which is secret."""
@@ -46,7 +46,7 @@ class Sessions:
         for name in same[: max(len(same) - PER_KEY_MAX + 1, 0)]:
             del self._by_id[name]
         session_id = secrets.token_urlsafe(ID_BYTES)
-        self._by_id[_digest(session_id)] = Session(key_hash, now_ns + self._age_max_ns)
+        self._by_id[_digest(session_id)] = BrowserSession(key_hash, now_ns + self._age_max_ns)
         return session_id
 
     def key_hash(self, session_id: str, now_ns: int) -> str:

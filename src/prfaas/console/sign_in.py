@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from prfaas.config.tenants import OperatorRank
-from prfaas.console.sessions import ID_CHARS_MAX, Sessions
+from prfaas.console.sessions import ID_CHARS_MAX, BrowserSessions
 from prfaas.core.admission.quotas import WrongKeys
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import OPERATOR, SESSION_PATH, WITHOUT_KEY, Access
@@ -46,7 +46,7 @@ class SignIn:
     access: Access
     gateway: str
     trace_page: str | None = None
-    sessions: Sessions = field(default_factory=Sessions)
+    sessions: BrowserSessions = field(default_factory=BrowserSessions)
     tries: WrongKeys = field(default_factory=WrongKeys)
     """Tries to sign in, right or wrong, by address."""
 

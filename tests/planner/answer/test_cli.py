@@ -32,6 +32,9 @@ def run(*arguments: str) -> Result:
     return result
 
 
+PAGE_BYTES_MAX = 400_000
+
+
 def run_model(*arguments: str) -> Result:
     result = CliRunner().invoke(model, arguments)
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -40,7 +43,7 @@ def run_model(*arguments: str) -> Result:
 
 
 def test_the_terminal_shows_the_case_study() -> None:
-    output = run(CASE).output
+    output = run(CASE, "--details").output
     for words in (
         "Prefill-as-a-Service pays: +17.9%",
         "(+15.5% with",
@@ -54,6 +57,25 @@ def test_the_terminal_shows_the_case_study() -> None:
         "extrapolated outside 1,024-130,000 tokens",
     ):
         assert words in output
+
+
+def test_the_verdict_and_its_four_numbers_come_first_and_alone() -> None:
+    output = run(CASE).output
+    for words in ("pays: +17.9%", "19,600 tokens", "3.18 req/s", "of 100.0 Gbit/s", "--details"):
+        assert words in output
+    assert len(output.splitlines()) < 20
+    assert "4/3/5" not in output
+
+
+def test_the_page_is_small_dark_and_begins_with_the_verdict(tmp_path: Path) -> None:
+    report = tmp_path / "plan.html"
+    assert run(CASE, "--report", str(report)).exit_code == 0
+    page = report.read_text(encoding="utf-8")
+    assert len(page.encode()) < PAGE_BYTES_MAX
+    for words in ("prefers-color-scheme: dark", 'name="viewport"', "overflow-x: auto"):
+        assert words in page
+    body = page[page.index("<body>") :]
+    assert body.index("pays: +17.9%") < body.index("4/3/5")
 
 
 def test_every_figure_of_the_verdict_has_its_uncertainty() -> None:

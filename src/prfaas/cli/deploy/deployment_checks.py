@@ -39,12 +39,12 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def uninstalled(deployment: Deployment) -> Iterator[str]:
     """Yield a sentence for what parts started here need and is not installed."""
     # In a pod, engines are other pods, of another image.
-    if not is_in_a_pod() and any(vllm_engines(deployment)):
-        if lack := missing("a vLLM engine, which starts here,", "vllm"):
-            yield (
-                f"{lack}, without a GPU 'prfaas[engine-cpu]'; timing engines, which compute "
-                "nothing, need neither: prfaas up timing"
-            )
+    starts_vllm = not is_in_a_pod() and any(vllm_engines(deployment))
+    if starts_vllm and (lack := missing("a vLLM engine, which starts here,", "vllm")):
+        yield (
+            f"{lack}, without a GPU 'prfaas[engine-cpu]'; timing engines, which compute "
+            "nothing, need neither: prfaas up timing"
+        )
     if deployment.tracing is not None:
         yield from filter(None, [missing("[tracing]", "tracing")])
 

@@ -30,7 +30,7 @@ from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.report import json_report, model_report
 from prfaas.planner.report.json_report import deployment_settings, is_of_the_file, recommended
-from prfaas.planner.report.terminal import print_plan
+from prfaas.planner.report.terminal import print_plan, print_verdict
 from prfaas.presentation import console_for, recorded_page, write_file
 from prfaas.sweeps import SweepPlace
 
@@ -73,7 +73,7 @@ def show_maps(view: MapView) -> None:
         raise ConfigError(f"--report {view.report}: a map is written as .html")
     maps = _made(view)
     if view.report is not None:
-        _write(view.report, recorded_page(partial(print_maps, maps)))
+        _write(view.report, recorded_page(partial(print_maps, maps), "Where it pays"))
     if view.as_json:
         found = {"maps": [as_dict(each) for each in maps]}
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -129,6 +129,7 @@ class PlanView:
         emit: Only the settings for a deployment file.
         num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
         with_classes: Every class of the links, too.
+        with_details: All tables and the plot, not the verdict and its numbers alone.
     """
 
     as_json: bool
@@ -137,6 +138,7 @@ class PlanView:
     num_seeds: int
     place: SweepPlace = field(default_factory=SweepPlace)
     with_classes: bool = False
+    with_details: bool = False
 
 
 def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
@@ -157,7 +159,8 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     if view.report is not None:
         said = [] if confirmation is None else [confirmation.sentence]
         shown = replace(answer, notes=[*answer.notes, *said])
-        _write(view.report, recorded_page(partial(print_plan, shown, is_page=True)))
+        title, verdict = answer.question.problem.title, answer.verdict.sentence
+        _write(view.report, recorded_page(partial(print_plan, shown, is_page=True), title, verdict))
     if view.emit:
         _emit(answer, confirmation)
     elif view.as_json:
@@ -168,7 +171,7 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         click.echo(json.dumps(found, indent=2, ensure_ascii=not is_utf8))
     else:
         console = console_for(_COLUMNS)
-        print_plan(answer, console)
+        (print_plan if view.with_details else print_verdict)(answer, console)
         if confirmation is not None:
             plan_confirm.print_confirmation(confirmation, console)
     return 0 if confirmation is None or confirmation.confirmed else 1

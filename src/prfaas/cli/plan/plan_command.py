@@ -56,6 +56,9 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.command()
 @click.argument("files", type=PLAN, nargs=-1, required=True, metavar="FILE...")
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
+@click.option(
+    "--details", "with_details", is_flag=True, help="Print all tables, and the plot, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--report", type=FILE, help="Write a self-contained HTML report.")
 @click.option("--emit", is_flag=True, help="Print only settings for a deployment file.")
@@ -112,6 +115,7 @@ def plan(
     report: Path | None,
     emit: bool,
     with_classes: bool,
+    with_details: bool,
     confirm: bool,
     num_seeds: int,
     num_workers: int | None,
@@ -166,7 +170,8 @@ def plan(
     from prfaas.sweeps import SweepPlace
 
     place = SweepPlace(num_workers, ray_address)
-    view = PlanView(as_json, report, emit, num_seeds if confirm else 0, place, with_classes)
+    num_runs = num_seeds if confirm else 0
+    view = PlanView(as_json, report, emit, num_runs, place, with_classes, with_details)
     context.exit(show_plan(files[0], settings, view))
 
 

@@ -94,7 +94,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
             kept[name] = done
         if output.report is not None or output.series is not None:
             drawn[name] = figures_of(done)
-    _write(output, first, drawn, kept)
+    _write(output, first, drawn, kept, _verdict(found))
     for name, results in found.items():
         if warning := warning_of(results):
             click.echo(f"prfaas: {name}: {warning}", err=True)
@@ -125,16 +125,25 @@ def _write(
     scenario: Scenario,
     drawn: Mapping[str, RunFigures],
     kept: Mapping[str, ScenarioRun],
+    verdict: str,
 ) -> None:
     """Write the files that are wanted, from figures and runs by policy."""
     if output.report is not None:
         origin = {"command": output.command, "prfaas": version("prfaas")}
-        page = recorded_page(partial(print_report, scenario, drawn, origin))
+        page = recorded_page(
+            partial(print_report, scenario, drawn, origin), scenario.title, verdict
+        )
         write_file("--report", output.report, page)
     if output.series is not None:
         write_file("--series", output.series, json.dumps(series_of(scenario.title, drawn)))
     if output.events is not None:
         write_file("--events", output.events, "".join(events_of(scenario.title, kept)))
+
+
+def _verdict(found: Mapping[str, Results]) -> str:
+    """What each policy carried, in a sentence."""
+    parts = (f"{name} {results.goodput:.3f} req/s in time" for name, results in found.items())
+    return "Carried: " + "; ".join(parts) + "."
 
 
 def warning_of(results: Results) -> str:

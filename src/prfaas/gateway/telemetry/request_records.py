@@ -114,22 +114,6 @@ class RequestRecord:
         return self.fallbacks[-1][1] if self.fallbacks else None
 
     @property
-    def course(self) -> list[str]:
-        """What of its course is not usual, in words of a bounded set."""
-        words = ["refused"] if self.refusal or self.rejected else []
-        for at_ns, fallback in self.fallbacks:
-            if fallback.stage == "decode":
-                has_begun = self.ttft_ns is not None and self.ttft_ns <= at_ns
-                words.append("continued" if has_begun else "retried")
-            else:
-                words.append("hedged" if fallback.reason in _LATE else "fell back")
-        return list(dict.fromkeys(words))
-
-    def shorten(self) -> None:
-        """Forget what is large: the routes that were compared, and its steps."""
-        self.considered, self.story = None, _NO_STORY
-
-    @property
     def ttft_over_predicted(self) -> float | None:
         """TTFT divided by its prediction, if both are of the path that was taken."""
         predicted_ns = self.decision.predicted_ns if self.decision else None
@@ -225,6 +209,10 @@ class RequestRecord:
             if self.is_prefill_lost
             else self.prefill_engine or self.decode_engine
         )
+
+    def traced(self, trace_id: str) -> None:
+        """Spans of it are recorded under this id."""
+        self.trace_id = trace_id
 
     def prefilled(self, duration_ns: int) -> None:
         """The prefill leg has ended, well or not."""
@@ -325,7 +313,8 @@ class Records:
         self._records.append(record)
         self.num_added += 1
         if len(self._records) > WHOLE_MAX:
-            self._records[-WHOLE_MAX - 1].shorten()
+            old = self._records[-WHOLE_MAX - 1]
+            old.considered, old.story = None, _NO_STORY
 
     def __len__(self) -> int:
         return len(self._records)
@@ -376,6 +365,18 @@ def log_fields(record: RequestRecord) -> JsonObject:
     }
 
 
+def course_of(record: RequestRecord) -> list[str]:
+    """What of the course of a request is not usual, in words of a bounded set."""
+    words = ["refused"] if record.refusal or record.rejected else []
+    for at_ns, fallback in record.fallbacks:
+        if fallback.stage == "decode":
+            has_begun = record.ttft_ns is not None and record.ttft_ns <= at_ns
+            words.append("continued" if has_begun else "retried")
+        else:
+            words.append("hedged" if fallback.reason in _LATE else "fell back")
+    return list(dict.fromkeys(words))
+
+
 def as_json(record: RequestRecord) -> JsonObject:
     """The record as `/control/requests` shows it."""
     transfer = record.transfer
@@ -416,7 +417,7 @@ def as_json(record: RequestRecord) -> JsonObject:
             {"at_ms": ms_of(at_ns), "stage": each.stage, "reason": each.reason, "why": each.why}
             for at_ns, each in record.fallbacks
         ],
-        "course": record.course,
+        "course": course_of(record),
         "trace_id": record.trace_id,
     }
 

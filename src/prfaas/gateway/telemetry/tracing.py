@@ -119,7 +119,7 @@ class Tracing:
             start_time=round(record.started_unix_s * NS_PER_S),
         )
         if span.is_recording():
-            record.trace_id = f"{span.get_span_context().trace_id:032x}"
+            record.traced(f"{span.get_span_context().trace_id:032x}")
         return RequestTrace(_context_of(span), self._tracer, span)
 
     def close(self) -> None:

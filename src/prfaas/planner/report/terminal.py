@@ -233,11 +233,48 @@ _PLOT_COLUMNS_MAX = 100
 _PLOT_VIEW = 0.97  # the plot ends where 97 % of requests are local
 
 
-def print_plan(plan: Plan, console: Console, *, is_page: bool = False) -> None:
-    """Write the whole plan; a page also has wide tables, the split and the sources of numbers."""
+def print_verdict(plan: Plan, console: Console) -> None:
+    """Write the verdict and the four numbers behind it, and what else was asked for."""
+    _print_sentence(plan, console)
+    ours = plan.exact.prfaas
+    found, beside = ours.operation, plan.exact.equal_cost
+    links = sum(each.link.bits_per_s for each in plan.question.problem.prfaas)
+    table = plain_table("", "", "", "")
+    table.show_header = False
+    egress = w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-"
+    for name, value, compared in (
+        ("gain at equal cost", w.percent(plan.exact.gain, signed=True), ""),
+        ("offload above", f"{w.tokens(found.whole_threshold)} tokens", ""),
+        (
+            "carried",
+            f"{w.rate(found.rate_per_s)} req/s",
+            f"{w.rate(beside.operation.rate_per_s)} {beside.name}",
+        ),
+        ("of the links", egress, f"of {w.bandwidth(links)}"),
+    ):
+        table.add_row(name, value, compared)
+    for part in (table, *coding_tables(plan)):
+        console.print()
+        console.print(part)
+    _print_notes(plan, console)
+    console.print()
+    console.print("All tables: --details; as a page: --report FILE.html", style="dim")
+
+
+def _print_sentence(plan: Plan, console: Console) -> None:
     style = f"bold {_ANSWER_STYLE[plan.verdict.answer]}"
     console.print(Text(plan.question.problem.title, style="bold"))
     console.print(Text(plan.verdict.sentence, style=style))
+
+
+def _print_notes(plan: Plan, console: Console) -> None:
+    for note in plan.notes:
+        console.print(f"Note: {note}", style="yellow", highlight=False)
+
+
+def print_plan(plan: Plan, console: Console, *, is_page: bool = False) -> None:
+    """Write the whole plan; a page also has wide tables, the split and the sources of numbers."""
+    _print_sentence(plan, console)
     columns = min(console.width, _PLOT_COLUMNS_MAX)
     parts = [
         *designs_tables(plan, wide=is_page),
@@ -253,8 +290,7 @@ def print_plan(plan: Plan, console: Console, *, is_page: bool = False) -> None:
     for part in parts:
         console.print()
         console.print(part)
-    for note in plan.notes:
-        console.print(f"Note: {note}", style="yellow", highlight=False)
+    _print_notes(plan, console)
 
 
 def _threshold_plot(plan: Plan, columns: int) -> Text:
