@@ -199,11 +199,14 @@ class SimulatedRequestRun(Executor):
         request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - hit_tokens
 
-    def _do_nothing(self, action: actions.Action) -> None:
-        """Engines wait for blocks here, pools forget what no request waits for, and the outcome
-        tells of a failure."""
+    def _await_blocks(self, action: actions.AwaitBlocks) -> None:
+        """Engines wait for blocks here."""
 
-    _await_blocks = _release = _fail = _do_nothing
+    def _release(self, action: actions.Release) -> None:
+        """Pools forget what no request waits for."""
+
+    def _fail(self, action: actions.Fail) -> None:
+        """The outcome tells of a failure."""
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
