@@ -49,6 +49,7 @@ COMPILED = (
 """Modules, and folders of them, within the package."""
 SUBCLASSED = {"DispatcherBooks", "Executor"}
 """Compiled classes with subclasses that are not."""
+ATTRIBUTES = "from mypy_extensions import mypyc_attr"
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 BASES = {"Record", "MutableRecord"}
 NATIVE = '''"""Bases of compiled records."""
@@ -60,6 +61,9 @@ from typing import Any, Self
 
 class MutableRecord:
     """Fields with types that may change."""
+
+    def __reduce__(self) -> Any:
+        return _made, (type(self), {name: getattr(self, name) for name in _names(self)})
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _names(self))
@@ -84,6 +88,10 @@ class Record(MutableRecord):
         make: Any = type(self)
         found: Self = make(**values)
         return found
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**values)
 
 
 def _names(record: Any) -> tuple[str, ...]:
@@ -119,7 +127,7 @@ class Expansion:
             elif isinstance(node, ast.Assign) and node.lineno == node.end_lineno:
                 self._constant(node)
         first = "from __future__ import annotations"
-        self._lines[self._lines.index(first)] = f"{first}; from typing import Final"
+        self._lines[self._lines.index(first)] = f"{first}; from typing import TYPE_CHECKING, Final"
         return "\n".join(self._lines) + "\n"
 
     def _import(self, node: ast.ImportFrom) -> None:
@@ -143,9 +151,13 @@ class Expansion:
     def _class(self, node: ast.ClassDef) -> None:
         base = node.bases[0].id if node.bases and isinstance(node.bases[0], ast.Name) else ""
         is_data = [each for each in node.decorator_list if _is_plain(each)]
+        for each in node.decorator_list:
+            # A frozen one cannot be pickled: mypyc sets its fields.
+            line = self._lines[each.lineno - 1]
+            self._lines[each.lineno - 1] = line.replace("frozen=True", "unsafe_hash=True")
         if node.name in SUBCLASSED:
             self._lines[node.lineno - 2] = "@mypyc_attr(allow_interpreted_subclasses=True)"
-            self._lines[node.lineno - 3] = "from mypy_extensions import mypyc_attr"
+            self._lines[node.lineno - 3] = f"if TYPE_CHECKING: {ATTRIBUTES}"
         if base not in self.records and not is_data:
             return
         fields = [

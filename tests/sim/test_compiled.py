@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[2]
 PROBE = '''
 """Prints a digest of everything that happened to the requests of some runs."""
 
+import pickle
 import sys
 import traceback
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -35,6 +37,8 @@ for name in ("mooncake", "hosts", "instance-down", "link-cut", "sessions-tiers",
         names += " finished_at_ns num_hit_tokens attempt offloaded"
         told = [[getattr(each, n) for n in names.split()] for each in found.simulation.requests]
         print(name, policy, len(told), sha256(repr(told).encode()).hexdigest())
+        sent = replace(scenario.setup, step_ns=max), found.simulation.requests[0].decision
+        assert pickle.loads(pickle.dumps(sent)) == sent
 try:
     Clock().at(-1, print)
 except ValueError:

@@ -20,7 +20,7 @@ from prfaas.cli.plan.sweeping import run_all
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
 from prfaas.presentation import console_for, recorded_page, write_file
-from prfaas.sim.report.run_figures import comparison_table
+from prfaas.sim.report.run_figures import RunFigures, comparison_table, figures_of
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.bound import bound
 from prfaas.sim.scenario.run import (
@@ -67,19 +67,18 @@ def command_of(
     return shlex.join(words)
 
 
-def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
-    """Run a scenario under each policy; ConfigError if a file cannot be written."""
+def show_runs(scenarios: Mapping[str, Scenario], output: Output, place: SweepPlace) -> None:
+    """Run a scenario under each policy, several at a time; ConfigError if a file cannot be
+    written."""
     _check(output)
     first = next(iter(scenarios.values()))
     most = bound(first) if output.with_bound else None
-    found, drawn = {}, {}
-    for name, scenario in scenarios.items():
-        done = _with_progress(name, scenario)
-        found[name] = done.results
-        if output.report is not None or output.series is not None:
-            from prfaas.sim.report.run_figures import figures_of
-
-            drawn[name] = figures_of(done)
+    if len(scenarios) == 1:
+        drawn = {name: figures_of(_with_progress(name, each)) for name, each in scenarios.items()}
+    else:
+        jobs = [SweepJob(name, partial(_drawn, each)) for name, each in scenarios.items()]
+        drawn = dict(zip(scenarios, run_all(jobs, place), strict=True))
+    found = {name: each.results for name, each in drawn.items()}
     if output.report is not None:
         from prfaas.sim.report.run_figures import print_report
 
@@ -113,6 +112,10 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
+
+
+def _drawn(scenario: Scenario) -> RunFigures:
+    return figures_of(run(scenario))
 
 
 def warning_of(results: Results) -> str:
