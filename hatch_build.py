@@ -151,10 +151,10 @@ class Expansion:
     def _class(self, node: ast.ClassDef) -> None:
         base = node.bases[0].id if node.bases and isinstance(node.bases[0], ast.Name) else ""
         is_data = [each for each in node.decorator_list if _is_plain(each)]
-        for each in node.decorator_list:
+        for decorator in node.decorator_list:
             # A frozen one cannot be pickled: mypyc sets its fields.
-            line = self._lines[each.lineno - 1]
-            self._lines[each.lineno - 1] = line.replace("frozen=True", "unsafe_hash=True")
+            line = self._lines[decorator.lineno - 1]
+            self._lines[decorator.lineno - 1] = line.replace("frozen=True", "unsafe_hash=True")
         if node.name in SUBCLASSED:
             self._lines[node.lineno - 2] = "@mypyc_attr(allow_interpreted_subclasses=True)"
             self._lines[node.lineno - 3] = f"if TYPE_CHECKING: {ATTRIBUTES}"
