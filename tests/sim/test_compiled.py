@@ -54,7 +54,7 @@ def probed(package: Path) -> list[str]:
     return found.stdout.splitlines()
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_a_compiled_simulator_decides_alike_and_its_tracebacks_name_the_line(
     tmp_path: Path,
 ) -> None:
