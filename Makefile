@@ -13,7 +13,7 @@ COUNTED := $(addprefix tests/,audit config core gateway membership parity planne
 SPELLED := docs examples deploy dashboards src console/src benchmarks .github $(wildcard *.md) glossary.toml mkdocs.yml Makefile
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console docs docs-version dist release
+.PHONY: help compiled gpu-kit install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console docs docs-version dist release
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -39,6 +39,9 @@ case-study: install  ## the paper's case study, live with timing engines; root, 
 
 gpu-kit: install  ## an archive that a bare machine with a GPU runs: dist/gpu-kit.tar.xz
 	$(BIN)/python -m tests.gpu.kit.build
+
+compiled: install  ## a wheel with core and simulator compiled, in dist/; needs a C compiler
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
 test: check  ## everything CI runs: checks, then all tests, real engines included
 	$(PYTEST)

@@ -4,7 +4,8 @@ python benchmarks/sim/bench_speed.py [--peer VENV] [--instances 12,1250] [--requ
 
 Every run has a process of its own on one core, so that its peak memory is its own. With --peer the
 two simulators take turns on Mooncake's conversation, and reading the trace counts for both; VENV
-holds `pip install ai-dynamo==1.4.2`.
+holds `pip install ai-dynamo==1.4.2`, or `pip install ai-dynamo-runtime==1.6.1`. With the compiled
+simulator: `python hatch_build.py DIRECTORY`, then with PYTHONPATH=DIRECTORY.
 """
 
 from __future__ import annotations

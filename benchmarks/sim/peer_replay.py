@@ -14,27 +14,37 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dynamo._core import MockEngineArgs
-from dynamo.replay import run_trace_replay
+from dynamo import _core
 
 SHOWN = ("completed_requests", "mean_ttft_ms", "mean_tpot_ms", "prefix_cache_reused_ratio")
 
 
-def engine(spec: dict[str, Any], worker_type: str) -> MockEngineArgs:
-    apart = {
-        "kv_bytes_per_token": spec["kv_bytes_per_token"],
-        "kv_transfer_bandwidth": spec["transfer_gbytes_per_s"],
+def engine(spec: dict[str, Any], worker_type: str) -> Any:
+    common = {
+        "worker_type": worker_type,
+        "block_size": spec["block_tokens"],
+        "num_gpu_blocks": spec["num_blocks"],
+        "max_num_seqs": spec["batch_max"],
+        "max_num_batched_tokens": spec["chunk_tokens"],
     }
-    return MockEngineArgs(
-        engine_type="vllm",
-        worker_type=worker_type,
-        block_size=spec["block_tokens"],
-        num_gpu_blocks=spec["num_blocks"],
-        max_num_seqs=spec["batch_max"],
-        max_num_batched_tokens=spec["chunk_tokens"],
-        planner_profile_data=spec["profile"],
-        **({} if worker_type == "aggregated" else apart),
-    )
+    bytes_per_token, rate = spec["kv_bytes_per_token"], spec["transfer_gbytes_per_s"]
+    if hasattr(_core, "MockEngineArgs"):  # ai-dynamo 1.4
+        apart = {"kv_bytes_per_token": bytes_per_token, "kv_transfer_bandwidth": rate}
+        return _core.MockEngineArgs(
+            engine_type="vllm",
+            planner_profile_data=spec["profile"],
+            **common,
+            **({} if worker_type == "aggregated" else apart),
+        )
+    apart = {"kv_transfer_bytes_per_token": bytes_per_token, "kv_transfer_bandwidth": rate}
+    timing = {
+        "type": "external",
+        "provider": "dynamo_profile",
+        "config": {"path": spec["profile"]},
+    }
+    rank = {"backend": "vllm", "timing_model": timing, **common}
+    rank |= {} if worker_type == "aggregated" else apart
+    return _core._normalize_mocker_config({"engine": rank})
 
 
 def workers(spec: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +63,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     options = workers(spec)
     started = time.process_time()
-    report = run_trace_replay(
+    report = _core.run_mocker_trace_replay(
         [spec["trace"]],
         router_mode=spec["router"],
         trace_block_size=spec["block_tokens"],
@@ -61,7 +71,8 @@ def main() -> None:
     )
     seconds = time.process_time() - started
     memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    figures = {name: report[name] for name in SHOWN}
+    summary = report if isinstance(report, dict) else report.summary
+    figures = {name: summary[name] for name in SHOWN}
     print(json.dumps({"seconds": seconds, "memory_mib": memory_mib, **figures}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -126,7 +127,17 @@ def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "pip install 'prfaas[ray]'" in str(made.exception)
 
 
+@pytest.mark.timeout(300)
+def test_policies_run_in_several_processes_as_in_one() -> None:
+    command = [str(EXAMPLES / "two-clusters.toml"), "--policy", "paper", "--policy", "remote"]
+    alone, apart = (
+        CliRunner().invoke(simulate, [*command, "--json", "--jobs", each]) for each in ("1", "2")
+    )
+    assert alone.exit_code == 0, alone.output
+    assert json.loads(alone.stdout) == json.loads(apart.stdout)
+
+
 def test_a_place_without_a_sweep_is_refused() -> None:
-    made = CliRunner().invoke(simulate, [*SWEEP, "--jobs", "2"])
+    made = CliRunner().invoke(simulate, [*SWEEP[:-2], "--jobs", "2"])
     assert made.exit_code == 2
-    assert "--jobs and --ray belong to --seeds or --sweep" in made.output
+    assert "--jobs and --ray belong to --seeds, --sweep or several" in made.output

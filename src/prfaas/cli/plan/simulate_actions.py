@@ -81,19 +81,24 @@ def command_of(
     return shlex.join(words)
 
 
-def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
-    """Run a scenario under each policy; ConfigError if a file cannot be written."""
+def show_runs(scenarios: Mapping[str, Scenario], output: Output, place: SweepPlace) -> None:
+    """Run a scenario under each policy, several at a time; ConfigError if a file cannot be
+    written."""
     _check(output)
     first = next(iter(scenarios.values()))
     most = bound(first) if output.with_bound else None
-    found, drawn, kept = {}, {}, {}
-    for name, scenario in scenarios.items():
-        done = _with_progress(name, scenario)
-        found[name] = done.results
-        if output.events is not None:
-            kept[name] = done
-        if output.report is not None or output.series is not None:
+    drawn, kept = {}, {}
+    if len(scenarios) == 1 or output.events is not None:
+        # Events need all of a run, which does not travel between processes.
+        for name, scenario in scenarios.items():
+            done = _with_progress(name, scenario)
             drawn[name] = figures_of(done)
+            if output.events is not None:
+                kept[name] = done
+    else:
+        jobs = [SweepJob(name, partial(_drawn, each)) for name, each in scenarios.items()]
+        drawn = dict(zip(scenarios, run_all(jobs, place), strict=True))
+    found = {name: each.results for name, each in drawn.items()}
     _write(output, first, drawn, kept, _verdict(found))
     for name, results in found.items():
         if warning := warning_of(results):
@@ -118,6 +123,10 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
+
+
+def _drawn(scenario: Scenario) -> RunFigures:
+    return figures_of(run(scenario))
 
 
 def _write(

@@ -93,17 +93,19 @@ def simulate(
     from prfaas.cli.plan import simulate_actions as actions
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
-    if sweep or num_seeds is not None:
-        from prfaas.sweeps import SweepPlace
+    from prfaas.sweeps import SweepPlace
 
-        count, place = num_seeds or 1, SweepPlace(num_workers, ray_address)
+    count, place = num_seeds or 1, SweepPlace(num_workers, ray_address)
+    if sweep or num_seeds is not None:
         if sweep:
             actions.show_knees(scenarios, count, place, attainment=attainment, as_json=as_json)
         else:
             actions.show_seeds(scenarios, count, place, as_json=as_json)
         return
-    if num_workers is not None or ray_address is not None:
-        raise click.UsageError("--jobs and --ray belong to --seeds or --sweep; add one")
+    if len(scenarios) == 1 and (num_workers is not None or ray_address is not None):
+        raise click.UsageError(
+            "--jobs and --ray belong to --seeds, --sweep or several policies; add one"
+        )
     command = actions.command_of(scenario, settings, policies, seed)
     output = actions.Output(as_json, report, series, events, command, with_bound)
-    actions.show_runs(scenarios, output)
+    actions.show_runs(scenarios, output, place)

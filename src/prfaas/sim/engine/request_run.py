@@ -106,7 +106,22 @@ class RunParts(ABC):
         return [(num_new_tokens, prefill_ns(num_new_tokens, prefix_tokens))]
 
 
-class SimulatedRequestRun(Executor):
+class _Passive(Executor):
+    """Actions that need nothing done here."""
+
+    __slots__ = ()
+
+    def _await_blocks(self, action: actions.AwaitBlocks) -> None:
+        """Engines wait for blocks here."""
+
+    def _release(self, action: actions.Release) -> None:
+        """Pools forget what no request waits for."""
+
+    def _fail(self, action: actions.Fail) -> None:
+        """The outcome tells of a failure."""
+
+
+class SimulatedRequestRun(_Passive):
     """Carries out the actions for one request."""
 
     __slots__ = (
@@ -198,12 +213,6 @@ class SimulatedRequestRun(Executor):
         request.attempt += 1
         request.routed_at_ns, request.num_hit_tokens = self._parts.clock.now_ns, hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - hit_tokens
-
-    def _do_nothing(self, action: actions.Action) -> None:
-        """Engines wait for blocks here, pools forget what no request waits for, and the outcome
-        tells of a failure."""
-
-    _await_blocks = _release = _fail = _do_nothing
 
     def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill

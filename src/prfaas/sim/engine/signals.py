@@ -197,8 +197,8 @@ def _sample(sim: RunParts, roles: RoleChanges) -> SeriesSample:
     for decoder in sim.decoders.values():
         waiting += decoder.num_waiting
         running += decoder.num_running
-    bits_per_s: float = 0
-    backlog: float = 0
+    bits_per_s = 0.0
+    backlog = 0.0
     for wan in sim.wans.values():
         bits_per_s += max(transport.link.bits_per_s for transport in wan)
         for transport in wan:

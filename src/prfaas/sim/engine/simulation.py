@@ -28,11 +28,11 @@ from prfaas.sim.engine.reactions import Reactions, SimulatedSuspects
 from prfaas.sim.engine.request_run import BEGUN, RunParts, SimulatedRequestRun
 from prfaas.sim.engine.role_changes import RoleChanges
 from prfaas.sim.engine.signals import NUM_SAMPLES_MAX, Series, SimulatedReplication, Telemetry
-from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
+from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import PrefillInstance, PrefillJob
 from prfaas.sim.resources.shared_link import HostLinks, Purpose, SharedLink
 from prfaas.sim.resources.transport import Transport
-from prfaas.sim.system.clock import Arrivals, Clock, Progress
+from prfaas.sim.system.clock import NEVER, Arrivals, Clock, Progress
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 

@@ -18,12 +18,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import ceil
 
-from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.clock import NEVER, Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
-
-NEVER = 2**63
-"""An instant after all others, ns."""
 
 
 class DecodeInstance:

@@ -13,6 +13,8 @@ from typing import Any
 from prfaas.sim.system.request import FollowUp, Request
 
 Action = Callable[[Any], None]
+NEVER = 2**61
+"""An instant after all others, ns."""
 
 
 class Clock:
@@ -22,7 +24,7 @@ class Clock:
         self.now_ns = 0
         self._heap: list[tuple[int, int, Action, Any]] = []
         self._num_asked = 0
-        self._end_ns = float("inf")
+        self._end_ns = NEVER
 
     @property
     def num_events(self) -> int:
@@ -46,7 +48,7 @@ class Clock:
     def go(self, stop_at_ns: int | None = None) -> None:
         """Process events until `stop` is called, or up to a time."""
         heap, pop = self._heap, heappop
-        self._end_ns = float("inf") if stop_at_ns is None else stop_at_ns
+        self._end_ns = NEVER if stop_at_ns is None else stop_at_ns
         while heap and self.now_ns < self._end_ns:
             self.now_ns, _, action, argument = pop(heap)
             action(argument)

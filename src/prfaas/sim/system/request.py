@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
+from prfaas.records import Record
 
 UNSET = -1
 
 
-class FollowUp(NamedTuple):
+class FollowUp(Record, frozen=True):
     """A request that comes `after_ns` after another has ended, if that is before `until_ns`."""
 
     request: Request
