@@ -368,14 +368,17 @@ class StreamHandover:
         if answer.stop_end is not None:
             ends = itertools.accumulate(map(len, await self._texts(exchange, plan, answer)))
             num_tokens = 1 + sum(end < answer.stop_end for end in ends)
-        exchange.usage.num_moved = 0
+        exchange.usage.num_moved, cached = 0, exchange.usage.cached_max
+        cached = plan.routed.present_tokens if cached is None else cached
         usage = {
             "prompt_tokens": plan.prompt.num_tokens,
             "completion_tokens": num_tokens,
             "total_tokens": plan.prompt.num_tokens + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": plan.routed.present_tokens},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
         await self._say(exchange, {"choices": [], "usage": usage})
+        # Its engine was not heard to the end: nothing is known to be missing.
+        exchange.usage.decode_cached = plan.route.final_tokens
         exchange.finish()
         return await exchange.stream.finish()
 

@@ -116,6 +116,13 @@ class RequestRecord:
         return begun_ns / predicted_ns
 
     @property
+    def first_token_from(self) -> str | None:
+        """Leg whose engine gave the first token; None before it, or without one."""
+        if self.is_early:
+            return "prefill"
+        return "decode" if self.ttft_ns or self.outcome is Outcome.FINISHED else None
+
+    @property
     def decoding_ns(self) -> int | None:
         """Time until the engine that decodes gave its first token, which predictions are of."""
         return self.second_ns if self.is_early else self.ttft_ns
@@ -366,6 +373,9 @@ def as_json(record: RequestRecord) -> JsonObject:
         "decided_ms": ms_of(record.decided_ns),
         "prefill_ms": ms_of(record.prefill_ns),
         "ttft_ms": ms_of(record.ttft_ns),
+        "second_ms": ms_of(record.second_ns),
+        "first_token_from": record.first_token_from,
+        "why_not_early": record.why_not_early,
         "e2e_ms": ms_of(record.e2e_ns),
         "prefill_cluster": record.prefill_cluster,
         "prefill_engine": record.prefill_engine,
