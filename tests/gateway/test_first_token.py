@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from prfaas.gateway.serving.decode_leg import StreamHandover
+from prfaas.gateway.serving.request_state import StreamedAnswer
 
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
@@ -116,6 +117,7 @@ KINDS: list[dict[str, Any]] = [
     {"min_tokens": 4},
     {"stop": ["zz"], "top_k": 5, "temperature": 0.3, "repetition_penalty": 1.1},
 ]
+KINDS += [kind | {"temperature": 0.3} for kind in KINDS]
 
 
 @pytest.mark.parametrize("text", [TEXT, "Grüße", "G", "世界", "ü"])
@@ -132,7 +134,7 @@ async def test_the_answer_is_the_same(
             assert record[key] == other[key], (body, extra, key)
         assert record["fallback"] is None
         assert other["first_token_from"] == "decode"
-        if text[0] == "G" and (body is STREAM or "stop" not in extra):
+        if text[0] == "G" and body is STREAM:
             assert record["first_token_from"] == "prefill"
     assert len(world.gateway.driver.dispatcher.requests) == 0
 
@@ -154,8 +156,37 @@ async def test_a_token_that_is_dropped_or_doubled_is_seen(
 
     monkeypatch.setattr(StreamHandover, "seam", wrong)
     talk(world, checkpoint, "GGGabc")
-    said, *_ = await ask(world, (STREAM if more["stream"] else BODY) | {"max_tokens": 5})
+    sampled = {"max_tokens": 5, "temperature": 0.5}
+    said, *_ = await ask(world, (STREAM if more["stream"] else BODY) | sampled)
     assert said != "GGGab"
+
+
+async def test_a_greedy_token_that_comes_twice_is_seen(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamedAnswer, "_leave_out", lambda *_: None)
+    talk(world, checkpoint, "Gabc")
+    said, *_ = await ask(world, STREAM)
+    assert said == "GGabc"
+
+
+async def test_a_decode_engine_that_would_have_chosen_another_token(
+    world: World, checkpoint: Path
+) -> None:
+    """The client has the first one already: decode goes on from that."""
+    speech = talk(world, checkpoint)
+    other = Speech.of(checkpoint, "Hm.", cached=320)
+
+    async def differs(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        is_first = len(body["prompt"]) == len(LONG)
+        return await (other if is_first else speech).script(engine, request, body)
+
+    world.decode.script = differs
+    said, usage, *_ = await ask(world, STREAM)
+    assert said == TEXT
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(LONG), len(speech.ids))
+    assert [len(call.body["prompt"]) - len(LONG) for call in world.decode.calls] == [0, 1]
+    assert (await world.record())["fallback"] is None
 
 
 @pytest.mark.parametrize("more", PAIR)
@@ -165,8 +196,6 @@ async def test_a_token_that_is_dropped_or_doubled_is_seen(
 async def test_an_answer_of_one_token_has_no_decode_leg(
     world: World, checkpoint: Path, text: str, extra: dict[str, Any], more: Any
 ) -> None:
-    if "stop" in extra and not more["stream"]:
-        pytest.skip("is left to one engine")
     talk(world, checkpoint, text)
     said, usage, *_ = await ask(world, (STREAM if more["stream"] else BODY) | extra)
     assert said == ("" if "stop" in extra else "G")
@@ -192,7 +221,10 @@ async def test_an_answer_of_one_token_has_no_decode_leg(
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"bad_words": ["a"]}, "bad_words"),
         ({"min_tokens": 2, "stop": ["a"]}, "min_tokens"),
-        ({"stop": ["a"], "stream": False, "stream_options": None}, "without stream"),
+        (
+            {"stop": ["a"], "stream": False, "stream_options": None, "temperature": 1},
+            "without stream",
+        ),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"spaces_between_special_tokens": False}, "spaces_between"),
     ],

@@ -51,7 +51,7 @@ def why_not_early(client: ClientRequest) -> str:
     body = client.body
     if body.get("seed") is not None and not is_greedy(client):
         return "seed, whose random numbers one engine draws"
-    if body.get("stop") and not client.stream:
+    if body.get("stop") and not client.stream and not is_greedy(client):
         return "stop without stream"
     return why_one_engine(client)
 
@@ -59,7 +59,7 @@ def why_not_early(client: ClientRequest) -> str:
 def is_greedy(client: ClientRequest) -> bool:
     """Return True if each token is the most likely one."""
     temperature = client.body.get("temperature")
-    return temperature is not None and temperature < GREEDY_BELOW
+    return client.body.get("top_k") == 1 or (temperature is not None and temperature < GREEDY_BELOW)
 
 
 def first_of(client: ClientRequest) -> ClientRequest:

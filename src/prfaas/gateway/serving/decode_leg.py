@@ -260,7 +260,16 @@ async def relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> 
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     """Convert a chunk of the engine for the client; the last one has the usage."""
     if exchange.answer is not None:
+        is_repeated = exchange.answer.is_repeated
         chunk = exchange.answer.take(chunk)
+        choices = chunk.get("choices") or ()
+        if (
+            is_repeated
+            and choices
+            and not any(each["text"] or each["finish_reason"] for each in choices)
+        ):
+            exchange.first_token()
+            return []
     if chunk.get("choices"):
         exchange.record.streamed(len(chunk["choices"]))
         exchange.first_token()

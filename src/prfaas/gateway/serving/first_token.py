@@ -63,7 +63,9 @@ class EarlyToken:
         ends = self._begin(whole)
         if ends:
             return whole_reply(whole, self.exchange)
-        if ends is not None:
+        if ends is not None and self.answer.is_greedy:
+            self.exchange.answer, self.exchange.record.is_early = None, False
+        elif ends is not None:
             self.answer.take(whole)
             self.on_token()
         return cached_in(whole)

@@ -53,7 +53,12 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.responses import WaitingStream
-from prfaas.gateway.openai.continuing import stop_strings, why_not_early, why_one_engine
+from prfaas.gateway.openai.continuing import (
+    is_greedy,
+    stop_strings,
+    why_not_early,
+    why_one_engine,
+)
 from prfaas.gateway.routing.transfer_tracker import BlocksReceived
 from prfaas.gateway.serving.decode_leg import (
     BROKEN,
@@ -72,6 +77,7 @@ from prfaas.gateway.serving.prefill_leg import (
 )
 from prfaas.gateway.serving.request_state import (
     Exchange,
+    OtherTextError,
     StreamedAnswer,
     reply_headers,
 )
@@ -179,7 +185,8 @@ class Legs:
         exchange.record.why_not_early = self._why_not_early(engine)
         if exchange.record.why_not_early:
             return None
-        answer = StreamedAnswer(stop_strings(exchange.client))
+        client = exchange.client
+        answer = StreamedAnswer(stop_strings(client), is_greedy=is_greedy(client))
         on_token = partial(self._report, FirstToken())
         return EarlyToken(exchange, answer, self._num_left == 1, on_token)
 
@@ -265,7 +272,9 @@ class Legs:
             await asyncio.sleep(after_ns / NS_PER_S)
         exchange.record.decode_on(engine.name)
         exchange.record.decode_asked()
-        if exchange.stream.has_begun or exchange.has_tokens:
+        if exchange.answer is not None and exchange.answer.again():
+            self._left = exchange.client, self._plan.prompt
+        elif exchange.stream.has_begun or exchange.has_tokens:
             self._left = await self._parts.ending.seam(exchange, self._plan)
             if exchange.is_answered:
                 return await self._parts.ending.end(exchange, self._plan)
@@ -278,6 +287,9 @@ class Legs:
             answer = await self._parts.decode_leg.run(
                 engine, exchange, *self._left, self._moving.get(self._life.awaited)
             )
+        except OtherTextError:
+            self._left = await self._parts.ending.seam(exchange, self._plan)
+            return await self._run_decode(engine)
         except (EngineUnreachableError, LegBrokenError) as error:
             self._broken, answer = error, None
             if not exchange.is_answered:

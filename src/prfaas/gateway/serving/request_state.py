@@ -7,7 +7,8 @@ An answer may be begun by one engine and continued by another, without a gap or 
     second engine    prompt + t1 ... t5 | t6 t7 ...
 
 The engine that prefills is the first one of an answer whose first token it gives: a hand-over has
-the seam of a broken stream.
+the seam of a broken stream. But a greedy answer is made again from its prompt, and its client gets
+what is new: engines round otherwise where a token is a part of the prompt, and might choose others.
 
 The prompt of the second engine is the first one's and every token whose text is complete. Text that
 the first engine still held back, because a stop string may begin in it, is sent by the gateway. It
@@ -37,11 +38,23 @@ _ID_BYTES = 32
 """Memory of a token id."""
 
 
-class StreamedAnswer:
-    """State of one answer: generated tokens, and the part sent to the client."""
+class OtherTextError(Exception):
+    """An answer that is made again begins otherwise."""
 
-    def __init__(self, stops: list[str]) -> None:
-        self._stops = stops
+
+class StreamedAnswer:
+    """State of one answer: generated tokens, and the part sent to the client.
+
+    Args:
+        is_greedy: Each engine makes the same one.
+    """
+
+    def __init__(self, stops: list[str], *, is_greedy: bool = False) -> None:
+        self._stops, self.is_greedy = stops, is_greedy
+        self._had = ""
+        """What the client has of an answer that is made again, as far as it has not come again."""
+        self._first: tuple[list[int], str] | None = None
+        """Token of a prefill leg, and what the client has of its text."""
         self._longest = max(map(len, stops), default=1)
         self._sent: list[str] = []
         self._waiting = ""
@@ -57,6 +70,11 @@ class StreamedAnswer:
         """End of a stop string found by the gateway, in characters."""
         self.first_text: str | None = None
         """Text of the token of a prefill leg, as its engine has it; None without one."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return True while the client has all that comes."""
+        return bool(self._had)
 
     @property
     def text(self) -> str:
@@ -84,7 +102,27 @@ class StreamedAnswer:
         begins = (at for at in starts for stop in self._stops if stop.startswith(text[at:]))
         choice |= {"text": text[: min(begins, default=len(text))]}
         choice |= {"finish_reason": None, "stop_reason": None}
+        self._first = ids, choice["text"]
         return False
+
+    def again(self) -> bool:
+        """Have the next leg make the answer from its beginning; False if it has to go on from the
+        tokens so far."""
+        if not self.is_greedy or self._first is None or len(self.text) > len(self._first[1]):
+            return False
+        self._had, self.token_ids, self._sent = self._first[1], [], []
+        return True
+
+    def _leave_out(self, choice: JsonObject) -> None:
+        """Leave out what the client has; OtherTextError if this is another text."""
+        assert self._first is not None  # noqa: S101 (what it has is of this token)
+        text = choice.get("text") or ""
+        is_over = choice.get("finish_reason") and len(text) < len(self._had)
+        if is_over or text[: len(self._had)] != self._had[: len(text)]:
+            self.is_greedy, self._had = False, ""
+            self.token_ids, self._sent = list(self._first[0]), [self._first[1]]
+            raise OtherTextError
+        choice["text"], self._had = text[len(self._had) :], self._had[len(text) :]
 
     def take(self, chunk: JsonObject) -> JsonObject:
         """A chunk of an engine's, as the client gets it: without token ids, and watched;
@@ -102,6 +140,8 @@ class StreamedAnswer:
             if self._old_chars:
                 self._watch(choice)
             self._sent.append(choice.get("text") or "")
+            if self._had:
+                self._leave_out(choice)
             self.finish_reason = choice.get("finish_reason")
         return chunk
 
