@@ -233,7 +233,11 @@ class Legs:
         if exchange.is_answered:
             return await self._ended(leg)
         if not leg.cancelled():
-            self._report(self._prefilled(leg))
+            event = self._prefilled(leg)
+            if transfer is None and not self.is_over_with(engine):
+                # The engine takes prompts alone: it prefills for a decode leg.
+                return await self.prefill(engine)
+            self._report(event)
         elif self._life.stage in (Stage.DECODING,) and not exchange.record.fallback:
             log_event(_log, logging.WARNING, "prefill_unanswered", engine=engine.name)
         return None
