@@ -186,5 +186,6 @@ class _Site:
             f'policy = "{self._design.policy.value}"',
             'prefill_timeout = "300s"',
             'transfer_timeout = "60s"',
+            'early_first_token = "off"',  # The paper's system has none.
             *self._more,
         ]

@@ -187,6 +187,9 @@ export interface RequestRecord {
   decided_ms: number | null;
   prefill_ms: number | null;
   ttft_ms: number | null;
+  second_ms?: number | null;
+  first_token_from?: string | null;
+  why_not_early?: string | null;
   e2e_ms: number | null;
   prefill_cluster: string | null;
   prefill_engine: string | null;

@@ -150,7 +150,7 @@ class ScriptedEngine:
                 "index": i,
                 **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}),
                 "logprobs": self._logprobs(body, words),
-                "finish_reason": "stop",
+                "finish_reason": "stop" if words == self.words else "length",
                 "stop_reason": None,
             }
             for i in range(num_choices)
@@ -175,14 +175,16 @@ class ScriptedEngine:
             "model": self.model,
         }
         chunks: list[dict[str, Any]] = []
-        for k, word in enumerate(self.words):
-            last = k == len(self.words) - 1
+        words = self.words[: body.get("max_tokens") or len(self.words)]
+        for k, word in enumerate(words):
+            last = k == len(words) - 1
+            reason = "stop" if words == self.words else "length"
             for i in range(num_choices):
                 choice = {
                     "index": i,
                     **({"delta": {"content": word}} if chat else {"text": word}),
                     "logprobs": self._logprobs(body, (word,)),
-                    "finish_reason": "stop" if last else None,
+                    "finish_reason": reason if last else None,
                 }
                 chunk: dict[str, Any] = head | {"choices": [choice]}
                 if options.get("continuous_usage_stats"):
@@ -191,7 +193,7 @@ class ScriptedEngine:
                     chunk["usage"] = usage
                 chunks.append(chunk)
         if options.get("include_usage"):
-            usage = self.usage(body, len(self.words) * num_choices)
+            usage = self.usage(body, len(words) * num_choices)
             chunks.append(head | {"choices": [], "usage": usage})
         return chunks
 

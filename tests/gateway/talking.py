@@ -22,6 +22,7 @@ class Speech:
         dies: After how many events each of the next streams breaks; those after them do not.
         how: What breaking is.
         with_ids: Whether token ids are told when asked for.
+        cached: Tokens that each engine finds in its cache.
     """
 
     tokenizer: Any
@@ -29,6 +30,7 @@ class Speech:
     dies: list[int] = field(default_factory=list)
     how: str = "abort"
     with_ids: bool = True
+    cached: int = 16
     prompt: list[int] | None = None
     """Of the first request, by which the engines know how far they are."""
 
@@ -46,10 +48,14 @@ class Speech:
         self, engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
     ) -> web.StreamResponse:
         prompt = body["prompt"]
+        if len(prompt) == 1:
+            return await engine.answer(request, body)  # A rehearsal.
         self.prompt = self.prompt or prompt
         assert prompt[: len(self.prompt)] == self.prompt
         assert prompt[len(self.prompt) :] == self.ids[: len(prompt) - len(self.prompt)]
         lines = self.lines(body)
+        if not body.get("stream"):
+            return web.json_response(self.whole(lines))
         response = await engine.begin_stream(request)
         dies = self.dies.pop(0) if self.dies else None
         for line in lines[:dies]:
@@ -90,13 +96,22 @@ class Speech:
                 choice["prompt_token_ids"] = prompt if number == 1 else None
             line = head | {"choices": [choice]}
             usage = self.usage(prompt, number)
-            if body["stream_options"]["continuous_usage_stats"]:
+            if (body.get("stream_options") or {}).get("continuous_usage_stats"):
                 line["usage"] = usage
             lines.append(line)
             if reason:
                 break
-        cached = {"prompt_tokens_details": {"cached_tokens": 16}}
+        cached = {"prompt_tokens_details": {"cached_tokens": self.cached}}
         return [*lines, head | {"choices": [], "usage": usage | cached}]
+
+    @staticmethod
+    def whole(lines: list[dict[str, Any]]) -> dict[str, Any]:
+        """All events of a stream as one answer."""
+        choices = [line["choices"][0] for line in lines if line["choices"]]
+        ids = [token for choice in choices for token in choice.get("token_ids", ())]
+        text = "".join(choice["text"] for choice in choices)
+        told = {"token_ids": ids} if ids else {}
+        return lines[-1] | {"choices": [choices[-1] | {"text": text} | told]}
 
     @staticmethod
     def usage(prompt: list[int], num_tokens: int) -> dict[str, Any]:

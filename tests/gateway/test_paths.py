@@ -49,8 +49,7 @@ async def test_the_legs_of_a_remote_request(world: World) -> None:
         "model": "tiny",
         "prompt": ids,
         "max_tokens": 1,
-        "temperature": 0,
-        "stream": False,
+        "return_token_ids": True,
         "cache_salt": world.salt,
     }
     await until(lambda: bool(world.pd_pool.releases))
@@ -74,18 +73,18 @@ async def test_the_legs_of_a_remote_request(world: World) -> None:
 
 async def test_the_pd_pools_cache_counts(world: World) -> None:
     """With a prefix at home only the rest counts, and only the rest is asked for."""
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     ids = world.decode.calls[-1].body["prompt"]
     world.pd_pool.store(LAYOUT, world.keys(ids, 192))
     index = world.gateway.index
     await until(lambda: index.usable_hit("pd-pool", LAYOUT, world.hashes(ids), len(ids)) == 192)
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     assert (await world.record())["num_new_tokens"] == len(LONG) - 192
     pushed = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]
     assert pushed["have_tokens"] == 192
     world.pd_pool.store(LAYOUT, world.keys(ids, 320))
     await until(lambda: index.usable_hit("pd-pool", LAYOUT, world.hashes(ids), len(ids)) == 320)
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     record = await world.record()
     assert (record["path"], record["reason"]) == ("local", "below_threshold")
 

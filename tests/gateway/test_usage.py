@@ -39,7 +39,7 @@ async def test_remote_is_what_was_cached_before(
 
 async def test_blocks_of_a_failed_prefill_do_not_count(world: World) -> None:
     """Half the blocks came before the prefill leg failed: computed a moment ago, not cached."""
-    await world.post({"prompt": LONG, "max_tokens": 1})
+    await world.post({"prompt": LONG, "max_tokens": 2})
     ids = world.decode.calls[-1].body["prompt"]
     world.pd_pool.store(LAYOUT, world.keys(ids, 64))
     hashes = world.hashes(ids)

@@ -139,7 +139,7 @@ class Live:
             text = f"{tag} {number} " + document(2500)
             async with self.http.post(
                 f"{self.url}/v1/chat/completions",
-                json=self.chat_body(text, max_tokens=1),
+                json=self.chat_body(text, max_tokens=2),
                 headers={"X-Request-Id": request_id},
             ) as reply:
                 assert reply.status == 200, await reply.text()

@@ -114,16 +114,18 @@ export function spans(r: RequestRecord): Span[] {
     if (r.transfer_ms != null)
       add(`transfer, ${size(r.kv_bytes)}${left ? ", left" : ""}`, begun, begun + r.transfer_ms, left ? "vain" : "transfer");
     const ready = left?.at_ms ?? begun + Math.max(r.prefill_ms, r.transfer_ms ?? 0);
-    if (left && r.ttft_ms != null && r.ttft_ms > ready)
-      add(`queue and prefill again, ${r.decode_engine ?? "local"}`, ready, r.ttft_ms, "local");
-    else if (r.ttft_ms != null && r.ttft_ms > ready) add("first token", ready, r.ttft_ms, "queue");
+    const token = r.second_ms != null ? "second token" : "first token";
+    const decodes = r.second_ms ?? r.ttft_ms;
+    if (left && decodes != null && decodes > ready)
+      add(`queue and prefill again, ${r.decode_engine ?? "local"}`, ready, decodes, "local");
+    else if (decodes != null && decodes > ready) add(token, ready, decodes, "queue");
   } else if (r.ttft_ms != null) {
     // The engine is asked at once, and waits for the prefix while it comes.
     if (r.pull_tokens && r.transfer_ms != null)
       add(`pull, ${size(r.kv_bytes)}`, begun, begun + r.transfer_ms, "transfer");
     add(`queue and prefill, ${r.decode_engine ?? "local"}`, begun, r.ttft_ms, "local");
   }
-  const answering = r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
+  const answering = r.second_ms ?? r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
   if (isRefused || end <= answering) return found;
   // An answer that is not streamed has no first token of its own: nothing parts prefill from decode.
   const isWhole = r.ttft_ms == null && r.path !== "remote";
@@ -261,6 +263,13 @@ function pulled(r: RequestRecord): string {
   return `${count(r.pull_tokens)} tokens${found}`;
 }
 
+/** Which engine gave the first token, and why it was not the one that prefilled. */
+function firstToken(r: RequestRecord): string {
+  if (r.first_token_from === "prefill") return `${r.prefill_engine}, others from ${r.decode_engine}`;
+  const why = r.why_not_early ? ` (${r.why_not_early})` : "";
+  return r.first_token_from ? `${r.decode_engine}${why}` : "–";
+}
+
 function Facts({ request: r }: { request: RequestRecord }) {
   const goodput = r.transfer_ms && r.kv_bytes ? (r.kv_bytes * 8e3) / r.transfer_ms : null;
   const facts: [string, string][] = [
@@ -275,6 +284,7 @@ function Facts({ request: r }: { request: RequestRecord }) {
     ["held by the PrfaaS cluster", `${count(r.prfaas_hit_tokens)} tokens`],
     ["pulled", pulled(r)],
     ["answer", `${count(r.num_output_tokens)} tokens`],
+    ["first token from", firstToken(r)],
     ["prefilled by", r.prefilled_by ?? r.prefill_engine ?? r.decode_engine ?? "–"],
     ["decoded by", r.decode_engine ?? "–"],
     ["transfer", r.transfer_state ? `${r.transfer_state}, ${size(r.kv_bytes)}, ${rate(goodput)}` : "none"],

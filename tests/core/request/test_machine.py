@@ -531,6 +531,7 @@ def test_every_transition_and_every_action_is_taken() -> None:
     """The property above says nothing of what its histories never bring about."""
     chance, taken, seen = random.Random(1), set(), Counter[type[Action]]()
     kinds_drawn = [kind for kind in EVENTS if kind not in (Begun, Stopped, TurnCame)]
+    kinds_drawn += [Woke] * 3
     for number in range(6000):
         others = ["e"] if chance.random() < 0.7 else []
         books = ScriptedBooks(

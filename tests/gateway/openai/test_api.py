@@ -389,7 +389,7 @@ async def test_what_is_no_refusal_for_now_has_nothing_to_wait_for(world: World) 
 
 
 async def test_trace_context_reaches_both_legs(world: World) -> None:
-    body = {"prompt": LONG, "max_tokens": 1}
+    body = {"prompt": LONG, "max_tokens": 2}
     await say(world, "/v1/completions", body, traceparent=TRACE, tracestate="a=b,c=d")
     for engine in (world.prefill, world.decode):
         assert engine.calls[0].headers["traceparent"] == TRACE

@@ -23,7 +23,7 @@ S = 10**9
 
 async def test_the_ticket_of_a_transfer_allows_just_that(world: World, identities: Path) -> None:
     before = time.time_ns()
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     order, ticket = ticket_of(world.prefill.calls[0], identities)
     check_ticket(
         ticket,
@@ -42,12 +42,12 @@ async def test_the_ticket_of_a_transfer_allows_just_that(world: World, identitie
 async def test_what_the_destination_has_is_not_in_the_budget(
     world: World, identities: Path
 ) -> None:
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     ids = world.decode.calls[-1].body["prompt"]
     world.pd_pool.store(LAYOUT, world.keys(ids, 192))
     index = world.gateway.index
     await until(lambda: index.usable_hit("pd-pool", LAYOUT, world.hashes(ids), len(ids)) == 192)
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     _, first = ticket_of(world.prefill.calls[0], identities)
     _, second = ticket_of(world.prefill.calls[1], identities)
     assert second.bytes_max == 8 * 1024 + 2048
@@ -55,7 +55,7 @@ async def test_what_the_destination_has_is_not_in_the_budget(
 
 
 async def test_a_ticket_names_the_tenant_but_not_its_salt(world: World, identities: Path) -> None:
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     order, ticket = ticket_of(world.prefill.calls[0], identities)
     assert ticket.tenant == tenant_tag(world.salt) != tenant_tag(world.salt + "x")
     assert world.salt.encode() not in base64.b64decode(order["ticket"])
@@ -69,7 +69,7 @@ async def test_tickets_of_two_tenants_tell_them_apart_and_name_neither(
     async with running(checkpoint, identities, tmp_path / "state", tenants=tenants) as world:
         for key in keys.values():
             asked = world.openai.with_options(api_key=key)
-            await asked.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+            await asked.completions.create(model="tiny", prompt=LONG, max_tokens=2)
         found = [ticket_of(call, identities) for call in world.prefill.calls]
     (red_order, red), (blue_order, blue) = found
     assert red.tenant != blue.tenant
@@ -83,7 +83,7 @@ async def test_no_ticket_is_valid_for_longer_than_pools_allow(
 ) -> None:
     slow = {"prefill_timeout": "5h", "transfer_timeout": "10s"}
     async with running(checkpoint, identities, tmp_path / "state", routing=slow) as world:
-        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
         _, ticket = ticket_of(world.prefill.calls[0], identities)
         assert ticket.expires_at_ns <= time.time_ns() + LIFETIME_MAX_NS
 
@@ -98,7 +98,7 @@ async def test_a_refused_ticket_is_a_fallback_of_its_own(world: World, where: st
         raise AssertionError("the leg was not given up")
 
     world.prefill.script = refuse
-    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
     record = await world.record()
     assert record["fallback"] == {"stage": "transfer", "reason": "refused"}
     assert await world.metric('prfaas_fallback_total{reason="refused",stage="transfer"}') == 1
@@ -115,6 +115,6 @@ async def test_a_new_identity_signs_the_next_ticket(checkpoint: Path, tmp_path: 
         for file in ("ca.pem", "gateway.pem", "gateway.key"):
             shutil.copy(following / file, ours)
         world.gateway.renew_identity()
-        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=2)
         _, ticket = ticket_of(world.prefill.calls[0], following)
         assert ticket.destination == "pd-pool"

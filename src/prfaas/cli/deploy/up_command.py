@@ -46,7 +46,12 @@ from prfaas.cli.deploy.topology import (
 )
 from prfaas.cli.host.capacity import check_capacity
 from prfaas.cli.host.processes import open_private
-from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
+from prfaas.cli.preflight.agreement import (
+    certain,
+    check_agreement,
+    uncertain,
+    unlike_samplers,
+)
 from prfaas.cli.preflight.compatibility import absent, pairs, surveyed, table_of
 from prfaas.cli.preflight.deployment_files import (
     check_client_tls,
@@ -400,6 +405,7 @@ def _warnings(deployment: Deployment) -> Iterator[str]:
         pod_traps(deployment),
         certain(deployment),
         uncertain(deployment),
+        unlike_samplers(deployment),
         unlisted_args(deployment),
         unkept_states(deployment),
     )

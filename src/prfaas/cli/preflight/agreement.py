@@ -50,6 +50,8 @@ _DEFAULTS = {
     "PYTHONHASHSEED": HASH_SEED,
 } | dict.fromkeys(variables.COUNTED, "")
 """Compared arguments in addition to `--model`, with their defaults; "" is vLLM's choice."""
+_SAMPLING = ("--generation-config", "--override-generation-config", "--logits-processors")
+"""Arguments that choose tokens where a request does not say how."""
 _UNSURE = {"", "auto"}
 """Values that the engine resolves, possibly to the other one's value."""
 
@@ -127,6 +129,25 @@ def uncertain(deployment: Deployment) -> Iterator[str]:
             )
         elif not each.is_certain:
             yield f"{each.words}: if the values differ, nothing is offloaded"
+
+
+def unlike_samplers(deployment: Deployment) -> Iterator[str]:
+    """Yield a line if engines would choose the first token of an answer and the others by different
+    rules."""
+    if deployment.routing.early_first_token == "off":  # noqa: S105 (no password)
+        return
+    engines = {name: engine.args for _, name, engine in vllm_engines(deployment)}
+    for setting in _SAMPLING:
+        values = {
+            name: " ".join(each.value for each in given(args) if each.name.startswith(setting))
+            for name, args in engines.items()
+        }
+        if len(set(values.values())) > 1:
+            yield (
+                f"{Disagreement(setting, values).words}: the engine that prefills chooses the "
+                "first token of an answer, the one that decodes the others; give all the same, or "
+                'set routing.early_first_token = "off"'
+            )
 
 
 def certain(deployment: Deployment) -> Iterator[str]:

@@ -159,7 +159,8 @@ class EngineBroke(Event):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken(Event):
-    """The first token of a leg's stream has come. An answer that comes whole has none."""
+    """The first token of a decode leg's stream has come; an answer that comes whole has none. Or a
+    prefill leg has given the first token of the answer, whole or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ _STREAMING, _ENDED = Stage.STREAMING, Stage.ENDED
 _HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
 _START_PULL, _STOP_PREFILL = StartPull(), StopPrefill()
 _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
+_continue_on = cache(ContinueOn)
 _wakes_at_ns = attrgetter("wakes_at_ns")
 
 
@@ -146,6 +147,7 @@ class RequestLife:
         "_suspects",
         "blocks",
         "decode",
+        "is_begun",
         "outcome",
         "route",
         "stage",
@@ -171,6 +173,8 @@ class RequestLife:
         self._broke: EngineBroke | None = None
         """Reason for the end of the last decode leg; None before the first."""
         self._has_streamed = False
+        self.is_begun = False
+        """A prefill leg gave the first token."""
         self._suspects: list[str] = []
         """Engines that failed at it, by their fault or its own."""
 
@@ -310,25 +314,25 @@ class RequestLife:
     def _start_decode(self, now_ns: int) -> list[AnyAction]:
         if not self.decode:
             self.decode = self._books.choose_decode(self.route.number) or ""
+            if not self.decode:
+                self.stage = _DECODING
+                return self._fail(now_ns)
         self.stage = _DECODING
-        if not self.decode:
-            return self._fail(now_ns)
         self._legs_left -= 1
-        return [_start_decode(self.decode)]
+        return [_continue_on(self.decode) if self.is_begun else _start_decode(self.decode)]
 
     def _first_token(self, _event: AnyEvent, now_ns: int) -> list[AnyAction]:
-        self._has_begun(now_ns, is_streamed=True)
-        self.stage = _STREAMING
-        self.watches.clear()
-        return []
-
-    def _has_begun(self, now_ns: int, *, is_streamed: bool) -> None:
-        """The engine that decodes has begun to answer."""
-        self._books.begun(self.route.number, now_ns, is_streamed=is_streamed)
+        if self.stage is _PREFILLING:
+            self.is_begun = True
+            return []
+        self._books.begun(self.route.number, now_ns, is_streamed=True)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if self._suspects and not self._has_streamed:
             self._blame(now_ns)
-        self._has_streamed = self._has_streamed or is_streamed
+        self._has_streamed = True
+        self.stage = _STREAMING
+        self.watches.clear()
+        return []
 
     # Blocks in transit
 
@@ -454,11 +458,24 @@ class RequestLife:
     # Ends
 
     def _finished(self, event: Finished, now_ns: int) -> list[AnyAction]:
-        if self.stage is _DECODING:
-            self._has_begun(now_ns, is_streamed=False)
+        if self.stage is not _STREAMING:
+            if self.stage is _PREFILLING:
+                return self._ended_at_once(event, now_ns)
+            self._books.begun(self.route.number, now_ns, is_streamed=False)
         actions = self.blocks.judge_hand_off(event.found_tokens, now_ns)
         if self.blocks.pull is not None:
             actions += self.blocks.judge_pull(event.cached_tokens, now_ns)
+        self._end(Outcome.FINISHED, now_ns)
+        return actions
+
+    def _ended_at_once(self, event: Finished, now_ns: int) -> list[AnyAction]:
+        """The first token was the last one: nothing is decoded, and no blocks are waited for."""
+        self._books.prefilled(self.route.number, now_ns)
+        actions: list[AnyAction] = []
+        pull = self.blocks.pull
+        if pull is not None and self.route.is_for_prefill(pull):
+            actions += self.blocks.judge_pull(event.cached_tokens, now_ns)
+        actions += self.blocks.abort_all("the answer ended at its first token", now_ns)
         self._end(Outcome.FINISHED, now_ns)
         return actions
 

@@ -30,6 +30,10 @@ A prompt whose prefill is given up goes to the engine that decodes, which comput
 decode steps, or to another one that prefills, whichever is sooner; the first has but a share of its
 time for that (`core/resilience/budgets.py`). Then the request has a new route.
 
+The token of a prefill leg may be the first of the answer. Then decode goes on from it, as it would
+from the tokens of an engine that broke, and no further prefill gives one. An answer that ends with
+it needs no decode leg.
+
 vLLM is told of blocks in transit, and waits for them beside its other work. SGLang computes what it
 does not find, so its legs are held until their blocks are there; the stages are the same
 (`held.py`).
@@ -82,6 +86,8 @@ _STAYS: dict[tuple[Stage, type[Event]], set[Stage]] = {
 TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     **_STAYS,
     (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING, _S.ENDED},
+    (_S.PREFILLING, FirstToken): {_S.PREFILLING},
+    (_S.PREFILLING, Finished): {_S.ENDED},
     (_S.PREFILLING, PrefillDone): {_S.DECODING, _S.ENDED},
     (_S.PREFILLING, PrefillFailed): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
     (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},

@@ -44,7 +44,7 @@ class Charging:
         now_ns = time.monotonic_ns()
         asked_at_ns, sequences = record.decode_at_ns, record.num_sequences
         if asked_at_ns is not None and record.outcome is Outcome.FINISHED:
-            first_ns = record.started_at_ns + (record.ttft_ns or 0)
+            first_ns = record.started_at_ns + (record.decoding_ns or 0)
             since_ns = max(asked_at_ns, first_ns)
             self._rate.observe(record.num_output_tokens, sequences, now_ns - since_ns)
         elif asked_at_ns is not None and record.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):

@@ -25,10 +25,11 @@ from prfaas.gateway.http.responses import (
     json_response,
     read_answer,
 )
+from prfaas.gateway.openai.continuing import rest_of
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import decode_body, wait_order
-from prfaas.gateway.serving.request_state import Exchange, StreamedAnswer, reply_headers, rest_of
+from prfaas.gateway.serving.request_state import Exchange, StreamedAnswer, reply_headers
 from prfaas.gateway.serving.routing_step import RoutedPrompt
 from prfaas.gateway.tokenization.prompt_encoder import EncodedPrompt, PromptMaker
 from prfaas.gateway.tokenization.text_encoder import NoDetokenizerError
@@ -105,7 +106,7 @@ class DecodeLeg:
             prompt,
             max_model_len=engine.max_model_len,
             transfer=wait_order(awaited, self.transfer_timeout_ms),
-            with_ids=exchange.answer is not None,
+            with_ids=exchange.answer is not None and self.has_others,
         )
         headers = exchange.leg_headers("d")
         async with self.engines.post(engine, path, body, headers) as response:
@@ -174,6 +175,14 @@ async def _relay_whole(response: aiohttp.ClientResponse, exchange: Exchange) -> 
     except (aiohttp.ClientError, ValueError) as error:
         said = f"the decode engine's answer broke: {type(error).__name__}"
         raise LegBrokenError("broken", said) from None
+    return whole_reply(answer, exchange)
+
+
+def whole_reply(answer: JsonObject, exchange: Exchange) -> web.Response:
+    """The answer to a client that wants no stream, from its last engine's."""
+    if exchange.answer is not None:
+        for choice in exchange.answer.take(answer).get("choices") or ():
+            choice["text"] = exchange.answer.text
     reply = exchange.replies.whole(answer)
     reply["usage"] = exchange.usage.corrected(answer.get("usage"))
     exchange.finish()
@@ -184,9 +193,9 @@ async def _relay_stream(
     response: aiohttp.ClientResponse, exchange: Exchange
 ) -> web.StreamResponse | None:
     reader = EventReader(response.content)
-    data = await _next_event(reader)
+    data = await next_event(reader)
     if exchange.answer is not None:
-        data = _without_prompt_ids(data)
+        data = without_prompt_ids(data)
     if not exchange.stream.has_begun:
         if data.startswith(_ERROR) and _refused_in(data) is None:
             raise _failed_within(data)
@@ -195,7 +204,7 @@ async def _relay_stream(
         exchange.record.ended(Outcome.REJECTED)
         return await exchange.stream.fail(refused)
     try:
-        is_over = await _relay_events(reader, data, exchange)
+        is_over = await relay_events(reader, data, exchange)
     except LegBrokenError:
         _put_held(exchange)
         await exchange.stream.flush()
@@ -203,6 +212,11 @@ async def _relay_stream(
     if not is_over:
         response.close()
         return None
+    return await end_stream(exchange)
+
+
+async def end_stream(exchange: Exchange) -> web.StreamResponse:
+    """All of a stream has come."""
     _put_held(exchange)
     exchange.finish()
     return await exchange.stream.finish()
@@ -217,15 +231,15 @@ def _refused_in(data: bytes) -> JsonObject | None:
     """The error by which vLLM refuses a request after the head of its stream, if it is one."""
     if not data.startswith(_ERROR):
         return None
-    chunk = _chunk(data)
+    chunk = chunk_of(data)
     is_refusal = 400 <= as_count(as_object(chunk["error"]).get("code")) < 500
     return chunk if is_refusal else None
 
 
-async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:
+async def relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:
     """Relay a stream from its first event on; whether that was all of it."""
     while data != DONE:
-        chunk = _chunk(data)
+        chunk = chunk_of(data)
         if "error" in chunk:
             raise _failed_within(data)
         for event in client_chunks(chunk, exchange):
@@ -235,7 +249,7 @@ async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) ->
         if not reader.is_ready:
             await exchange.stream.flush()
         try:
-            data = await _next_event(reader)
+            data = await next_event(reader)
         except LegBrokenError:
             if chunk.get("choices"):
                 raise
@@ -246,7 +260,16 @@ async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) ->
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     """Convert a chunk of the engine for the client; the last one has the usage."""
     if exchange.answer is not None:
+        is_repeated = exchange.answer.is_repeated
         chunk = exchange.answer.take(chunk)
+        choices = chunk.get("choices") or ()
+        if (
+            is_repeated
+            and choices
+            and not any(each["text"] or each["finish_reason"] for each in choices)
+        ):
+            exchange.first_token()
+            return []
     if chunk.get("choices"):
         exchange.record.streamed(len(chunk["choices"]))
         exchange.first_token()
@@ -269,7 +292,8 @@ def _is_end(chunk: JsonObject) -> bool:
     return any(choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
-async def _next_event(reader: EventReader) -> bytes:
+async def next_event(reader: EventReader) -> bytes:
+    """The data of the next event of an engine's stream; LegBrokenError if it breaks."""
     try:
         data = await reader.next()
     except aiohttp.ClientError as error:
@@ -282,7 +306,7 @@ async def _next_event(reader: EventReader) -> bytes:
     return data
 
 
-def _without_prompt_ids(data: bytes) -> bytes:
+def without_prompt_ids(data: bytes) -> bytes:
     """The first event without the prompt, which nobody asked for, before it is parsed.
 
     Within a string of JSON the quote would have a backslash before it.
@@ -292,7 +316,8 @@ def _without_prompt_ids(data: bytes) -> bytes:
     return data if start < len(_PROMPT_IDS) or end < 0 else data[:start] + data[end:]
 
 
-def _chunk(data: bytes) -> JsonObject:
+def chunk_of(data: bytes) -> JsonObject:
+    """The object of an event; LegBrokenError if it is none."""
     try:
         return as_object(from_json(data))
     except ValueError:
@@ -327,7 +352,11 @@ class StreamHandover:
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)
         try:
-            num_moved = answer.move(await self._texts(exchange, plan, answer))
+            if answer.first_text is not None and len(answer.token_ids) == 1:
+                texts = [answer.first_text]
+            else:
+                texts = await self._texts(exchange, plan, answer)
+            num_moved = answer.move(texts)
         except (NoDetokenizerError, ValueError) as error:
             raise EngineError(
                 f"the decode engine broke, and no other can continue: {error}"
@@ -348,14 +377,17 @@ class StreamHandover:
         if answer.stop_end is not None:
             ends = itertools.accumulate(map(len, await self._texts(exchange, plan, answer)))
             num_tokens = 1 + sum(end < answer.stop_end for end in ends)
-        exchange.usage.num_moved = 0
+        exchange.usage.num_moved, cached = 0, exchange.usage.cached_max
+        cached = plan.routed.present_tokens if cached is None else cached
         usage = {
             "prompt_tokens": plan.prompt.num_tokens,
             "completion_tokens": num_tokens,
             "total_tokens": plan.prompt.num_tokens + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": plan.routed.present_tokens},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
         await self._say(exchange, {"choices": [], "usage": usage})
+        # Its engine was not heard to the end: nothing is known to be missing.
+        exchange.usage.decode_cached = plan.route.final_tokens
         exchange.finish()
         return await exchange.stream.finish()
 

@@ -19,11 +19,13 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import aiohttp
+from aiohttp import web
 
 from prfaas.config.routing import RoutingTable
 from prfaas.core.kv.blocks import Layout
@@ -39,13 +41,16 @@ from prfaas.gateway.engines.engine import (
     SuspectError,
 )
 from prfaas.gateway.engines.engine_client import Engines
-from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
+from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.responses import AnswerTooLongError, read_answer
+from prfaas.gateway.openai.continuing import GREEDY_BELOW, first_of
 from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.pools.transfer_orders import Fetcher, NotAsked, TicketOffice
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.serving.decode_leg import LegBrokenError
+from prfaas.gateway.serving.first_token import EarlyToken, cached_in
 from prfaas.gateway.serving.leg_requests import (
     COMPLETIONS_PATH,
     decode_body,
@@ -60,6 +65,7 @@ from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.link import Ahead, all_computed
 
 _Why = PrefillFailure
+T = TypeVar("T")
 
 
 class PrefillGivenUpError(EngineError):
@@ -87,36 +93,65 @@ class PrefillLeg:
     limits: RoutingTable
     tickets: TicketOffice
     checkpoints: CheckpointRule
+    refusing: dict[str, float] = field(default_factory=dict)
+    """Until when an engine is given prompts alone, seconds, by its name."""
 
     async def run(
         self,
         plan: RoutedPrompt,
         engine: Engine,
-        transfer: TransferView,
+        transfer: TransferView | None,
         headers: Mapping[str, str],
         awaited: TransferView | None = None,
-    ) -> int:
+        early: EarlyToken | None = None,
+    ) -> int | web.StreamResponse:
         """Compute the prompt's KV cache on `engine` and have it pushed.
 
         Args:
-            transfer: To the pool of the engine that decodes.
+            transfer: To the pool of the engine that decodes; None if nothing is to be decoded.
             awaited: A prefix in transit to `engine`.
+            early: Takes the token of the leg as the first one of the answer; None for nobody.
 
         Returns:
-            Prompt tokens that were cached over there.
+            Prompt tokens that were cached over there; the answer if it has no further token.
 
         Raises:
             PrefillGivenUpError: Any failure.
         """
-        order = None if plan.route.holds else self._order(plan, transfer, awaited)
+        if plan.route.holds:
+            order = None
+        elif transfer is None:
+            order = wait_order(awaited, self.limits.transfer_timeout // NS_PER_MS)
+        else:
+            order = self._order(plan, transfer, awaited)
+        if early is not None:
+            client = first_of(early.exchange.client)
+            length = plan.prompt.num_tokens + 1
+            path, body = decode_body(
+                client, plan.prompt, max_model_len=length, transfer=order, with_ids=True
+            )
+            try:
+                return await self._post(engine, path, body, headers, early.read)
+            except PrefillGivenUpError as error:
+                if error.kind is not _Why.STATUS_4XX:
+                    raise
+                self.refusing[engine.name] = time.monotonic() + REFUSED_S
+                if transfer is None:
+                    raise
         body = prefill_body(self.model, plan.prompt, order)
-        return await self._post(engine, body, headers)
+        return await self._post(engine, COMPLETIONS_PATH, body, headers, _cached_tokens)
+
+    def takes_sampling(self, engine: Engine) -> bool:
+        """Return False if an engine lately refused a prompt with the fields of a client, as the
+        proxy of a shared engine does."""
+        return self.refusing.get(engine.name, 0.0) <= time.monotonic()
 
     async def compute(self, engine: str, token_ids: Sequence[int], cache_salt: str) -> bool:
         """Compute a prompt without a transfer; False if the engine does not."""
         body = prefill_body(self.model, EncodedPrompt([token_ids], [], cache_salt), None)
         try:
-            await self._post(self.engines.by_name[engine], body, {})
+            to = self.engines.by_name[engine]
+            await self._post(to, COMPLETIONS_PATH, body, {}, _cached_tokens)
         except (KeyError, PrefillGivenUpError):
             return False
         return True
@@ -151,10 +186,20 @@ class PrefillLeg:
         )
         return {**order, "ticket": ticket}
 
-    async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
+    async def _post(
+        self,
+        engine: Engine,
+        path: str,
+        body: JsonObject,
+        headers: Mapping[str, str],
+        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+    ) -> T:
         try:
-            async with self.engines.post(engine, COMPLETIONS_PATH, body, headers) as response:
-                status, answer = response.status, await read_answer(response)
+            async with self.engines.post(engine, path, body, headers) as response:
+                status = response.status
+                if status == 200:
+                    return await read(response)
+                await read_answer(response)
         except EngineUnreachableError as error:
             raise PrefillGivenUpError(
                 _Why.UNREACHABLE, str(error), may_have_died=error.had_request
@@ -165,20 +210,20 @@ class PrefillLeg:
             raise PrefillGivenUpError(
                 _Why.BROKEN, f"{type(error).__name__}", may_have_died=True
             ) from None
-        if status != 200:
-            label = PrefillFailure.of_status(status)
-            kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
-            answers = f"{engine.name} answers {status}"
-            raise kind(label, answers, may_have_died=status == INTERNAL_ERROR)
-        return _cached_tokens(answer)
+        except ValueError:
+            raise PrefillGivenUpError(_Why.BAD_ANSWER, "the answer is no JSON") from None
+        except LegBrokenError as error:
+            if error.reason == "broken":
+                raise PrefillGivenUpError(_Why.BROKEN, str(error), may_have_died=True) from None
+            status = error.status
+        label = PrefillFailure.of_status(status)
+        kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
+        answers = f"{engine.name} answers {status}"
+        raise kind(label, answers, may_have_died=status == INTERNAL_ERROR)
 
 
-def _cached_tokens(answer: bytes) -> int:
-    try:
-        usage = as_object(as_object(from_json(answer)).get("usage"))
-    except ValueError:
-        raise PrefillGivenUpError(_Why.BAD_ANSWER, "the answer is no JSON") from None
-    return as_count(as_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+async def _cached_tokens(response: aiohttp.ClientResponse) -> int:
+    return cached_in(as_object(from_json(await read_answer(response))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +347,8 @@ PASSED_MAX = 1024
 UNKNOWN_MAX = 1024
 NUM_CHOICES = 2
 """More than one choice is refused, or is not, whatever their number."""
-GREEDY_BELOW = 1e-5
-"""Temperature below which vLLM samples greedily; without one the model's default counts."""
+REFUSED_S = 60.0
+"""Time for which an engine that refused the fields of a client gets prompts alone."""
 _UNSEEN, _RENDERED = fields_with(Trait.OURS), fields_with(Trait.TEMPLATE)
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),

@@ -53,6 +53,12 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.errors import UnavailableError
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.responses import WaitingStream
+from prfaas.gateway.openai.continuing import (
+    is_greedy,
+    stop_strings,
+    why_not_early,
+    why_one_engine,
+)
 from prfaas.gateway.routing.transfer_tracker import BlocksReceived
 from prfaas.gateway.serving.decode_leg import (
     BROKEN,
@@ -61,6 +67,7 @@ from prfaas.gateway.serving.decode_leg import (
     StreamHandover,
     refuse,
 )
+from prfaas.gateway.serving.first_token import EarlyToken
 from prfaas.gateway.serving.prefill_leg import (
     Movers,
     MovingBlocks,
@@ -70,10 +77,9 @@ from prfaas.gateway.serving.prefill_leg import (
 )
 from prfaas.gateway.serving.request_state import (
     Exchange,
+    OtherTextError,
     StreamedAnswer,
-    may_continue,
     reply_headers,
-    stop_strings,
 )
 from prfaas.gateway.serving.routing_step import Planner, RoutedPrompt
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
@@ -129,7 +135,7 @@ class Legs:
         self._life, self._moving = life, moving
         self._report: Callable[[AnyEvent], None] = lambda _: None
         self._first_token: Callable[[], None] | None = None
-        self._prefilling: asyncio.Task[int] | None = None
+        self._prefilling: asyncio.Task[int | web.StreamResponse] | None = None
         self._broken: EngineError | None = None
         """Reason for the end of the last decode leg."""
         self._left = exchange.client, plan.prompt
@@ -138,7 +144,6 @@ class Legs:
     def begin(self, report: Callable[[AnyEvent], None], first_token: Callable[[], None]) -> None:
         """Report events from here on, and the first output of each decode leg."""
         self._report, self._first_token = report, first_token
-        self._exchange.on_first_token = first_token
 
     def close(self) -> None:
         """The request is over: refer to nobody who reports."""
@@ -150,8 +155,45 @@ class Legs:
         if self._prefilling is not None:
             self._prefilling.cancel()
 
-    async def prefill(self, engine: Engine) -> None:
-        """Run the prefill leg, unless decode would refuse the request."""
+    def is_over_with(self, engine: Engine) -> bool:
+        """Return True if the prefill leg on `engine` gives all that the answer can have."""
+        return (
+            self._num_left == 1 and not self._why_not_early(engine) and not self._plan.route.holds
+        )
+
+    @property
+    def _num_left(self) -> int:
+        """Most tokens that the answer can have."""
+        max_tokens = self._exchange.client.max_tokens
+        decode = self._parts.engines.by_name[self._life.decode or self._plan.route.decode]
+        room = max(1, decode.max_model_len - self._plan.prompt.num_tokens)
+        return room if max_tokens is None else min(max_tokens, room)
+
+    def _why_not_early(self, engine: Engine) -> str:
+        """Reason why the token of a prefill leg is nobody's; empty if it is the client's."""
+        leg = self._parts.prefill_leg
+        if leg.limits.early_first_token == "off":  # noqa: S105 (no password)
+            return "off"
+        if not leg.takes_sampling(engine):
+            return f"{engine.name} refuses the fields of clients"
+        return why_not_early(self._exchange.client)
+
+    def _early(self, engine: Engine) -> EarlyToken | None:
+        """Taker of the first token, if the prefill leg on `engine` may give it."""
+        exchange = self._exchange
+        if exchange.answer is not None:
+            return None
+        exchange.record.why_not_early = self._why_not_early(engine)
+        if exchange.record.why_not_early:
+            return None
+        client = exchange.client
+        answer = StreamedAnswer(stop_strings(client), is_greedy=is_greedy(client))
+        on_token = partial(self._report, FirstToken())
+        return EarlyToken(exchange, answer, self._num_left == 1, on_token)
+
+    async def prefill(self, engine: Engine) -> web.StreamResponse | None:
+        """Run the prefill leg, unless decode would refuse the request; the answer, if it is one of
+        a single token."""
         exchange, plan = self._exchange, self._plan
         # Until the leg has answered: what decode's pool or a pull to it brings.
         routed = plan.routed
@@ -160,19 +202,26 @@ class Legs:
         if await self._parts.rehearsal.is_refused(exchange, plan):
             why = "the decode engine refuses its fields"
             self._report(PrefillFailed(PrefillFailure.REFUSED, why=why))
-            return
+            return None
         if self._life.stage is not Stage.PREFILLING:
-            return
-        transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
-        self._moving.expect(plan)
-        if plan.route.holds and (why_not := self._moving.follow(plan, transfer)):
-            why = f"{transfer.destination} is not asked to fetch the blocks: {why_not}"
-            self._report(PrefillFailed(PrefillFailure(why_not), why=why))
-            return
+            return None
+        transfer = None
+        if not self.is_over_with(engine):
+            transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
+            self._moving.expect(plan)
+            if plan.route.holds and (why_not := self._moving.follow(plan, transfer)):
+                why = f"{transfer.destination} is not asked to fetch the blocks: {why_not}"
+                self._report(PrefillFailed(PrefillFailure(why_not), why=why))
+                return None
         exchange.record.prefill_on(engine.name)
         headers = exchange.leg_headers("p")
         run = self._parts.prefill_leg.run(
-            plan, engine, transfer, headers, self._moving.get(self._life.awaited)
+            plan,
+            engine,
+            transfer,
+            headers,
+            self._moving.get(self._life.awaited),
+            self._early(engine),
         )
         started_ns = time.monotonic_ns()
         leg = self._prefilling = asyncio.create_task(run)
@@ -182,18 +231,33 @@ class Legs:
             self._prefilling = None
             await cancel_all([leg])
         exchange.record.prefilled(time.monotonic_ns() - started_ns)
+        if exchange.is_answered:
+            return await self._ended(leg)
         if not leg.cancelled():
-            self._report(self._prefilled(leg))
+            event = self._prefilled(leg)
+            if transfer is None and not self.is_over_with(engine):
+                # The engine takes prompts alone: it prefills for a decode leg.
+                return await self.prefill(engine)
+            self._report(event)
         elif self._life.stage in (Stage.DECODING,) and not exchange.record.fallback:
             log_event(_log, logging.WARNING, "prefill_unanswered", engine=engine.name)
+        return None
 
-    def _prefilled(self, leg: asyncio.Task[int]) -> AnyEvent:
+    async def _ended(self, leg: asyncio.Task[int | web.StreamResponse]) -> web.StreamResponse:
+        """The answer of a prefill leg that gave all of it."""
+        found = None if leg.cancelled() or leg.exception() else leg.result()
+        if isinstance(found, web.StreamResponse):
+            return found
+        return await self._parts.ending.end(self._exchange, self._plan)
+
+    def _prefilled(self, leg: asyncio.Task[int | web.StreamResponse]) -> AnyEvent:
         # Raised here, an error would refer to the request by this frame.
         error = leg.exception()
         if isinstance(error, PrefillGivenUpError):
             is_suspect = isinstance(error, SuspectError)
             return PrefillFailed(error.kind, error.may_have_died, is_suspect, str(error))
-        self._exchange.usage.cached_max = leg.result()
+        if isinstance(found := leg.result(), int):
+            self._exchange.usage.cached_max = found
         return PrefillDone()
 
     async def decode(self, engine: Engine) -> web.StreamResponse | None:
@@ -201,28 +265,36 @@ class Legs:
         exchange = self._exchange
         exchange.record.decode_on(engine.name)
         exchange.record.decode_asked()
-        if self._parts.decode_leg.has_others and may_continue(exchange.client):
+        may_continue = exchange.client.stream and not why_one_engine(exchange.client)
+        if self._parts.decode_leg.has_others and may_continue:
             exchange.answer = StreamedAnswer(stop_strings(exchange.client))
         return await self._run_decode(engine)
 
     async def continue_on(self, engine: Engine, after_ns: int) -> web.StreamResponse | None:
         """Run the rest of the request on another engine."""
         exchange = self._exchange
-        await asyncio.sleep(after_ns / NS_PER_S)
+        if after_ns:
+            await asyncio.sleep(after_ns / NS_PER_S)
         exchange.record.decode_on(engine.name)
-        if exchange.stream.has_begun:
+        exchange.record.decode_asked()
+        if exchange.answer is not None and exchange.answer.again():
+            self._left = exchange.client, self._plan.prompt
+        elif exchange.stream.has_begun or exchange.has_tokens:
             self._left = await self._parts.ending.seam(exchange, self._plan)
             if exchange.is_answered:
                 return await self._parts.ending.end(exchange, self._plan)
-        exchange.on_first_token = self._first_token
         return await self._run_decode(engine)
 
     async def _run_decode(self, engine: Engine) -> web.StreamResponse | None:
         exchange = self._exchange
+        exchange.on_first_token = self._first_token
         try:
             answer = await self._parts.decode_leg.run(
                 engine, exchange, *self._left, self._moving.get(self._life.awaited)
             )
+        except OtherTextError:
+            self._left = await self._parts.ending.seam(exchange, self._plan)
+            return await self._run_decode(engine)
         except (EngineUnreachableError, LegBrokenError) as error:
             self._broken, answer = error, None
             if not exchange.is_answered:
@@ -396,10 +468,11 @@ class RequestRun(Executor):
             self._turn.look()
 
     def _start_prefill(self, action: actions.StartPrefill) -> None:
-        if self._plan.routed.decision.path is Path.REMOTE:
+        engine = self._engine(action)
+        if self._plan.routed.decision.path is Path.REMOTE and not self._legs.is_over_with(engine):
             layout = self._parts.prefill_leg.layout_of(self._plan)
             self._moving.charge(self._plan, layout, self._plan.route.final_tokens)
-        self._next = partial(self._legs.prefill, self._engine(action))
+        self._next = partial(self._legs.prefill, engine)
 
     def _await_blocks(self, action: actions.AwaitBlocks) -> None:
         self._moving.computed(action.blocks)

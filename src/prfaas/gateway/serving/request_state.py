@@ -6,6 +6,10 @@ An answer may be begun by one engine and continued by another, without a gap or 
     client has       the text of t1 to t4, and that of t5 unless a stop string may begin in it
     second engine    prompt + t1 ... t5 | t6 t7 ...
 
+The engine that prefills is the first one of an answer whose first token it gives: a hand-over has
+the seam of a broken stream. But a greedy answer is made again from its prompt, and its client gets
+what is new: engines round otherwise where a token is a part of the prompt, and might choose others.
+
 The prompt of the second engine is the first one's and every token whose text is complete. Text that
 the first engine still held back, because a stop string may begin in it, is sent by the gateway. It
 watches for stop strings that begin before the seam; those behind it the second engine sees itself.
@@ -15,12 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from prfaas.core.request.actions import FellBack
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object
 from prfaas.gateway.http.responses import ANSWER_BYTES_MAX, AnswerTooLongError, ClientStream
-from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest, Replies, replies_for
 from prfaas.gateway.telemetry.metrics import GatewayMetrics
 from prfaas.gateway.telemetry.request_records import RequestRecord
@@ -31,60 +34,27 @@ from prfaas.logs import log_event
 _log = logging.getLogger(__name__)
 
 
-_KEPT_KEYS = fields_with(Trait.EACH) | {
-    *("priority", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-}
-"""Fields that apply to each next token separately; those by name are there if an operator lists
-them."""
 _ID_BYTES = 32
 """Memory of a token id."""
-_OFF = (None, False, 0, {"type": "text"})
 
 
-def may_continue(client: ClientRequest) -> bool:
-    """Return True if another engine can continue a request from the generated tokens.
-
-    Not with what an engine keeps of an answer beside its tokens: grammars, tool parsers, counts of
-    output tokens for penalties, offsets of logprobs, several answers at once.
-    """
-    body = client.body
-    if not client.stream or client.by_chat_endpoint or not client.is_exact:
-        return False
-    if client.num_choices > 1 or len(client.prompts) > 1:
-        return False
-    # None is as good as False, but 0 asks for those of the tokens themselves.
-    if type(body.get("logprobs")) is int:
-        return False
-    if body.get("spaces_between_special_tokens") is False:
-        return False
-    if body.get("stop") and body.get("min_tokens"):
-        return False
-    kept = _KEPT_KEYS | {"spaces_between_special_tokens"}
-    return all(key in kept or value in _OFF for key, value in body.items())
-
-
-def rest_of(client: ClientRequest, num_tokens: int) -> ClientRequest:
-    """Return the rest of a request after `num_tokens` of output."""
-    body = dict(client.body)
-    if body.get("min_tokens"):
-        body["min_tokens"] = max(0, body["min_tokens"] - num_tokens)
-    max_tokens = client.max_tokens
-    return replace(
-        client, body=body, max_tokens=None if max_tokens is None else max_tokens - num_tokens
-    )
-
-
-def stop_strings(client: ClientRequest) -> list[str]:
-    """Stop strings of a request."""
-    stop = client.body.get("stop") or []
-    return [stop] if isinstance(stop, str) else stop
+class OtherTextError(Exception):
+    """An answer that is made again begins otherwise."""
 
 
 class StreamedAnswer:
-    """State of one streamed answer: generated tokens, and the part sent to the client."""
+    """State of one answer: generated tokens, and the part sent to the client.
 
-    def __init__(self, stops: list[str]) -> None:
-        self._stops = stops
+    Args:
+        is_greedy: Each engine makes the same one.
+    """
+
+    def __init__(self, stops: list[str], *, is_greedy: bool = False) -> None:
+        self._stops, self.is_greedy = stops, is_greedy
+        self._had = ""
+        """What the client has of an answer that is made again, as far as it has not come again."""
+        self._first: tuple[list[int], str] | None = None
+        """Token of a prefill leg, and what the client has of its text."""
         self._longest = max(map(len, stops), default=1)
         self._sent: list[str] = []
         self._waiting = ""
@@ -98,6 +68,61 @@ class StreamedAnswer:
         """Start time from the first engine."""
         self.stop_end: int | None = None
         """End of a stop string found by the gateway, in characters."""
+        self.first_text: str | None = None
+        """Text of the token of a prefill leg, as its engine has it; None without one."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return True while the client has all that comes."""
+        return bool(self._had)
+
+    @property
+    def text(self) -> str:
+        """The part sent to the client."""
+        return "".join(self._sent)
+
+    def begin(self, choice: JsonObject, *, is_last: bool) -> bool | None:
+        """Prepare the choice of a prefill leg, which made one token, as what another engine goes on
+        with: without an end, and without text in which a stop string may begin.
+
+        Args:
+            is_last: No further token is asked for.
+
+        Returns:
+            True if the answer has ended; None if nothing can be made of it.
+        """
+        ids, text = choice.get("token_ids"), choice.get("text")
+        if is_last or choice.get("finish_reason") not in (None, "length"):
+            return True
+        if not isinstance(ids, list) or len(ids) != 1 or not isinstance(text, str) or not text:
+            # Without text it is a part of a character, after which no engine can begin.
+            return None
+        self.first_text = text
+        starts = range(max(0, len(text) - self._longest + 1), len(text))
+        begins = (at for at in starts for stop in self._stops if stop.startswith(text[at:]))
+        choice |= {"text": text[: min(begins, default=len(text))]}
+        choice |= {"finish_reason": None, "stop_reason": None}
+        self._first = ids, choice["text"]
+        return False
+
+    def again(self) -> bool:
+        """Have the next leg make the answer from its beginning; False if it has to go on from the
+        tokens so far."""
+        if not self.is_greedy or self._first is None or len(self.text) > len(self._first[1]):
+            return False
+        self._had, self.token_ids, self._sent = self._first[1], [], []
+        return True
+
+    def _leave_out(self, choice: JsonObject) -> None:
+        """Leave out what the client has; OtherTextError if this is another text."""
+        assert self._first is not None  # noqa: S101 (what it has is of this token)
+        text = choice.get("text") or ""
+        is_over = choice.get("finish_reason") and len(text) < len(self._had)
+        if is_over or text[: len(self._had)] != self._had[: len(text)]:
+            self.is_greedy, self._had = False, ""
+            self.token_ids, self._sent = list(self._first[0]), [self._first[1]]
+            raise OtherTextError
+        choice["text"], self._had = text[len(self._had) :], self._had[len(text) :]
 
     def take(self, chunk: JsonObject) -> JsonObject:
         """A chunk of an engine's, as the client gets it: without token ids, and watched;
@@ -115,6 +140,8 @@ class StreamedAnswer:
             if self._old_chars:
                 self._watch(choice)
             self._sent.append(choice.get("text") or "")
+            if self._had:
+                self._leave_out(choice)
             self.finish_reason = choice.get("finish_reason")
         return chunk
 
@@ -125,7 +152,7 @@ class StreamedAnswer:
         Returns:
             Tokens that another engine is given as a part of its prompt.
         """
-        whole, sent = "".join(texts), "".join(self._sent)
+        whole, sent = "".join(texts), self.text
         if not whole.startswith(sent):
             raise ValueError("the tokens do not give the text that was sent")
         while texts and not texts[-1]:
@@ -269,6 +296,11 @@ class Exchange:
     def is_answered(self) -> bool:
         """Return True if the last token has arrived, although the engine did not end its stream."""
         return self.answer is not None and self.answer.finish_reason is not None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return True if engines have made tokens that another one goes on from."""
+        return self.answer is not None and bool(self.answer.token_ids)
 
     def take_held(self, system_fingerprint: object = None) -> list[JsonObject]:
         """The chunks that were held back; vLLM writes its fingerprint into them."""

@@ -112,7 +112,8 @@ def _rated(
 
 _HAPPENED = (
     *("prefill_engine", "prefill_ms", "transfer_state", "transfer_ms", "kv_bytes"),
-    *("decode_engine", "ttft_ms", "e2e_ms", "cached_tokens", "pulled_tokens", "num_output_tokens"),
+    *("decode_engine", "ttft_ms", "first_token_from", "why_not_early", "second_ms", "e2e_ms"),
+    *("cached_tokens", "pulled_tokens", "num_output_tokens"),
 )
 """Values of the record for the list of requests."""
 

@@ -117,6 +117,10 @@ class GatewayMetrics:
         self._ttft = make.histogram(
             "time_to_first_token_seconds", "From request to first token, streams", _LATENCY, "path"
         )
+        self._first_tokens = make.counter(
+            "first_tokens", "First tokens of answers, by the leg whose engine gave them", "from"
+        )
+        at_zero(self._first_tokens, ("prefill", "decode"))
         self._e2e = make.histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
@@ -256,6 +260,8 @@ class GatewayMetrics:
         self._in_flight.dec()
         self._requests.labels(record.path, record.outcome.value).inc()
         self.tenants.ended(record)
+        if record.first_token_from is not None:
+            self._first_tokens.labels(record.first_token_from).inc()
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)

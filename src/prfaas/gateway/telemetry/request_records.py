@@ -70,6 +70,12 @@ class RequestRecord:
     """Instant at which an engine was asked to decode."""
     output_at_ns: int | None = None
     """Instant of the last output of a stream."""
+    is_early: bool = False
+    """The engine that prefilled gave the first token."""
+    why_not_early: str | None = None
+    """Why it did not; empty if it was to, None without one."""
+    second_ns: int | None = None
+    """Time to the second output of a stream whose first token came early."""
     cached_tokens: int | None = None
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
@@ -116,14 +122,26 @@ class RequestRecord:
     @property
     def ttft_over_predicted(self) -> float | None:
         """TTFT divided by its prediction, if both are of the path that was taken."""
-        predicted_ns = self.decision.predicted_ns if self.decision else None
-        if not predicted_ns or self.ttft_ns is None or self.fallback is not None:
+        predicted_ns, begun_ns = self.decision and self.decision.predicted_ns, self.decoding_ns
+        if not predicted_ns or begun_ns is None or self.fallback is not None:
             return None
-        return self.ttft_ns / predicted_ns
+        return begun_ns / predicted_ns
+
+    @property
+    def first_token_from(self) -> str | None:
+        """Leg whose engine gave the first token; None before it, or without one."""
+        if self.is_early:
+            return "prefill"
+        return "decode" if self.ttft_ns or self.outcome is Outcome.FINISHED else None
+
+    @property
+    def decoding_ns(self) -> int | None:
+        """Time until the engine that decodes gave its first token, which predictions are of."""
+        return self.second_ns if self.is_early else self.ttft_ns
 
     def fact(self) -> RequestEnded:
         """Return the fact that it has ended."""
-        e2e_ns, ttft_ns = self.e2e_ns, self.ttft_ns
+        e2e_ns, ttft_ns = self.e2e_ns, self.decoding_ns
         return RequestEnded(
             self.tenant,
             self.service,
@@ -140,7 +158,7 @@ class RequestRecord:
         """Time of its sequences in engines that decode; of a stream, from its first output on."""
         if self.decode_at_ns is None or self.e2e_ns is None:
             return 0
-        first_ns = self.started_at_ns + (self.ttft_ns or 0)
+        first_ns = self.started_at_ns + (self.decoding_ns or 0)
         ended_ns = self.started_at_ns + self.e2e_ns
         return self.num_sequences * (ended_ns - max(self.decode_at_ns, first_ns))
 
@@ -226,6 +244,10 @@ class RequestRecord:
         """An engine is chosen to decode it, or to go on."""
         self.decode_engine = engine
 
+    def begun_early(self) -> None:
+        """The engine that prefilled has given the first token."""
+        self.is_early = True
+
     def decode_asked(self) -> None:
         """A decode leg begins."""
         if self.decode_at_ns is None:
@@ -233,7 +255,10 @@ class RequestRecord:
 
     def streamed(self, num_tokens: int) -> None:
         """Output has come; `num_tokens` is as good as it is known before the usage comes."""
-        self.ttft_ns = self.ttft_ns or self.age_ns()
+        if self.ttft_ns is None:
+            self.ttft_ns = self.age_ns()
+        elif self.second_ns is None and self.is_early:
+            self.second_ns = self.age_ns()
         self.num_output_tokens += num_tokens
         self.output_at_ns = time.monotonic_ns()
 
@@ -403,6 +428,9 @@ def as_json(record: RequestRecord) -> JsonObject:
         "decided_ms": ms_of(record.decided_ns),
         "prefill_ms": ms_of(record.prefill_ns),
         "ttft_ms": ms_of(record.ttft_ns),
+        "second_ms": ms_of(record.second_ns),
+        "first_token_from": record.first_token_from,
+        "why_not_early": record.why_not_early,
         "e2e_ms": ms_of(record.e2e_ns),
         "prefill_cluster": record.prefill_cluster,
         "prefill_engine": record.prefill_engine,

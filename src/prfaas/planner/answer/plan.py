@@ -71,6 +71,8 @@ class Latencies:
     Args:
         service: Design name -> service time, the paper's way.
         overlapped: Design name -> service time with overlapped transfers and a round trip.
+        early: Design name -> service time if the instance that prefills gives the first token;
+            the second one comes with `overlapped`.
         queued: Design name -> with queueing at `arrival_per_s`.
         arrival_per_s: Load of `queued`, req/s.
         overloaded: Design name -> stage that cannot carry this load; `queued` is inf then.
@@ -78,6 +80,7 @@ class Latencies:
 
     service: dict[str, Latency]
     overlapped: dict[str, Latency]
+    early: dict[str, Latency]
     queued: dict[str, Latency]
     arrival_per_s: float
     overloaded: dict[str, Bottleneck]
@@ -236,7 +239,7 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     load = question.arrival_per_s
     if load is None:
         load = DEFAULT_LOAD_RATIO * comparison.prfaas.operation.rate_per_s
-    service, overlapped, queued = {}, {}, {}
+    service, overlapped, early, queued = {}, {}, {}, {}
     overloaded: dict[str, Bottleneck] = {}
     for design in comparison.all:
         found = design.operation
@@ -246,10 +249,11 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
         overlapped[design.name] = latency.service_ttft(
             problem, found, TransferOverlap.OVERLAPPED, chunk
         )
+        early[design.name] = latency.service_ttft(problem, found, TransferOverlap.NOT_AWAITED)
         queued[design.name] = latency.queued_ttft(problem, found, load, chunk)
         if isinf(queued[design.name].mean):
             overloaded[design.name] = found.narrowest
-    return Latencies(service, overlapped, queued, load, overloaded)
+    return Latencies(service, overlapped, early, queued, load, overloaded)
 
 
 def _rates(problem: Problem, comparison: Comparison) -> str:

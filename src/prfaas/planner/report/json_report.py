@@ -37,6 +37,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "latency": {
             "service": _latencies(times.service),
             "overlapped": _latencies(times.overlapped),
+            "early": _latencies(times.early),
             "queued": {name: _queued(found) for name, found in times.queued.items()},
             "queued_arrival_per_s": times.arrival_per_s,
             "overloaded": {name: stage.value for name, stage in times.overloaded.items()},

@@ -185,6 +185,10 @@ def facts_table(plan: Plan) -> Table:
         ("fetching beats recomputing above", w.bandwidth(plan.recompute_bits_per_s)),
         ("break-even price of 1 TB", price.reason or w.price(price.per_tb)),
     ]
+    times, name = plan.latencies, plan.exact.prfaas.name
+    if (early := times.early.get(name)) is not None:
+        second = w.seconds(times.overlapped[name].mean)
+        rows.append(("TTFT if prefill gives the token", f"{w.seconds(early.mean)}, 2nd {second}"))
     if (sizing := plan.sizing) is not None:
         problem, demand = plan.question.problem, f"{sizing.demand_per_s:,.6g} req/s"
         fleets = {

@@ -49,6 +49,8 @@ class TransferOverlap(StrEnum):
 
     AFTER_PREFILL = "after prefill"
     OVERLAPPED = "overlapped"
+    NOT_AWAITED = "not awaited"
+    """The instance that prefills gives the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def service_ttft(
     """TTFT without any waiting.
 
     Args:
-        transfer: The paper's way, or overlapped by chunks with one round trip.
+        transfer: The paper's way, or overlapped by chunks with one round trip, or not awaited.
     """
     classes = _classes(problem, found, transfer, chunk_tokens, link_load=0.0)
     return _latency([(c, 0.0, 0.0) for c in classes])
@@ -178,16 +180,18 @@ def _classes(
         prefill = problem.workload.prefill_s(cluster.prefill, tokens[remote])
         free = cluster.wire_bits_per_s * (1 - link_load)
         bits_per_s = min(free, cluster.transfer_bits_per_s)
-        arrival = _arrival(
-            problem,
-            tokens[remote],
-            prefill,
-            link=cluster.coded,
-            bits_per_s=bits_per_s,
-            transfer=transfer,
-            chunk_tokens=chunk_tokens,
-        )
-        rtt = cluster.link.rtt_s if transfer is TransferOverlap.OVERLAPPED else 0.0
+        arrival = prefill
+        if transfer is not TransferOverlap.NOT_AWAITED:
+            arrival = _arrival(
+                problem,
+                tokens[remote],
+                prefill,
+                link=cluster.coded,
+                bits_per_s=bits_per_s,
+                transfer=transfer,
+                chunk_tokens=chunk_tokens,
+            )
+        rtt = 0.0 if transfer is TransferOverlap.AFTER_PREFILL else cluster.link.rtt_s
         classes.append(
             _Class(arrival + rtt, prefill, weight[remote] * share, cluster.num_instances)
         )

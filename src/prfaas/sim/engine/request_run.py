@@ -67,6 +67,7 @@ class RunParts(ABC):
         locals: Prefill instances of the PD cluster, by name.
         remotes: Prefill instances of the PrfaaS clusters, by name.
         decoders: Decode instances, by name.
+        is_early: Instances that prefill give first tokens.
     """
 
     setup: Setup
@@ -82,6 +83,7 @@ class RunParts(ABC):
     locals: dict[str, PrefillInstance]
     remotes: dict[str, PrefillInstance]
     decoders: dict[str, DecodeInstance]
+    is_early: bool
 
     @property
     @abstractmethod
@@ -300,7 +302,21 @@ class SimulatedRequestRun(_Passive):
             copied = slice(routed.prefill_pool_tokens // span, routed.hit_tokens // span)
             copies = self.request.block_ids[copied]
             parts.front.caches.pools[routed.prefill_pool].demote(copies)
+        if parts.is_early and self._gives_first_token():
+            return
         self.report(_PREFILL_DONE)
+
+    def _gives_first_token(self) -> bool:
+        """The token of the prefill is the first of the answer; True if it is all of it."""
+        request = self.request
+        if request.first_token_at_ns != UNSET:
+            return False
+        request.first_token_at_ns, request.had_tokens = self._parts.clock.now_ns, 1
+        if request.num_output_tokens > 1:
+            self.report(_FIRST_TOKEN)
+            return False
+        self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
+        return True
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""
@@ -398,10 +414,13 @@ class SimulatedRequestRun(_Passive):
 
     def first_token(self) -> None:
         """Decode has admitted the request and streams its first token."""
-        if self.request.first_token_at_ns == UNSET:
-            self.request.first_token_at_ns = self._parts.clock.now_ns
+        request = self.request
+        if request.first_token_at_ns == UNSET:
+            request.first_token_at_ns = self._parts.clock.now_ns
+        elif self.life.is_begun and request.second_token_at_ns == UNSET:
+            request.second_token_at_ns = self._parts.clock.now_ns
         if self._parts.suspects.are_there:
-            self._parts.suspects.left(self.request.index, is_cleared=True)
+            self._parts.suspects.left(request.index, is_cleared=True)
         self.report(_FIRST_TOKEN)
 
     def finished(self) -> None:

@@ -60,6 +60,7 @@ class Simulation(RunParts):
         num_samples_max: int = NUM_SAMPLES_MAX,
     ) -> None:
         self.setup = setup
+        self.is_early = setup.routing.early_first_token
         self.requests: list[Request] = []
         self.clock = Clock()
         self.front = SimulatedDriver(setup)

@@ -3,6 +3,7 @@
     arrived ─ lost ─► routed ─ queue ─► started ─ prefill ─► prefilled ─ transfer ─► landed
                                                       landed ─ decode admission ─► first token
 
+The last instant is the second token where the engine that prefilled gave the first one.
 A request whose first token came before its last prefill (its decode instance failed later) has no
 such parts, and is left out.
 """
@@ -65,6 +66,7 @@ class FinishedRequests:
 
     Attributes:
         ttft_ns: Time to first token.
+        ttst_ns: Time to the second token of those whose first one came early.
         latency_ns: From arrival to the last token.
         tpot_ns: Mean time per output token after the first; 0 without any.
         has_steps: True if there is a token after the first.
@@ -74,6 +76,8 @@ class FinishedRequests:
         arrived, first = columns["arrived_at_ns"], columns["first_token_at_ns"]
         ended, steps = columns["finished_at_ns"], columns["num_output_tokens"] - 1
         self.ttft_ns, self.latency_ns = first - arrived, ended - arrived
+        second = columns["second_token_at_ns"]
+        self.ttst_ns = (second - arrived)[second >= 0]
         self.has_steps = steps > 0
         self.tpot_ns: FloatArray = np.where(
             self.has_steps, (ended - first) / np.maximum(steps, 1), 0.0
@@ -124,6 +128,7 @@ BUCKETS = ((0, 50), (50, 90), (90, 99), (99, 100))
 def parts_of(done: Columns) -> FloatArray:
     """Parts of each finished request, ms: one row a request, one column a part."""
     instants = np.stack([done[name] for name in _INSTANTS], axis=1)
+    instants[:, -1] = np.maximum(instants[:, -1], done["second_token_at_ns"])
     whole = instants[:, -1] >= instants[:, -2]
     return np.diff(instants[whole], axis=1) / NS_PER_MS
 

@@ -134,6 +134,7 @@ class Results:
         slo_attainment: Share of the arrivals that met every target.
         output_token_throughput: Output tokens of these requests per second of the window.
         time_to_first_token: Mean, percentiles, least, most and standard deviation, ms.
+        time_to_second_token: The same of those whose first token the engine that prefilled gave.
         inter_token_latency: The same of the mean time per output token, ms.
         request_latency: The same of the whole request, ms.
         input_sequence_length: The same of the prompts, tokens.
@@ -170,6 +171,7 @@ class Results:
     slo_attainment: float
     output_token_throughput: float
     time_to_first_token: dict[str, float]
+    time_to_second_token: dict[str, float]
     inter_token_latency: dict[str, float]
     request_latency: dict[str, float]
     input_sequence_length: dict[str, float]
@@ -239,6 +241,7 @@ def summarise(
         slo_attainment=good / len(arrived) if arrived else 0.0,
         output_token_throughput=int(done["num_output_tokens"].sum()) / window_s,
         time_to_first_token=spread(finished.ttft_ns / NS_PER_MS),
+        time_to_second_token=spread(finished.ttst_ns / NS_PER_MS),
         inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / NS_PER_MS),
         request_latency=spread(finished.latency_ns / NS_PER_MS),
         input_sequence_length=spread(done["num_prompt_tokens"]),

@@ -6,7 +6,7 @@ Clusters, profiles, model, lengths and prices come from a plan file, which the p
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -136,6 +136,9 @@ class ScenarioRoutingTable(_Table):
     transfer_timeout: Span | None = None
     """Maximum time that an instance waits for blocks in transit; later it computes them. No limit
     if absent; the gateway's default is 10 s."""
+    early_first_token: Literal["auto", "off"] = "off"  # noqa: S105 (no password)
+    """The instance that prefills gives the first token, as by default in a gateway: auto, or off as
+    in the paper."""
     bandwidth: Regime = Regime.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 

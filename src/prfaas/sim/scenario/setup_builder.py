@@ -252,6 +252,7 @@ def _routing(file: ScenarioFile, found: OperatingPoint, names: list[str]) -> Rou
         planned_ratios=(table.planned_local_ratio, table.planned_remote_ratio),
         prefill_timeout_ns=ns(table.prefill_timeout),
         transfer_timeout_ns=None if table.transfer_timeout is None else ns(table.transfer_timeout),
+        early_first_token=table.early_first_token == "auto",  # noqa: S105 (no password)
     )
 
 

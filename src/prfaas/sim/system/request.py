@@ -32,8 +32,9 @@ class Request:
         followers: Requests of the same session that wait for its end.
         attempt: Counts prefills, also those given up; events of an earlier one are void.
         kept_tokens: Prefix that a pool kept of a transfer that was cut.
-        had_tokens: Output that its client had when a decode instance broke; another one continues.
+        had_tokens: Output that its client has from another instance than the one that decodes.
         routed_at_ns: When the last attempt began.
+        second_token_at_ns: When decode began, if the first token came early.
         offloaded: True if it was ever sent to the PrfaaS cluster.
     """
 
@@ -57,6 +58,7 @@ class Request:
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
     first_token_at_ns: int = UNSET
+    second_token_at_ns: int = UNSET
     finished_at_ns: int = UNSET
     offloaded: bool = False
 

@@ -207,6 +207,7 @@ class RoutingSetup:
         prefill_timeout_ns: From the start of a prefill leg to its answer, at most; None is no
             limit.
         transfer_timeout_ns: Longest that an engine waits for blocks in transit; None is no limit.
+        early_first_token: The engine that prefills gives the first token.
     """
 
     policy: PolicyName
@@ -219,6 +220,7 @@ class RoutingSetup:
     planned_ratios: tuple[float, float] = (1.0, 1.0)
     prefill_timeout_ns: int | None = None
     transfer_timeout_ns: int | None = None
+    early_first_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The first token from the engine that prefills, over a slow WAN."""

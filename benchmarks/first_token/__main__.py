@@ -1,0 +1,137 @@
+"""TTFT of offloaded requests over the lab's WAN, with early first tokens and without. Needs root.
+
+    python -m benchmarks.first_token [--rate 1] [--rtt-ms 40] [--tokens 8192,32768] [--requests 8]
+
+Timing engines at the sizes of the paper, bytes and link scaled as in the case study; one request
+after the other, with and without in turns, each answer checked token by token. Prints a table in
+Markdown.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+
+from benchmarks.case_study.load import TOKENS, ready
+from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
+from prfaas.engines.timing.api.vocabulary import Vocabulary
+from prfaas.engines.timing.blocks import DrawnAnswer
+from tests.lab.wan import Wan, why_not
+
+MODEL, OUTPUT_TOKENS, BYTES_SCALE = "timing-1t", 40, 0.01
+ENGINE = ("--bytes-scale", str(BYTES_SCALE), "--block-tokens", "512", "--host-memory", "64MiB")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Times of one request since it was sent, seconds."""
+
+    first: float
+    second: float
+    end: float
+    gap: float
+
+
+async def ask(
+    http: aiohttp.ClientSession, prompt: list[int], words: Vocabulary, early: bool
+) -> Asked:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+    # A penalty leaves the answer to one engine; timing engines take no notice of it.
+    body |= {} if early else {"frequency_penalty": 0.1}
+    answer, text, times, began = DrawnAnswer(prompt), "", [], time.monotonic()
+    async with http.post(
+        f"http://{GATEWAY}/v1/completions", json=body | {"temperature": 0, "stream": True}
+    ) as reply:
+        assert reply.headers.get("X-Prfaas-Path") == "remote", await reply.text()
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                times.append(time.monotonic() - began)
+    assert text == "".join(words.texts[answer.next(words.spoken)] for _ in range(OUTPUT_TOKENS))
+    gaps = np.diff(times[1:])
+    return Asked(times[0], times[1], times[-1], float(gaps.max()))
+
+
+async def client(tokenizer: str, num_tokens: int, count: int) -> None:
+    """Within the site of the gateway: the times of each request, as JSON."""
+    rng, words = np.random.default_rng(num_tokens), Vocabulary(tokenizer)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
+        await ready(http, f"http://{GATEWAY}")
+        found: list[list[tuple[float, ...]]] = [[], []]
+        for number in range(2 * count + 2):
+            prompt = rng.integers(0, TOKENS, num_tokens).tolist()
+            asked = await ask(http, prompt, words, early=number % 2 == 1)
+            found[number % 2].append(astuple(asked))
+    json.dump([each[1:] for each in found], sys.stdout)  # The first one opens connections.
+
+
+async def measure(options: argparse.Namespace, lengths: list[int]) -> list[list[list[Asked]]]:
+    rate = round(options.rate * 1e9 * BYTES_SCALE)
+    with tempfile.TemporaryDirectory(prefix="first-token-") as place:
+        prepare(Path(place))
+        async with Wan(rtt_ms=options.rtt_ms, rate_bits_per_s=rate) as wan:
+            sites = TwoSites(wan, Path(place), MODEL)
+            await sites.start_pool(HOME, "1GiB", "127.0.0.1:0")
+            await sites.start_engines(HOME, ["pd-0"], *ENGINE, "--stream-interval", "1")
+            await sites.start_pool(AWAY, "1GiB", "127.0.0.1:0")
+            await sites.start_engines(AWAY, ["prfaas-0"], *ENGINE)
+            routing = ["offload_threshold = 1000", 'policy = "remote"', 'transfer_timeout = "60s"']
+            await sites.start_gateway(routing, {AWAY: {"prfaas-0": ""}, HOME: {"pd-0": ""}})
+            found = []
+            for length in lengths:
+                command = [sys.executable, "-m", "benchmarks.first_token", "--client"]
+                command += [str(sites.tokenizer), "--tokens", str(length)]
+                command += ["--requests", str(options.requests)]
+                run = await wan.run(HOME, command, stdout=asyncio.subprocess.PIPE)
+                output, _ = await run.communicate()
+                if run.returncode:
+                    raise SystemExit(f"the client failed; logs are in {place}")
+                found.append([[Asked(*each) for each in kind] for kind in json.loads(output)])
+    return found
+
+
+def table(lengths: list[int], found: list[list[list[Asked]]]) -> str:
+    lines = ["| prompt | figure, P50 | without | with | change |", "|---|---|---|---|---|"]
+    names = {"first": "TTFT", "second": "second token", "end": "end", "gap": "largest later gap"}
+    for length, (before, after) in zip(lengths, found, strict=True):
+        for field, name in names.items():
+            old, new = (
+                statistics.median(getattr(a, field) for a in runs) for runs in (before, after)
+            )
+            lines.append(
+                f"| {length:,} | {name} | {old:.3f} s | {new:.3f} s | {new / old - 1:+.1%} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=1.0, help="of the link, Gbit/s")
+    parser.add_argument("--rtt-ms", type=float, default=40.0)
+    parser.add_argument("--tokens", default="8192,32768")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    lengths = [int(length) for length in options.tokens.split(",")]
+    if options.client:
+        asyncio.run(client(options.client, lengths[0], options.requests))
+        return
+    if why_not():
+        raise SystemExit(why_not())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    found = asyncio.run(measure(options, lengths))
+    print(f"{options.rate:g} Gbit/s, {options.rtt_ms:g} ms, {options.requests} requests each\n")
+    print(table(lengths, found))
+
+
+if __name__ == "__main__":
+    main()
