@@ -4,8 +4,8 @@ Every file of settings, members, contracts, prices, plans and models is read her
 them holds a process up, ends it or takes its memory: a pipe without a writer, a device without an
 end, a text that a parser fails at.
 
-`shipped_file` finds the files that prfaas comes with: `prfaas plan paper-case-study` runs in an empty
-folder.
+`shipped_file` finds the files that prfaas comes with: `prfaas plan paper-case-study` runs in an
+empty folder.
 """
 
 from __future__ import annotations
