@@ -91,7 +91,7 @@ async def test_a_node_without_the_extra_says_so_to_those_who_would_code(world: W
     site = await world.start_pd(link_codec=LinkCodec.AUTO)
     peer = await offering(site, world.identities)
     await until(lambda: bool(peer.of(Decodes)))
-    assert [message.codecs for message in peer.of(Decodes)] == [[]]
+    assert peer.of(Decodes) == [Decodes(codecs=[])]
     peer.pinging.cancel()
     peer.channel.close("the test is over")
 
