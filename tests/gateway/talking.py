@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from aiohttp import web
 from tokenizers.decoders import DecodeStream
 
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
+
+from .conftest import World
 from .scripted_engine import ScriptedEngine, send
 
 
@@ -117,3 +122,30 @@ class Speech:
     def usage(prompt: list[int], num_tokens: int) -> dict[str, Any]:
         counts = {"prompt_tokens": len(prompt), "completion_tokens": num_tokens}
         return counts | {"total_tokens": sum(counts.values())}
+
+
+def patient(world: World) -> None:
+    """Let engines fail as often as a test wants."""
+    guards = world.gateway.guards
+    world.gateway.fleet.retries = Budget(BudgetSettings(0, 0, 1000))
+    for target in guards.breakers:
+        guards.breakers[target] = Breaker(BreakerSettings(failures_max=1000, outcomes_min=1000))
+
+
+async def stream(world: World, body: dict[str, Any]) -> list[dict[str, Any]]:
+    path = "chat/completions" if "messages" in body else "completions"
+    async with world.http.post(f"{world.url}/v1/{path}", json=body) as response:
+        assert response.status == 200, await response.text()
+        events = (await response.text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    choices = [choice for event in events for choice in event.get("choices", [])]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+
+def usage_of(events: list[dict[str, Any]]) -> tuple[int, int, int]:
+    usage = events[-1]["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prfaas.core.resilience.budgets import Budget, BudgetSettings
-from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
 
 from .conftest import World, running, until
 from .scripted_engine import die_after, hang, send
-from .talking import Speech
+from .talking import Speech, patient, stream, text_of, usage_of
 
 TEXT = "Grüße, 世界! 👋🏽 one two three"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -28,37 +26,10 @@ async def pair(world: World) -> World:
     return world
 
 
-def patient(world: World) -> None:
-    """Let engines fail as often as a test wants."""
-    guards = world.gateway.guards
-    world.gateway.fleet.retries = Budget(BudgetSettings(0, 0, 1000))
-    for target in guards.breakers:
-        guards.breakers[target] = Breaker(BreakerSettings(failures_max=1000, outcomes_min=1000))
-
-
 def talk(world: World, checkpoint: Path, text: str = TEXT, **more: Any) -> Speech:
     speech = Speech.of(checkpoint, text, **more)
     world.decode.script = world.spare.script = speech.script
     return speech
-
-
-async def stream(world: World, body: dict[str, Any]) -> list[dict[str, Any]]:
-    path = "chat/completions" if "messages" in body else "completions"
-    async with world.http.post(f"{world.url}/v1/{path}", json=body) as response:
-        assert response.status == 200, await response.text()
-        events = (await response.text()).split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-
-
-def text_of(events: list[dict[str, Any]]) -> str:
-    choices = [choice for event in events for choice in event.get("choices", [])]
-    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
-
-
-def usage_of(events: list[dict[str, Any]]) -> tuple[int, int, int]:
-    usage = events[-1]["usage"]
-    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
 @pytest.mark.parametrize("how", ["abort", "error"])

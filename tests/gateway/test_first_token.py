@@ -19,8 +19,7 @@ from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
 from .prompts import LONG
 from .scripted_engine import Call, drop, hang, refuse, send
-from .talking import Speech
-from .test_continuing import patient, stream, text_of, usage_of
+from .talking import Speech, patient, stream, text_of, usage_of
 
 TEXT = "Grüße, 世界! 👋🏽 one two three"
 BODY = {"prompt": LONG, "max_tokens": 100, "temperature": 0}

@@ -64,7 +64,7 @@ class EarlyToken:
         if ends:
             return whole_reply(whole, self.exchange)
         if ends is not None and self.answer.is_greedy:
-            self.exchange.answer, self.exchange.record.is_early = None, False
+            self.exchange.answer = None
         elif ends is not None:
             self.answer.take(whole)
             self.on_token()
@@ -103,7 +103,9 @@ class EarlyToken:
         ends = self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
-            self.exchange.record.begun_early()
+            # A greedy answer that comes whole is made by the engine that decodes.
+            if ends or self.exchange.client.stream or not self.answer.is_greedy:
+                self.exchange.record.early("", is_given=True)
             # The leg reports itself what it found.
             self.exchange.usage.cached_max = None
         return ends

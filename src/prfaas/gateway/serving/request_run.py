@@ -183,8 +183,8 @@ class Legs:
         exchange = self._exchange
         if exchange.answer is not None:
             return None
-        exchange.record.why_not_early = self._why_not_early(engine)
-        if exchange.record.why_not_early:
+        exchange.record.early(why_not := self._why_not_early(engine))
+        if why_not:
             return None
         client = exchange.client
         answer = StreamedAnswer(stop_strings(client), is_greedy=is_greedy(client))

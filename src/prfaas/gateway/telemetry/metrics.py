@@ -31,7 +31,7 @@ from prfaas.gateway.telemetry.control_metrics import (
     show_state,
 )
 from prfaas.gateway.telemetry.prices import MarketMetrics
-from prfaas.gateway.telemetry.request_records import RequestRecord
+from prfaas.gateway.telemetry.request_records import RequestRecord, first_token_from
 from prfaas.membership.views import MemberMetrics
 from prfaas.series import at_zero
 from prfaas.units import NS_PER_S
@@ -260,8 +260,8 @@ class GatewayMetrics:
         self._in_flight.dec()
         self._requests.labels(record.path, record.outcome.value).inc()
         self.tenants.ended(record)
-        if record.first_token_from is not None:
-            self._first_tokens.labels(record.first_token_from).inc()
+        if (leg := first_token_from(record)) is not None:
+            self._first_tokens.labels(leg).inc()
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)

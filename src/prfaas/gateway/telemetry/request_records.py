@@ -128,13 +128,6 @@ class RequestRecord:
         return begun_ns / predicted_ns
 
     @property
-    def first_token_from(self) -> str | None:
-        """Leg whose engine gave the first token; None before it, or without one."""
-        if self.is_early:
-            return "prefill"
-        return "decode" if self.ttft_ns or self.outcome is Outcome.FINISHED else None
-
-    @property
     def decoding_ns(self) -> int | None:
         """Time until the engine that decodes gave its first token, which predictions are of."""
         return self.second_ns if self.is_early else self.ttft_ns
@@ -244,9 +237,9 @@ class RequestRecord:
         """An engine is chosen to decode it, or to go on."""
         self.decode_engine = engine
 
-    def begun_early(self) -> None:
-        """The engine that prefilled has given the first token."""
-        self.is_early = True
+    def early(self, why_not: str, *, is_given: bool = False) -> None:
+        """The engine that prefills gives the first token, unless `why_not`; or has given it."""
+        self.why_not_early, self.is_early = why_not, is_given
 
     def decode_asked(self) -> None:
         """A decode leg begins."""
@@ -402,6 +395,13 @@ def course_of(record: RequestRecord) -> list[str]:
     return list(dict.fromkeys(words))
 
 
+def first_token_from(record: RequestRecord) -> str | None:
+    """Leg whose engine gave the first token; None before it, or without one."""
+    if record.is_early:
+        return "prefill"
+    return "decode" if record.ttft_ns or record.outcome is Outcome.FINISHED else None
+
+
 def as_json(record: RequestRecord) -> JsonObject:
     """The record as `/control/requests` shows it."""
     transfer = record.transfer
@@ -429,7 +429,7 @@ def as_json(record: RequestRecord) -> JsonObject:
         "prefill_ms": ms_of(record.prefill_ns),
         "ttft_ms": ms_of(record.ttft_ns),
         "second_ms": ms_of(record.second_ns),
-        "first_token_from": record.first_token_from,
+        "first_token_from": first_token_from(record),
         "why_not_early": record.why_not_early,
         "e2e_ms": ms_of(record.e2e_ns),
         "prefill_cluster": record.prefill_cluster,

@@ -302,21 +302,14 @@ class SimulatedRequestRun(_Passive):
             copied = slice(routed.prefill_pool_tokens // span, routed.hit_tokens // span)
             copies = self.request.block_ids[copied]
             parts.front.caches.pools[routed.prefill_pool].demote(copies)
-        if parts.is_early and self._gives_first_token():
-            return
-        self.report(_PREFILL_DONE)
-
-    def _gives_first_token(self) -> bool:
-        """The token of the prefill is the first of the answer; True if it is all of it."""
         request = self.request
-        if request.first_token_at_ns != UNSET:
-            return False
-        request.first_token_at_ns, request.had_tokens = self._parts.clock.now_ns, 1
-        if request.num_output_tokens > 1:
+        if parts.is_early and request.first_token_at_ns == UNSET:
+            request.first_token_at_ns, request.had_tokens = parts.clock.now_ns, 1
+            if request.num_output_tokens == 1:
+                self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
+                return
             self.report(_FIRST_TOKEN)
-            return False
-        self.report(Finished(request.num_hit_tokens, request.num_hit_tokens))
-        return True
+        self.report(_PREFILL_DONE)
 
     def prefill_failed(self, *, may_have_died: bool) -> None:
         """The instance that prefills died, or is not there."""
