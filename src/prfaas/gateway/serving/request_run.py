@@ -264,7 +264,6 @@ class Legs:
         """Run the first decode leg; the answer, if it gave one."""
         exchange = self._exchange
         exchange.record.decode_on(engine.name)
-        exchange.record.decode_asked()
         may_continue = exchange.client.stream and not why_one_engine(exchange.client)
         if self._parts.decode_leg.has_others and may_continue:
             exchange.answer = StreamedAnswer(stop_strings(exchange.client))
@@ -276,7 +275,6 @@ class Legs:
         if after_ns:
             await asyncio.sleep(after_ns / NS_PER_S)
         exchange.record.decode_on(engine.name)
-        exchange.record.decode_asked()
         if exchange.answer is not None and exchange.answer.again():
             self._left = exchange.client, self._plan.prompt
         elif exchange.stream.has_begun or exchange.has_tokens:

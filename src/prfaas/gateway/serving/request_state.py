@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prfaas.core.request.actions import FellBack
+from prfaas.core.request.events import Outcome
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object
 from prfaas.gateway.http.responses import ANSWER_BYTES_MAX, AnswerTooLongError, ClientStream
 from prfaas.gateway.openai.requests import ClientRequest, Replies, replies_for
@@ -337,7 +338,7 @@ class Exchange:
     def finish(self) -> None:
         """The answer is complete."""
         self.first_token()
-        self.record.finished()
+        self.record.ended(Outcome.FINISHED)
         if self.on_finished is not None:
             self.on_finished()
 

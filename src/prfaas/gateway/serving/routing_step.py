@@ -162,7 +162,7 @@ class Planner:
         if self._copier is not None:
             self._copier.routed(arrival, found, considered, time.monotonic_ns())
         decode = self._decoder(arrival, found)
-        record.decode_on(decode)
+        record.decode_on(decode, is_asked=False)
         apart = found.prefill != decode and self._is_shared(arrival, found)
         prefill = found.prefill if apart else ""
         pool_of = {name: self._live.engines.by_name[name].pool for name in (decode, found.prefill)}

@@ -233,18 +233,15 @@ class RequestRecord:
         """Its blocks cross a link."""
         self.transfer = transfer
 
-    def decode_on(self, engine: str) -> None:
-        """An engine is chosen to decode it, or to go on."""
+    def decode_on(self, engine: str, *, is_asked: bool = True) -> None:
+        """An engine is chosen to decode it, or to go on, and asked unless its leg begins later."""
         self.decode_engine = engine
+        if is_asked and self.decode_at_ns is None:
+            self.decode_at_ns = time.monotonic_ns()
 
     def early(self, why_not: str, *, is_given: bool = False) -> None:
         """The engine that prefills gives the first token, unless `why_not`; or has given it."""
         self.why_not_early, self.is_early = why_not, is_given
-
-    def decode_asked(self) -> None:
-        """A decode leg begins."""
-        if self.decode_at_ns is None:
-            self.decode_at_ns = time.monotonic_ns()
 
     def streamed(self, num_tokens: int) -> None:
         """Output has come; `num_tokens` is as good as it is known before the usage comes."""
@@ -279,12 +276,10 @@ class RequestRecord:
         self.pulled_tokens = num_tokens
 
     def ended(self, outcome: Outcome) -> None:
-        """It is over, but for what is left to send."""
+        """Its answer is complete, or it is over, but for what is left to send."""
         self.outcome = outcome
-
-    def finished(self) -> None:
-        """The answer is complete."""
-        self.outcome, self.e2e_ns = Outcome.FINISHED, self.age_ns()
+        if outcome is Outcome.FINISHED:
+            self.e2e_ns = self.age_ns()
 
     def failed(self, outcome: Outcome, error: str, rejected: str | None) -> None:
         """It is answered with an error: its status, and why it is 429."""
