@@ -18,6 +18,7 @@ RECORD: dict[str, Any] = {
     "kv_bytes": 123_456_789,
     "transfer_ms": 12_345.6,
     "ttft_ms": 23_456.7,
+    "second_ms": 34_567.8,
 }
 
 

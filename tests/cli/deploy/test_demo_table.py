@@ -53,7 +53,7 @@ def test_no_figure_is_cut(width: int) -> None:
 
 
 def test_a_pipe_gets_the_whole_table(capsys: pytest.CaptureFixture[str]) -> None:
-    console = console_for(160)
+    console = console_for(176)
     console.print(table_of(rows(), console.width))
     _, remote, _, fallback, _ = capsys.readouterr().out.splitlines()
     for cell in ("112,134", "11,904", RECORD["explanation"], "12346 ms", "identical"):

@@ -154,7 +154,7 @@ def _is_remote(row: DemoRow) -> bool:
 
 
 def _milliseconds(key: str) -> Callable[[DemoRow, int], str]:
-    return lambda row, _: f"{row.record[key]:.0f} ms" if row.record[key] else ""
+    return lambda row, _: f"{row.record[key]:.0f} ms" if row.record.get(key) else ""
 
 
 def _shipped(row: DemoRow, _: int) -> str:
@@ -183,10 +183,11 @@ _COLUMNS = (
     _Column("KV shipped", _shipped),
     _Column("transfer", _milliseconds("transfer_ms")),
     _Column("TTFT", _milliseconds("ttft_ms")),
+    _Column("2nd token", _milliseconds("second_ms")),
 )
 COMPARED, IF_LOCAL = _Column("as alone", _alone, "left"), _Column("if local", _if_local)
 """The last column: the answer beside that of one engine alone, or the first token's time there."""
-_LEAVE = (_WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
+_LEAVE = ("2nd token", _WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
 """Columns that are dropped, in this order, in a narrow terminal; path and comparison stay."""
 _GAP = 2
 _TITLE_MIN, _WHY_MIN = 12, 18
