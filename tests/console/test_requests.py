@@ -267,3 +267,12 @@ def test_shares_are_of_the_links_that_have_a_budget() -> None:
         for at in (10.0, 10.5, 12.0, 99.0)
     ]
     assert link_shares(samples, 10.0, 1.0, 3) == {"a>b": [0.5, None, 0.5]}
+
+
+async def test_tokens_after_the_window_are_not_in_it() -> None:
+    record = RequestRecord("x", "chat", "t")
+    record.started_unix_s, record.ttft_ns = 1059.5, NS_PER_S // 10
+    record.e2e_ns, record.num_output_tokens = 60 * NS_PER_S, 3000
+    series = RequestSeries(1000.0, 1060.0, step_of(60))
+    series.add(record)
+    assert max((await series.as_json())["tokens_per_s"]) < 50

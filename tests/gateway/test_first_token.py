@@ -362,3 +362,50 @@ async def test_a_hang_after_the_token(world: World, checkpoint: Path) -> None:
     events = await asking
     assert text_of(events) == TEXT
     assert usage_of(events)[1] == len(speech.ids)
+
+
+async def test_an_engine_that_gives_its_prefill_up_ends_no_answer(
+    world: World, checkpoint: Path
+) -> None:
+    speech = talk(world, checkpoint)
+
+    async def gives_up(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        if not body.get("stream"):
+            return await speech.script(engine, request, body)
+        response = await engine.begin_stream(request)
+        speech.prompt = body["prompt"]
+        [line, *_] = speech.lines(body)
+        line["choices"][0].update(finish_reason="abort", text="", token_ids=[])
+        await send(response, line)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    world.prefill.script = gives_up
+    said, _, why, _ = await ask(world, STREAM)
+    assert (said, why) == (TEXT, "stop")
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+async def test_what_a_broken_leg_had_cached_is_not_counted(
+    world: World, checkpoint: Path, temperature: float
+) -> None:
+    speech = talk(world, checkpoint, how="abort")
+
+    async def breaks(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        world.prefill.script = speech.script
+        speech.dies = [1]
+        return await speech.script(engine, request, body)
+
+    world.prefill.script = breaks
+    said, usage, *_ = await ask(world, STREAM | {"temperature": temperature})
+    assert said == TEXT
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_stop_string_across_the_seam_costs_no_count_with_one_engine(
+    world: World, checkpoint: Path
+) -> None:
+    talk(world, checkpoint, "abcdefgh")
+    body = STREAM | {"temperature": 0.7, "stop": ["abcdef"]}
+    _, usage, why, _ = await ask(world, body)
+    assert (usage["completion_tokens"], why) == (6, "stop")

@@ -52,6 +52,21 @@ def test_a_process_that_was_killed_leaves_its_open_incidents(tmp_path: Path) -> 
     third.close(T + 31)
 
 
+def test_a_row_of_another_version_hides_no_other(tmp_path: Path) -> None:
+    store = IncidentStore(tmp_path, "g")
+    store.open()
+    row = row_of(incident(2))
+    strange = row[4].replace(b'"engine"', b'"moon"')
+    assert strange != row[4]
+    store.write([row_of(incident(1)), (*row[:4], strange)], T)
+    assert ids(store.find(Query())) == [1]
+    assert store.get(row[0]) is None
+    store.close(T)
+    again = IncidentStore(tmp_path, "g")
+    assert ids(list(again.open().incidents)) == [1]
+    again.close(T)
+
+
 def test_two_processes_of_one_name_have_two_files(tmp_path: Path) -> None:
     first, second = IncidentStore(tmp_path, "g"), IncidentStore(tmp_path, "g")
     first.open()

@@ -65,8 +65,11 @@ class RequestSeries:
         began = record.started_unix_s + (record.ttft_ns or record.decided_ns or 0) / NS_PER_S
         ended = record.started_unix_s + (record.e2e_ns or 0) / NS_PER_S
         ended = max(ended if record.e2e_ns is not None else self._now, began)
+        until = self.since + self.num_steps * self.step_s
+        if began >= until or ended < self.since:
+            return
         first, last = self._step(began), self._step(ended)
-        if first == last:
+        if first == last and self.since <= began and ended <= until:
             self._tokens[first] += record.num_output_tokens
             return
         per_s = record.num_output_tokens / (ended - began)

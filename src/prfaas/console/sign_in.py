@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
@@ -48,7 +47,7 @@ class SignIn:
     trace_page: str | None = None
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     tries: WrongKeys = field(default_factory=WrongKeys)
-    """Tries to sign in, right or wrong, by address."""
+    """Wrong keys, by address. A right one always opens: all browsers behind a proxy have one."""
 
     @property
     def cookie(self) -> str:
@@ -78,7 +77,7 @@ class SignIn:
                 "needs_key": bool(self.access.operators),
                 "operator": name if is_named else None,
                 "rank": self.access.rank(name).value if name else None,
-                "trace_page": self.trace_page,
+                "trace_page": self.trace_page if name else None,
             }
         )
 
@@ -88,10 +87,10 @@ class SignIn:
         if not self.access.operators:
             message = "this gateway has no operator keys: there is nothing to sign in with"
             raise RequestError(message, status=409)
-        if wait_s := self.tries.wrong(request.remote or "", monotonic_ns()):
-            message = "too many tries to sign in from this address"
-            raise self.access.refused(request, RejectedError(message, "wrong_keys", wait_s))
         name = self.access.operators.owner(body.key.strip())
+        if name is None and (wait_s := self.tries.wrong(request.remote or "", monotonic_ns())):
+            message = "too many wrong keys from this address"
+            raise self.access.refused(request, RejectedError(message, "wrong_keys", wait_s))
         if name is None:
             message = "this is no operator's key; `prfaas tenant key` makes keys, and the "
             message += "deployment file has their hashes in [operators] or gateway.operator_keys"
@@ -132,7 +131,7 @@ def _check_origin(request: web.Request) -> None:
     origin, site = request.headers.get(hdrs.ORIGIN), request.headers.get("Sec-Fetch-Site")
     is_own = site in _OWN_SITE if site is not None else None
     if is_own is None and origin is not None:
-        is_own = urlsplit(origin).netloc == request.host
+        is_own = origin.partition("://")[2] == request.host
     if is_own is None:
         is_own = request.method in ("GET", "HEAD")
     if not is_own:

@@ -230,6 +230,7 @@ class Gateway:
             self.console_reader,
             deployment.gateway.consoles_max,
             times.console_interval_s,
+            self.access.may_go_on,
         )
         self.parts = self._services(holding, planner, tickets, fetcher, times)
         self.charging = Charging(self.engines.probes)

@@ -13,7 +13,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +125,7 @@ class IncidentStore:
         except _FAULTS as error:
             raise self._fault(error) from None
         seen, stopped = runs.get("seen"), runs.get("stopped", 0.0)
-        return Earlier([_incident(body) for (body,) in rows], seen, bool(seen and stopped >= seen))
+        return Earlier(list(_incidents(rows)), seen, bool(seen and stopped >= seen))
 
     def write(self, rows: Sequence[Row], now: float) -> None:
         """Write incidents, and that this process runs; forget what is too old or too much.
@@ -153,7 +153,7 @@ class IncidentStore:
         )
         given = (query.until, query.since, query.kind, query.kind, query.is_open, query.limit)
         try:
-            return [_incident(body) for (body,) in self._opened().execute(sql, given).fetchall()]
+            return list(_incidents(self._opened().execute(sql, given).fetchall()))
         except _FAULTS as error:
             raise self._fault(error) from None
 
@@ -162,7 +162,7 @@ class IncidentStore:
         sql = "SELECT body FROM incidents WHERE substr(id, 1, ?) = ? LIMIT 2"
         try:
             rows = self._opened().execute(sql, (len(found_id), found_id)).fetchall()
-            return _incident(rows[0][0]) if len(rows) == 1 else None
+            return next(_incidents(rows), None) if len(rows) == 1 else None
         except _FAULTS as error:
             raise self._fault(error) from None
 
@@ -265,5 +265,8 @@ def row_of(incident: Incident) -> Row:
     return incident.id, incident.kind.value, *times, msgspec.json.encode(incident)
 
 
-def _incident(body: bytes) -> Incident:
-    return msgspec.json.decode(body, type=Incident)
+def _incidents(rows: Iterable[tuple[bytes]]) -> Iterator[Incident]:
+    """The incidents of rows, without those that another version wrote and this one cannot read."""
+    for (body,) in rows:
+        with contextlib.suppress(msgspec.DecodeError):
+            yield msgspec.json.decode(body, type=Incident)

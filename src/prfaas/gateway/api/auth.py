@@ -106,6 +106,10 @@ class Access:
             acting_operator.reset(token)
             await self._facts.kept()
 
+    def may_go_on(self, request: web.Request) -> bool:
+        """Return True while the key, or the session, of an open stream would open it again."""
+        return bool(self._operator_or_nobody(request))
+
     def rank(self, operator: str) -> OperatorRank:
         """Return the rank of an operator, by the name of the key."""
         return self._ranks.get(operator, OperatorRank.CHANGE)

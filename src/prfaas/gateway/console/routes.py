@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -95,8 +96,15 @@ def _policy(body: bytes) -> str:
 class Console:
     """The console of one gateway."""
 
-    def __init__(self, parts: ConsoleReader, pages_max: int, interval_s: float) -> None:
+    def __init__(
+        self,
+        parts: ConsoleReader,
+        pages_max: int,
+        interval_s: float,
+        may: Callable[[web.Request], bool],
+    ) -> None:
         self._parts, self._pages_max, self._interval_s = parts, pages_max, interval_s
+        self._may = may
         self.history = parts.history
         self._live = LiveState(lambda: encode_event(parts.state()))
         self._control_ticker: asyncio.Task[None] | None = None
@@ -137,7 +145,7 @@ class Console:
         with self._live.following(), contextlib.suppress(ConnectionResetError):
             response, number = web.StreamResponse(headers=STREAM_HEADERS), 0
             await response.prepare(request)
-            while True:
+            while self._may(request):
                 number, event = await self._live.after(number)
                 await response.write(event)
         return response

@@ -106,7 +106,7 @@ class DecodeLeg:
             prompt,
             max_model_len=engine.max_model_len,
             transfer=wait_order(awaited, self.transfer_timeout_ms),
-            with_ids=exchange.answer is not None and self.has_others,
+            with_ids=exchange.answer is not None and (self.has_others or exchange.has_tokens),
         )
         headers = exchange.leg_headers("d")
         async with self.engines.post(engine, path, body, headers) as response:

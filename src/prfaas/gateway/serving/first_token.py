@@ -31,6 +31,9 @@ from prfaas.gateway.serving.decode_leg import (
 )
 from prfaas.gateway.serving.request_state import Exchange, StreamedAnswer, reply_headers
 
+_GIVEN_UP = ("abort", "error")
+"""Reasons of an end that is none of the answer: another engine can give it."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlyToken:
@@ -59,7 +62,7 @@ class EarlyToken:
         """
         if self.exchange.client.stream:
             return await self._read_stream(response)
-        whole = as_object(from_json(await read_answer(response)))
+        whole = as_object(from_json(without_prompt_ids(await read_answer(response))))
         ends = self._begin(whole)
         if ends:
             return whole_reply(whole, self.exchange)
@@ -100,14 +103,17 @@ class EarlyToken:
             raise LegFailedError("error", "the engine failed within its stream", code)
         choices = chunk.get("choices")
         choice = as_object(choices[0]) if isinstance(choices, list) and choices else {}
+        if choice.get("finish_reason") in _GIVEN_UP:
+            raise LegBrokenError("broken", "the engine gave its prefill up")
         ends = self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
             # A greedy answer that comes whole is made by the engine that decodes.
             if ends or self.exchange.client.stream or not self.answer.is_greedy:
                 self.exchange.record.early("", is_given=True)
-            # The leg reports itself what it found.
-            self.exchange.usage.cached_max = None
+            if ends:
+                # The leg reports itself what it found.
+                self.exchange.usage.cached_max = None
         return ends
 
     async def _open(self) -> None:
