@@ -157,7 +157,7 @@ async def test_a_clip_plays_to_its_end(browser: Browser) -> None:
     page = await opened(browser, [])
     broken = part(page, 3)
     await broken.get_by_text("100×").click()
-    await broken.get_by_role("button", name="Kill an engine").click()
+    await broken.get_by_role("button", name="Kill a machine").click()
     await expect(broken.locator(".reading")).to_contain_text("4:00", timeout=SOON_MS)
     await expect(broken.get_by_role("button", name="Play")).to_be_visible()
 

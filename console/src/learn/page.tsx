@@ -101,16 +101,21 @@ export function Page() {
         </Part>
         <Part number={3} title="Break it">
           <p>
-            The same traffic, and something goes wrong at 1:00. Two policies decide: <i>paper</i> keeps a fixed threshold,{" "}
-            <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
+            The same traffic, and something goes wrong at 1:00. Two policies decide: <i>fixed</i> keeps one threshold, as in
+            the paper; <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
             <b>Cut the line</b>, then try the others.
           </p>
-          {data ? <Trouble data={data.trouble} /> : <Loading />}
-          <Answer question="What happens when the line dies?">
-            Prompts whose notes were on the way <b>fall back</b>: they are read again, here. New ones stay here too. The
-            local machines are slower, so a queue grows, but every prompt is answered and nobody gets an error. Once the
-            line is back, long prompts go again.
-          </Answer>
+          {data ? (
+            <Trouble data={data.trouble}>
+              <Answer question="What happens when the line dies?">
+                Prompts whose notes were on the way <b>fall back</b>: they are read again, here. New ones stay here too.
+                The local machines are slower, so a queue grows, but every prompt is answered and nobody gets an error.
+                Once the line is back, long prompts go again.
+              </Answer>
+            </Trouble>
+          ) : (
+            <Loading />
+          )}
         </Part>
         <Part number={4} title="Your numbers">
           <p>
