@@ -103,7 +103,7 @@ async def test_the_keyboard_alone_answers_the_four_questions(browser: Browser) -
     await expect(one.locator(".reading")).to_contain_text("staying saves")
     await press("End")
     await expect(one.locator(".reading")).to_contain_text("going saves 15 s")
-    await tab_to(page, one.get_by_label("hybrid"))
+    await tab_to(page, one.get_by_label("hybrid: short notes"))
     await press("ArrowRight")
     await expect(one.locator(".reading")).to_contain_text("staying saves")
 
