@@ -273,11 +273,11 @@ function TimeLine({ clip, lanes, span, at, fault, onJump }: TimeLineProps) {
   const most = Math.max(...lanes.flatMap((lane) => lane.waiting), 10);
   const x = (ms: number) => AXIS + (ms / span) * (width - AXIS);
   const y = (count: number) => TALL - 20 - (count / most) * (TALL - 66);
-  const step = [5, 10, 20, 50, 100, 200, 500].find((each) => most / each < 3.5) ?? 1000;
+  const step = [5, 10, 20, 50, 100, 200, 500].find((each) => most / each < 4.5) ?? 1000;
   const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step);
   const [from, to] = [clip.from_s * 1000, clip.to_s * 1000];
   return (
-    <div class="time-line" ref={place}>
+    <div class="time-line trouble-line" ref={place}>
       {width > 0 && (
         <svg width={width} height={TALL} role="img" aria-label="Prompts that wait, over time, under both policies">
           <text class="soft" x="0" y="12">

@@ -227,6 +227,6 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
 }
 
 function niceStep(ms: number): number {
-  for (const step of [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]) if (step >= ms) return step;
+  for (const step of [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 30_000]) if (step >= ms) return step;
   return 60_000;
 }
