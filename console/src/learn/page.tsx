@@ -106,7 +106,7 @@ export function Page() {
           <p>
             The same traffic, and something goes wrong at 1:00. Two policies decide: <i>fixed</i> keeps one threshold, as in
             the paper; <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
-            <b>Cut the line</b>, then try the others.
+            First the line is cut. <b>Press a button</b> to see it again, or to try something else.
           </p>
           {data ? (
             <Trouble data={data.trouble}>
