@@ -103,7 +103,7 @@ async def test_the_keyboard_alone_answers_the_four_questions(browser: Browser) -
     await expect(one.locator(".reading")).to_contain_text("staying saves")
     await press("End")
     await expect(one.locator(".reading")).to_contain_text("going saves 15 s")
-    await tab_to(page, one.get_by_label("hybrid"))
+    await tab_to(page, one.get_by_label("hybrid: short notes"))
     await press("ArrowRight")
     await expect(one.locator(".reading")).to_contain_text("staying saves")
 
@@ -153,11 +153,30 @@ async def test_nothing_moves_by_itself_with_reduced_motion(browser: Browser) -> 
     await expect(part(page, 3).get_by_role("button", name="Play")).to_be_visible()
 
 
+async def test_a_fault_plays_once_it_is_seen_or_chosen(browser: Browser) -> None:
+    page = await opened(browser, [], viewport={"width": 390, "height": 844})
+    broken = part(page, 3)
+    cut = broken.get_by_role("button", name="Cut the line")
+    await expect(broken.locator(".clock")).to_have_text("0:46")
+    await expect(cut).to_have_attribute("aria-pressed", "false")
+    await broken.locator(".pair").scroll_into_view_if_needed()
+    await expect(cut).to_have_attribute("aria-pressed", "true")
+    await expect(broken.locator(".words.on").first).to_contain_text("everything is read here")
+    await expect(broken.get_by_label("Both sites, adaptive policy")).to_be_visible()
+    await broken.locator(".narrow").get_by_label("fixed").check(force=True)
+    await expect(broken.get_by_label("Both sites, fixed policy")).to_be_visible()
+    await expect(broken.get_by_label("Both sites, adaptive policy")).to_be_hidden()
+    await broken.get_by_text("1×", exact=True).click()
+    await broken.get_by_role("button", name="Burst").click()
+    await expect(broken.locator(".clock")).to_contain_text("0:4")
+    await expect(broken.get_by_role("button", name="Pause")).to_be_visible()
+
+
 async def test_a_clip_plays_to_its_end(browser: Browser) -> None:
     page = await opened(browser, [])
     broken = part(page, 3)
     await broken.get_by_text("100×").click()
-    await broken.get_by_role("button", name="Kill an engine").click()
+    await broken.get_by_role("button", name="Kill a machine").click()
     await expect(broken.locator(".reading")).to_contain_text("4:00", timeout=SOON_MS)
     await expect(broken.get_by_role("button", name="Play")).to_be_visible()
 

@@ -43,7 +43,35 @@ export function Many({ data }: { data: Data["many"] }) {
           <Gauge name="Reading here" load={here / 100} words={`${here} % busy`} tone="local" />
           <Gauge name="Reading there, and line" load={there / 100} words={`${there} % busy`} tone="remote" />
           <Gauge name="Writing" load={write / 100} words={`${write} % busy`} tone="writing" />
+          <div class="gauge scale" aria-hidden="true">
+            <span />
+            <span>
+              <i>100 %</i>
+            </span>
+          </div>
         </div>
+      </div>
+      <div class="controls close">
+        <label class="long-slider">
+          <span>
+            Threshold: send away prompts with more than <b class="out">{tokens(run.threshold)} new tokens</b>
+          </span>
+          <input
+            type="range"
+            min={0}
+            max={data.runs.length - 1}
+            value={index}
+            aria-valuetext={`${tokens(run.threshold)} tokens`}
+            onInput={(event) => setIndex(Number(event.currentTarget.value))}
+          />
+          <span class="ends">
+            <span>nearly all go</span>
+            <span>nearly all stay</span>
+          </span>
+        </label>
+        <button type="button" onClick={() => setRunning(!isRunning)}>
+          {isRunning ? "❚❚ Pause" : "▶ Run"}
+        </button>
       </div>
       <Sites
         label="Prompts arrive at the left, long ones at the top. Those above the threshold go to the remote site, the others to the local one; each waits, is read, and is answered locally."
@@ -70,28 +98,11 @@ export function Many({ data }: { data: Data["many"] }) {
           ];
         }}
       />
-      <div class="controls">
-        <label class="long-slider">
-          <span>
-            Threshold: send away prompts with more than <b class="out">{tokens(run.threshold)} new tokens</b>
-          </span>
-          <input
-            type="range"
-            min={0}
-            max={data.runs.length - 1}
-            value={index}
-            aria-valuetext={`${tokens(run.threshold)} tokens`}
-            onInput={(event) => setIndex(Number(event.currentTarget.value))}
-          />
-          <span class="ends">
-            <span>nearly all go</span>
-            <span>nearly all stay</span>
-          </span>
-        </label>
-        <button type="button" onClick={() => setRunning(!isRunning)}>
-          {isRunning ? "❚❚ Pause" : "▶ Run"}
-        </button>
-      </div>
+      <p class="key">
+        a prompt, the larger the more there is to read: <i class="k-prompt" /> <i class="k-prompt rim" /> rim: known
+        already <i class="k-ring" /> ring: a machine reads it <i class="k-square" /> notes on the line{" "}
+        <i class="k-dot" /> an answer being written
+      </p>
       <p class="reading">
         Now {counts.waitThere} prompts wait to be read there and {counts.waitHere} here; {counts.writing} answers are
         being written.{" "}
@@ -132,7 +143,7 @@ function Search({ data, tried, index, isFound, onPick }: SearchProps) {
   return (
     <div class="search">
       <p>
-        <b>Your search.</b>{" "}
+        <b>Your search: prompts in time, of 100, by threshold.</b>{" "}
         {isFound ? (
           <>
             The planner computes a best place from the speed of the machines and of the line, without trying:{" "}
@@ -143,7 +154,7 @@ function Search({ data, tried, index, isFound, onPick }: SearchProps) {
           </>
         ) : (
           <>
-            Each place that you try leaves a point. Find the top: try both sides
+            Each threshold that you try leaves a point. Find the top: try both sides
             {tried.length > 1 ? `, ${tried.length} tried` : ""}.
           </>
         )}
@@ -174,10 +185,10 @@ function Search({ data, tried, index, isFound, onPick }: SearchProps) {
               </>
             )}
             <text class="tick" x="20" y={HIGH - 4}>
-              lower threshold
+              {tokens(data.runs[0]!.threshold)}: lower threshold
             </text>
             <text class="tick" x={width - 24} y={HIGH - 4} text-anchor="end">
-              higher
+              higher: {tokens(data.runs.at(-1)!.threshold)}
             </text>
           </svg>
         )}

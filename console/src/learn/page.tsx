@@ -33,17 +33,19 @@ export function Page() {
           <p class="kicker">Prefill-as-a-Service, explained in five pictures</p>
           <h1>Read long prompts far away. Write every answer at home.</h1>
           <p class="lead">
-            A language model answers in two steps. First it <b class="there">reads</b> the prompt, all of it: heavy
-            computing, called <i>prefill</i>. Then it <b class="write">writes</b> the answer word by word: light
-            computing, much memory, called <i>decode</i>. Between the two lie its notes on the prompt, the{" "}
-            <i>KV cache</i>.
+            A chatbot answers in two steps. First its model <b class="there">reads</b> the prompt: your question and
+            all that goes with it. That is heavy computing (<i>prefill</i>). Then it <b class="write">writes</b> the
+            answer word by word, which is light computing with much memory (<i>decode</i>). Between the two lie its
+            notes on what it has read (<i>KV cache</i>).
           </p>
           <p class="lead">
-            In some models these notes are now small enough to be sent to another city. So a remote site with faster
-            machines can read for you. Should it? That depends on the prompt.
+            In some new models these notes are short enough to be sent to another city (<i>hybrid</i> models; with the
+            others, <i>dense</i> ones, they are too long). So a remote site with faster machines can read for you.
+            Should it? That depends on the prompt.
           </p>
           <p class="terms">
-            Lengths are in <i>tokens</i>: 1,000 tokens are about a page and a half. <span class="here">Orange</span> is
+            Lengths are in <i>tokens</i>: 1,000 tokens are about a page and a half. A line's
+            speed is in <i>Gbit/s</i>: 1 carries 125 MB a second, as much as 40 photos. <span class="here">Orange</span> is
             read here, at your site; <span class="there">blue</span> is read there, at the remote site.
           </p>
           </div>
@@ -77,20 +79,21 @@ export function Page() {
             travel while reading goes on, so the trip adds little at the end.
           </Answer>
           <Answer question="Why do short prompts stay?">
-            Every trip has a fixed price: the distance, and 182 MB of notes however short the prompt. A short prompt
-            saves less than that. And the few fast machines are better kept for those that gain most.
+            Every trip has a fixed price: the distance, and 182 MB of notes however short the prompt, because most layers
+            of a hybrid keep a summary of the same size for one page as for a hundred. A short prompt saves less than
+            that. And the few fast machines are better kept for those that gain most.
           </Answer>
           <p class="aside">
-            <b>Dense or hybrid?</b> A <i>dense</i> model takes notes on every token in each of its layers. A{" "}
-            <i>hybrid</i> one does so in few layers and keeps a summary of fixed size in the others: here 13 times less
-            for a long prompt. Only then is the line not the limit.
+            <b>Dense or hybrid?</b> The notes of the hybrid model are 13 times less for a long prompt. Only then is the
+            line not the limit.
           </p>
         </Part>
         <Part number={2} title="Many prompts">
           <p>
             Now 2.4 prompts come each second, and nobody is alone. A <i>threshold</i> decides: prompts with more{" "}
             <i>new</i> tokens than that go, the others stay. New is what must be read; the rim
-            around a prompt is cached, known from an earlier turn. <b>Pull the handle</b> and look for the best place.
+            around a prompt is known already, from an earlier turn (<i>cached</i>). <b>Move the threshold</b>, with the
+            slider or with the round handle in the picture, which are the same, and look for the best place.
           </p>
           {data ? <Many data={data.many} /> : <Loading />}
           <Answer question="What does a lower threshold do?">
@@ -101,16 +104,21 @@ export function Page() {
         </Part>
         <Part number={3} title="Break it">
           <p>
-            The same traffic, and something goes wrong at 1:00. Two policies decide: <i>paper</i> keeps a fixed threshold,{" "}
-            <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
-            <b>Cut the line</b>, then try the others.
+            The same traffic, and something goes wrong at 1:00. Two policies decide: <i>fixed</i> keeps one threshold, as in
+            the paper; <i>adaptive</i> also looks at the queues and the line before each decision.{" "}
+            First the line is cut. <b>Press a button</b> to see it again, or to try something else.
           </p>
-          {data ? <Trouble data={data.trouble} /> : <Loading />}
-          <Answer question="What happens when the line dies?">
-            Prompts whose notes were on the way <b>fall back</b>: they are read again, here. New ones stay here too. The
-            local machines are slower, so a queue grows, but every prompt is answered and nobody gets an error. Once the
-            line is back, long prompts go again.
-          </Answer>
+          {data ? (
+            <Trouble data={data.trouble}>
+              <Answer question="What happens when the line dies?">
+                Prompts whose notes were on the way <b>fall back</b>: they are read again, here. New ones stay here too.
+                The local machines are slower, so a queue grows, but every prompt is answered and nobody gets an error.
+                Once the line is back, long prompts go again.
+              </Answer>
+            </Trouble>
+          ) : (
+            <Loading />
+          )}
         </Part>
         <Part number={4} title="Your numbers">
           <p>

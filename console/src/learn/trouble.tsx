@@ -1,27 +1,70 @@
 // Break it: the same trouble under two policies on one time line.
 
+import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { prompts, type Data } from "./data";
-import { countsAt, inTime, type Prompt } from "./prompts";
+import { countsAt, firstToken, inTime, type Prompt } from "./prompts";
 import { Sites } from "./sites";
 import { clock, isStill, useFrames, useWidth } from "./time";
 import { Choice } from "./widgets";
 
 const TARGET_MS = 10_000;
-const BEGIN_MS = 42_000;
+/** A clip plays from so long before the fault; where nothing moves, it shows a moment so long after. */
+const BEFORE_MS = 14_000;
+const AFTER_MS = 40_000;
 const STEP_MS = 2000;
 
-const EVENTS: Record<string, [string, string, string]> = {
-  cut: ["Cut the line", "line cut", "cut"],
-  engine: ["Kill an engine", "an engine dies", "engine"],
-  half: ["Halve the line", "half of the line", "half"],
-  burst: ["Burst", "twice as many prompts", ""],
-  warm: ["Warm cache", "most prompts are known already", ""],
+interface Fault {
+  button: string;
+  /** What the picture shows of it. */
+  trouble: string;
+  during: string;
+  begins: string;
+  ends: string;
+}
+
+const FAULTS: Record<string, Fault> = {
+  cut: {
+    button: "Cut the line",
+    trouble: "cut",
+    during: "The line is cut: everything is read here.",
+    begins: "line cut",
+    ends: "line back",
+  },
+  engine: {
+    button: "Kill a machine",
+    trouble: "engine",
+    during: "A machine there is dead: its prompts are read again.",
+    begins: "machine dies",
+    ends: "machine back",
+  },
+  half: {
+    button: "Halve the line",
+    trouble: "half",
+    during: "Half of the line is left: notes arrive later.",
+    begins: "line halved",
+    ends: "line whole",
+  },
+  burst: {
+    button: "Burst",
+    trouble: "",
+    during: "Twice as many prompts come.",
+    begins: "burst begins",
+    ends: "burst over",
+  },
+  warm: {
+    button: "Warm cache",
+    trouble: "",
+    during: "Most of each prompt is known already.",
+    begins: "cache warm",
+    ends: "as before",
+  },
 };
 
-const POLICIES: Record<string, string> = {
-  paper: "a fixed threshold",
-  adaptive: "also looks at queues and line",
+/** The simulator's names of the policies, and the page's. */
+const POLICIES: Record<string, [string, string]> = {
+  paper: ["fixed", "the paper's rule: one threshold"],
+  adaptive: ["adaptive", "also looks at queues and line"],
 };
 
 interface Lane {
@@ -31,13 +74,17 @@ interface Lane {
   errors: number;
 }
 
-export function Trouble({ data }: { data: Data["trouble"] }) {
+export function Trouble({ data, children }: { data: Data["trouble"]; children: ComponentChildren }) {
   const [event, setEvent] = useState("cut");
   const [speed, setSpeed] = useState("10");
   const [isRunning, setRunning] = useState(false);
-  const [shown, setShown] = useState(BEGIN_MS);
-  const at = useRef(BEGIN_MS);
+  const [isChosen, setChosen] = useState(false);
+  const [policy, setPolicy] = useState("adaptive");
   const clip = data.clips[event]!;
+  const begin = clip.from_s * 1000 + (isStill() ? AFTER_MS : -BEFORE_MS);
+  const [shown, setShown] = useState(begin);
+  const at = useRef(begin);
+  const fault = FAULTS[event]!;
   const span = data.span_s * 1000;
   const lanes = useMemo<Lane[]>(
     () =>
@@ -55,7 +102,6 @@ export function Trouble({ data }: { data: Data["trouble"] }) {
     at.current = ms;
     setShown(ms);
   };
-  useEffect(() => jump(BEGIN_MS), [event]);
   const last = useRef(0);
   const isOn = (ms: number) => ms >= clip.from_s * 1000 && ms < clip.to_s * 1000;
   const advance = (elapsed: number) => {
@@ -68,32 +114,80 @@ export function Trouble({ data }: { data: Data["trouble"] }) {
     }
   };
   const frames = useFrames(advance);
+  useEffect(() => {
+    if (isStill()) return;
+    const watcher = new IntersectionObserver(
+      ([entry]) => {
+        if (!entry!.isIntersecting) return;
+        watcher.disconnect();
+        setRunning(true);
+      },
+      { threshold: 0.5 },
+    );
+    watcher.observe(frames.current!);
+    return () => watcher.disconnect();
+  }, []);
   const choose = (next: string) => {
     setEvent(next);
+    setChosen(true);
+    jump(data.clips[next]!.from_s * 1000 + (isStill() ? AFTER_MS : -BEFORE_MS));
     setRunning(!isStill());
+  };
+  const play = () => {
+    if (shown >= span) jump(clip.from_s * 1000 - BEFORE_MS);
+    setRunning(shown >= span || !isRunning);
   };
   return (
     <>
       <div class="controls breaks" role="group" aria-label="What happens">
-        {Object.entries(EVENTS).map(([key, [words]]) => (
-          <button type="button" aria-pressed={key === event} onClick={() => choose(key)}>
-            {words}
+        {Object.entries(FAULTS).map(([key, { button }]) => (
+          <button
+            type="button"
+            aria-pressed={key === event && (isChosen || shown >= clip.from_s * 1000)}
+            onClick={() => choose(key)}
+          >
+            {button}
           </button>
         ))}
+        <i class="row" />
+        <span class="at">
+          <button type="button" class="strong" onClick={play}>
+            {isRunning ? "❚❚ Pause" : "▶ Play"}
+          </button>
+          <b class="clock">{clock(shown)}</b>
+        </span>
+        <div class="narrow">
+          <Choice label="Policy" options={Object.entries(POLICIES).map(([key, [name]]) => [key, name])} value={policy} onChange={setPolicy} />
+        </div>
       </div>
       <div class="pair" ref={frames}>
         {lanes.map((lane) => (
-          <figure key={lane.name}>
+          <figure key={lane.name} class={lane.name === policy ? "" : "other"}>
             <figcaption>
-              <b>{lane.name}</b> {POLICIES[lane.name]}
+              <b>{POLICIES[lane.name]![0]}</b>: {POLICIES[lane.name]![1]}
               <span class="tally">
                 <span>{percent(inTime(lane.prompts, shown, TARGET_MS))} in time</span>{" "}
                 <span class={lane.errors ? "bad" : "good"}>{lane.errors} errors</span>
               </span>
             </figcaption>
+            <p class={`words ${isOn(shown) ? "on" : ""}`}>
+              {isOn(shown) ? (
+                <>
+                  {fault.during} <b>{late(lane, clip.from_s * 1000, shown)} waited longer</b> than 10 s,{" "}
+                  <b>{lane.errors} lost</b>.
+                </>
+              ) : shown < clip.from_s * 1000 ? (
+                `All is well until ${clock(clip.from_s * 1000)}.`
+              ) : (
+                <>
+                  It is over. <b>{late(lane, clip.from_s * 1000, shown)} waited longer</b> than 10 s since{" "}
+                  {clock(clip.from_s * 1000)}, <b>{lane.errors} lost</b>.
+                </>
+              )}
+            </p>
             <Sites
               small
-              label={`Both sites under ${lane.name}`}
+              label={`Both sites, ${POLICIES[lane.name]![0]} policy`}
               sight={() => [
                 {
                   prompts: lane.prompts,
@@ -101,7 +195,7 @@ export function Trouble({ data }: { data: Data["trouble"] }) {
                   numThere: data.system.prfaas,
                   numHere: data.system.prefill,
                   slots: data.system.slots,
-                  trouble: isOn(at.current) ? EVENTS[event]![2] : "",
+                  trouble: isOn(at.current) ? fault.trouble : "",
                   lead: 1200 * Number(speed),
                   speed: Number(speed),
                 },
@@ -111,22 +205,24 @@ export function Trouble({ data }: { data: Data["trouble"] }) {
           </figure>
         ))}
       </div>
-      <TimeLine clip={clip} lanes={lanes} span={span} at={shown} name={EVENTS[event]![1]} onJump={jump} />
+      {children}
+      <TimeLine clip={clip} lanes={lanes} span={span} at={shown} fault={fault} onJump={jump} />
       <div class="controls">
-        <button type="button" class="strong" onClick={() => (shown >= span ? (jump(BEGIN_MS), setRunning(true)) : setRunning(!isRunning))}>
-          {isRunning ? "❚❚ Pause" : "▶ Play"}
-        </button>
         <Choice label="Speed" options={["1", "5", "10", "30", "100"].map((n) => [n, `${n}×`])} value={speed} onChange={setSpeed} />
       </div>
-      <Story event={event} clip={clip} lanes={lanes} at={shown} isOn={isOn(shown)} />
+      <Story fault={fault} clip={clip} lanes={lanes} at={shown} isOn={isOn(shown)} />
     </>
   );
 }
 
+/** Prompts that came since an instant and waited longer for their first word than they should. */
+const late = (lane: Lane, from: number, at: number) =>
+  lane.prompts.filter((p) => p.at >= from && p.at + TARGET_MS < at && (firstToken(p) ?? Infinity) > TARGET_MS).length;
+
 const percent = (share: number | null) => (share == null ? "–" : `${Math.round(share * 100)} %`);
 
 interface StoryProps {
-  event: string;
+  fault: Fault;
   clip: Data["trouble"]["clips"][string];
   lanes: Lane[];
   at: number;
@@ -134,17 +230,17 @@ interface StoryProps {
 }
 
 /** The moment in words. */
-function Story({ event, clip, lanes, at, isOn }: StoryProps) {
+function Story({ fault, clip, lanes, at, isOn }: StoryProps) {
   const fell = lanes.map((lane) => lane.prompts.filter((p) => p.path === "fell" && p.at + (p.parts[0] ?? 0) <= at).length);
   const waits = lanes.map((lane) => {
     const counts = countsAt(lane.prompts, at);
     return counts.waitHere + counts.waitThere;
   });
   const when =
-    at < clip.from_s * 1000 ? "All is well" : isOn ? `Since ${clock(clip.from_s * 1000)}: ${EVENTS[event]![1]}` : "It is over";
+    at < clip.from_s * 1000 ? "All is well" : isOn ? `Since ${clock(clip.from_s * 1000)}: ${fault.begins}` : "It is over";
   return (
     <p class="reading">
-      {clock(at)}. {when}. {waits[0]} prompts wait under <i>paper</i>, {waits[1]} under <i>adaptive</i>.
+      {clock(at)}. {when}. {waits[0]} prompts wait under <i>fixed</i>, {waits[1]} under <i>adaptive</i>.
       {fell.some(Boolean) && (
         <>
           {" "}
@@ -164,32 +260,51 @@ interface TimeLineProps {
   lanes: Lane[];
   span: number;
   at: number;
-  name: string;
+  fault: Fault;
   onJump: (ms: number) => void;
 }
 
-const TALL = 118;
+const TALL = 150;
+/** Room for the numbers at the left, px. */
+const AXIS = 34;
 
-function TimeLine({ clip, lanes, span, at, name, onJump }: TimeLineProps) {
+function TimeLine({ clip, lanes, span, at, fault, onJump }: TimeLineProps) {
   const [place, width] = useWidth<HTMLDivElement>();
   const most = Math.max(...lanes.flatMap((lane) => lane.waiting), 10);
-  const x = (ms: number) => (ms / span) * width;
-  const y = (count: number) => TALL - 20 - (count / most) * (TALL - 48);
+  const x = (ms: number) => AXIS + (ms / span) * (width - AXIS);
+  const y = (count: number) => TALL - 20 - (count / most) * (TALL - 66);
+  const step = [5, 10, 20, 50, 100, 200, 500].find((each) => most / each < 4.5) ?? 1000;
+  const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step);
   const [from, to] = [clip.from_s * 1000, clip.to_s * 1000];
   return (
-    <div class="time-line" ref={place}>
+    <div class="time-line trouble-line" ref={place}>
       {width > 0 && (
         <svg width={width} height={TALL} role="img" aria-label="Prompts that wait, over time, under both policies">
-          <rect class="during" x={x(from)} width={x(to) - x(from)} y="20" height={TALL - 40} />
-          <path class="flag" d={`M${x(from)} ${TALL - 20}V6h${Math.min(width * 0.4, 12)}l-4 5 4 5h-12`} />
-          <text class="flag-name" x={x(from) + 16} y="16">
-            {name}
+          <text class="soft" x="0" y="12">
+            prompts that wait
+          </text>
+          {ticks.map((count) => (
+            <>
+              <line class="grid" x1={AXIS} x2={width} y1={y(count)} y2={y(count)} />
+              <text class="tick" x={AXIS - 6} y={y(count) + 4} text-anchor="end">
+                {count}
+              </text>
+            </>
+          ))}
+          <rect class="during" x={x(from)} width={x(to) - x(from)} y="38" height={TALL - 58} />
+          <path class="flag" d={`M${x(from)} ${TALL - 20}V24h-12l4 5-4 5h12`} />
+          <text class="flag-name" x={x(from) - 16} y="34" text-anchor="end">
+            {fault.begins}
+          </text>
+          <path class="flag over" d={`M${x(to)} ${TALL - 20}V24h12l-4 5 4 5h-12`} />
+          <text class="flag-name over" x={x(to) + 16} y="34">
+            {fault.ends}
           </text>
           {lanes.map((lane) => (
             <polyline class={`waiting ${lane.name}`} points={lane.waiting.map((count, i) => `${x(i * STEP_MS)},${y(count)}`).join(" ")} />
           ))}
-          <line class="needle" x1={x(at)} x2={x(at)} y1="4" y2={TALL - 20} />
-          <text class="tick" x="0" y={TALL - 4}>
+          <line class="needle" x1={x(at)} x2={x(at)} y1="20" y2={TALL - 20} />
+          <text class="tick" x={AXIS} y={TALL - 4}>
             0:00
           </text>
           <text class="tick" x={width} y={TALL - 4} text-anchor="end">
@@ -200,6 +315,7 @@ function TimeLine({ clip, lanes, span, at, name, onJump }: TimeLineProps) {
       <input
         type="range"
         aria-label="Time"
+        style={{ marginLeft: AXIS, width: `calc(100% - ${AXIS}px)` }}
         aria-valuetext={clock(at)}
         min={0}
         max={span}
@@ -208,7 +324,7 @@ function TimeLine({ clip, lanes, span, at, name, onJump }: TimeLineProps) {
         onInput={(event) => onJump(Number(event.currentTarget.value))}
       />
       <p class="key">
-        prompts that wait: <i class="k-paper" /> paper <i class="k-adaptive" /> adaptive
+        <i class="k-paper" /> fixed policy <i class="k-adaptive" /> adaptive policy
       </p>
     </div>
   );

@@ -2,13 +2,15 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Data, OneRow } from "./data";
-import { isStill, seconds, tokens, useFrames, useWidth } from "./time";
+import { seconds, tokens, useFrames, useWidth } from "./time";
 import { Choice } from "./widgets";
 
 const ROW = 30;
 /** Height of a block, px per Gbit/s: with its width, the time, its area is its bytes. */
 const PER_GBIT = 4.2;
 const FIRST_LENGTH = 27;
+/** Ends of the time axis, ms: lengths that fit share one, so that what takes longer is longer. */
+const SCALES = [4000, 26_000, 90_000, 400_000];
 
 export function TwoWays({ data }: { data: Data["one"] }) {
   const [index, setIndex] = useState(FIRST_LENGTH);
@@ -47,18 +49,30 @@ export function TwoWays({ data }: { data: Data["one"] }) {
         <Choice
           label="Model"
           options={[
-            ["hybrid", "hybrid"],
-            ["dense", "dense"],
+            ["hybrid", "hybrid: short notes"],
+            ["dense", "dense: long notes"],
           ]}
           value={model}
           onChange={setModel}
         />
         <Choice
-          label="Line, for this prompt"
+          label="Line (1 Gbit/s carries 125 MB a second)"
           options={Object.keys(data.models[model]!.links).sort((a, b) => Number(a) - Number(b)).map((key) => [key, `${key} Gbit/s`])}
           value={line}
           onChange={setLine}
         />
+        <p class="quiet">
+          {model === "hybrid" ? (
+            <>
+              <b>Hybrid</b>: few of the model's layers take notes on every token, the others keep a summary of fixed
+              size.
+            </>
+          ) : (
+            <>
+              <b>Dense</b>: every layer of the model takes notes on every token: many times more to send.
+            </>
+          )}
+        </p>
       </div>
       <Lanes row={row} gbits={Number(line)} stamp={`${model}/${line}/${index}`} />
       <p class="reading" aria-live="polite">
@@ -88,31 +102,34 @@ const size = (bytes: number) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` :
 
 function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: string }) {
   const [place, width] = useWidth<HTMLDivElement>();
+  const now = useRef<SVGTextElement>(null);
   const playhead = useRef<SVGRectElement>(null);
   const needle = useRef<SVGLineElement>(null);
-  const passed = useRef(0);
+  const passed = useRef(1);
   const [local, far, flights, , arrives] = row;
   const here = local.at(-1)!;
-  const end = Math.max(here, arrives) * 1.14;
+  const longest = Math.max(here, arrives) * 1.05;
+  const end = SCALES.find((each) => each >= longest) ?? longest;
   const x = (ms: number) => 2 + (ms / end) * (width - 4);
   const high = Math.max(gbits * PER_GBIT, 3);
-  const top = { here: 24, there: 92, line: 92 + ROW + 20, answer: 92 + ROW + 20 + high + 8 };
+  const top = { here: 24, there: 112, line: 112 + ROW + 20, answer: 112 + ROW + 20 + high + 8 };
   const bottom = top.answer + 26;
   const play = () => (passed.current = 0);
-  useEffect(() => {
-    passed.current = isStill() ? 1 : Math.max(passed.current, 1);
-    const soon = setTimeout(() => !isStill() && play(), 500);
-    return () => clearTimeout(soon);
-  }, [stamp]);
+  useEffect(() => void (passed.current = 1), [stamp]);
   const frames = useFrames((elapsed) => {
     passed.current = Math.min(passed.current + elapsed / 4, 1);
     const to = String(passed.current >= 1 ? width : x(passed.current * end));
     playhead.current?.setAttribute("width", to);
     needle.current?.setAttribute("x1", to);
     needle.current?.setAttribute("x2", to);
-    needle.current?.setAttribute("opacity", passed.current >= 1 ? "0" : "1");
+    now.current?.setAttribute("x", to);
+    for (const each of [needle, now]) each.current?.setAttribute("opacity", passed.current >= 1 ? "0" : "1");
   });
-  const label = (at: number) => Math.min(Math.max(x(at), 4), width - 130);
+  const sooner = `${seconds(Math.abs(here - arrives))} sooner ${here > arrives ? "there" : "here"}`;
+  // Letters of a bold 14 px are at most 8.6 px wide.
+  const half = sooner.length * 4.3;
+  const [from, to] = [x(Math.min(here, arrives)), x(Math.max(here, arrives))];
+  const hasRoom = (at: number) => width - x(at) > 78;
   const parts = (
     <>
       {local.map((to, i) => (
@@ -136,12 +153,11 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
   );
   const step = niceStep(end / (width < 500 ? 4 : 8));
   const ticks = Array.from({ length: Math.floor(end / step) + 1 }, (_, i) => i * step);
-  const hasRoom = (at: number) => width - x(at) > 78;
   return (
     <div ref={frames}>
       <div ref={place} class="lanes">
         {width > 0 && (
-          <svg width={width} height={bottom + 26} role="img" aria-label="Two lanes on one time axis: the prompt read here, and read there with its notes sent in blocks">
+          <svg width={width} height={bottom + 42} role="img" aria-label="Two lanes on one time axis: the prompt read here, and read there with its notes sent in blocks">
             <defs>
               <clipPath id="passed">
                 <rect ref={playhead} x="0" y="0" width={width} height={bottom} />
@@ -158,32 +174,41 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
             <text class="lane here" x="2" y="15">
               Here: slower machines <tspan class="soft">read, then write</tspan>
             </text>
-            <text class="lane there" x="2" y="83">
+            <text class="lane there" x="2" y="103">
               There: faster machines <tspan class="soft">read and send</tspan>
             </text>
             <text class="soft" x="2" y={top.line - 6}>
               the line
             </text>
             <g opacity="0.22">{parts}</g>
-            <g clip-path="url(#passed)">{parts}</g>
-            {hasRoom(here) && (
-              <text class="inside" x={x(here) + 9} y={top.here + 20}>
-                writes
-              </text>
-            )}
-            {hasRoom(arrives) && (
-              <text class="inside" x={x(arrives) + 9} y={top.answer + 15}>
-                writes
-              </text>
-            )}
+            <g clip-path="url(#passed)">
+              {parts}
+              {hasRoom(here) && (
+                <text class="inside" x={x(here) + 9} y={top.here + 20}>
+                  writes
+                </text>
+              )}
+              {hasRoom(arrives) && (
+                <text class="inside" x={x(arrives) + 9} y={top.answer + 15}>
+                  writes
+                </text>
+              )}
+            </g>
             <text class="soft" x={2} y={top.answer + 15}>
               {x(arrives) > 120 ? "back here" : ""}
             </text>
-            <line ref={needle} class="needle" x1={width} x2={width} y1={14} y2={bottom} />
+            <text class="soft" x={width - 2} y={bottom + 36} text-anchor="end">
+              {width < 500 ? "" : "after the prompt came; "}this scale ends at {end / 1000} s
+            </text>
+            <line ref={needle} class="needle" x1={width} x2={width} y1={14} y2={bottom + 20} opacity="0" />
+            <text ref={now} class="now" y={bottom + 35} text-anchor="middle" opacity="0">
+              now
+            </text>
             <line class="mark here" x1={x(here)} x2={x(here)} y1={top.here} y2={bottom} />
-            <line class="mark there" x1={x(arrives)} x2={x(arrives)} y1={top.there} y2={bottom} />
-            <text class="gap" x={label((Math.min(here, arrives) + Math.max(here, arrives)) / 2 - end * 0.06)} y={top.here + ROW + 15}>
-              {seconds(Math.abs(here - arrives))} {here > arrives ? "sooner there" : "sooner here"}
+            <line class="mark there" x1={x(arrives)} x2={x(arrives)} y1={top.here + ROW + 4} y2={bottom} />
+            <path class="bracket" d={`M${from} 59v10M${to} 59v10M${from} 64H${to}${to - from > 16 ? "M" + (from + 7) + " 60l-6 4 6 4" : ""}`} />
+            <text class="gap" x={Math.min(Math.max((from + to) / 2, half), width - half)} y="84" text-anchor="middle">
+              {sooner}
             </text>
           </svg>
         )}
@@ -194,7 +219,7 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
         </button>
         <span class="key">
           <i class="k-local" /> reading here <i class="k-remote" /> reading there <i class="k-block" /> notes on the
-          line (area = bytes) <i class="k-write" /> writing
+          line (the larger, the more data) <i class="k-write" /> writing
         </span>
       </p>
     </div>
@@ -202,6 +227,6 @@ function Lanes({ row, gbits, stamp }: { row: OneRow; gbits: number; stamp: strin
 }
 
 function niceStep(ms: number): number {
-  for (const step of [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]) if (step >= ms) return step;
+  for (const step of [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 30_000]) if (step >= ms) return step;
   return 60_000;
 }
