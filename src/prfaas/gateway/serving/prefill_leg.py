@@ -84,6 +84,13 @@ class PrefillFailedError(PrefillGivenUpError, SuspectError):
     """The engine reported a failure of this request."""
 
 
+class FieldsRefusedError(PrefillGivenUpError):
+    """The engine does not take the fields of this request."""
+
+
+_FIELDS_REFUSED = (400, 422)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillLeg:
     """Runs prefill legs."""
@@ -132,9 +139,7 @@ class PrefillLeg:
             )
             try:
                 return await self._post(engine, path, body, headers, early.read)
-            except PrefillGivenUpError as error:
-                if error.kind is not _Why.STATUS_4XX:
-                    raise
+            except FieldsRefusedError:
                 self.refusing[engine.name] = time.monotonic() + REFUSED_S
                 if transfer is None:
                     raise
@@ -218,6 +223,8 @@ class PrefillLeg:
             status = error.status
         label = PrefillFailure.of_status(status)
         kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
+        if status in _FIELDS_REFUSED:
+            kind = FieldsRefusedError
         answers = f"{engine.name} answers {status}"
         raise kind(label, answers, may_have_died=status == INTERNAL_ERROR)
 
