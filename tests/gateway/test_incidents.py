@@ -64,6 +64,14 @@ async def test_a_stream_that_is_lost_for_a_moment_is_an_incident(watched: World)
     assert incident.ended_at - incident.began_at < 30
 
 
+async def test_an_orderly_end_is_no_loss_of_pools_and_engines(watched: World) -> None:
+    await watched.gateway.drain()
+    watched.pd_pool.disconnect()
+    await until(lambda: not watched.gateway.pools.is_live("pd-pool"))
+    names = {each.name for each in book_of(watched).recent.values()}
+    assert not names & {"pool_silent", "link_down", "engine_down"}
+
+
 async def test_a_request_that_an_engine_left_is_told_with_the_engine(watched: World) -> None:
     watched.decode.script = die_after(2)
     stream = {"prompt": SHORT, "max_tokens": 8, "stream": True}

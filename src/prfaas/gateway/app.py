@@ -138,6 +138,9 @@ class Gateway:
         timing, events, times: Times of connections to pools, subscriptions, and all else.
     """
 
+    is_leaving = False
+    """True from the begin of its end on: what it loses by then is no loss."""
+
     def __init__(
         self,
         deployment: Deployment,
@@ -396,11 +399,13 @@ class Gateway:
         Args:
             lame_duck_ns: Time in which new requests are still served.
         """
+        self.is_leaving = True
         await self._request_admission.leave(lame_duck_ns / NS_PER_S)
         await self._request_admission.close(self._table.drain_timeout / NS_PER_S)
 
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
+        self.is_leaving = True
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:

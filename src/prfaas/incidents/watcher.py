@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 
 from prfaas.config.clusters import ClusterRole
@@ -48,12 +49,16 @@ class Watcher:
     Args:
         reader: Has the live parts of the gateway, and the history of the console.
         log: Takes the incidents.
+        is_leaving: Returns True once the gateway ends: its parts end with it, or it leaves them.
     """
 
     turns_each_beat = False
 
-    def __init__(self, reader: ConsoleReader, log: IncidentLog) -> None:
+    def __init__(
+        self, reader: ConsoleReader, log: IncidentLog, is_leaving: Callable[[], bool]
+    ) -> None:
         self._reader, self._live, self._log = reader, reader.live, log
+        self._is_leaving = is_leaving
         self._seen: dict[str, object] = {}
         """State of parts that was last looked at."""
         self._refused: Counter[str] = Counter()
@@ -83,6 +88,8 @@ class Watcher:
     def look(self) -> list[Alarm]:
         """Read the alarms of this moment, and keep the incidents up to date."""
         now = time.time()
+        if self._is_leaving():
+            return []
         found = alarms(self._reader.history, now, self._facts(now))
         self._log.book.look(found, now)
         return found

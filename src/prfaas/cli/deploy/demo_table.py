@@ -187,7 +187,7 @@ _COLUMNS = (
 )
 COMPARED, IF_LOCAL = _Column("as alone", _alone, "left"), _Column("if local", _if_local)
 """The last column: the answer beside that of one engine alone, or the first token's time there."""
-_LEAVE = ("2nd token", _WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
+_LEAVE = ("2nd token", "transfer", "cached", "prompt", _WHY, "KV shipped", "TTFT", "new")
 """Columns that are dropped, in this order, in a narrow terminal; path and comparison stay."""
 _GAP = 2
 _TITLE_MIN, _WHY_MIN = 12, 18

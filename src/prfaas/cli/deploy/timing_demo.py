@@ -198,6 +198,7 @@ Open {url}/console
 Break something
   kill {parts.part(pool).pid}   the other site's pool node: prompts are prefilled locally instead,
   {" " * len(str(parts.part(pool).pid))}        no request fails, and it is back in seconds
+  prfaas ctl incidents{option}   what happened, whom it touched, what the system did
 Ask for yourself
   {url}/v1   any OpenAI client, model {topology.deployment.model.name}
   prfaas top{option}   the state of both sites in a terminal

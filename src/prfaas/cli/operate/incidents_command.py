@@ -22,7 +22,7 @@ LIMIT_MAX = 1000
     "--since",
     type=ParsedType("duration", parse_duration),
     default="24h",
-    help="Those that lasted into this time before now, such as 30m or 7d; default 24h.",
+    help="Those that lasted into this time before now, such as 30min or 168h; default 24h.",
 )
 @click.option("--open", "is_open", is_flag=True, help="Only those that have not ended.")
 @click.option("--kind", type=click.Choice([each.value for each in Kind]), help="Only this kind.")

@@ -176,7 +176,7 @@ def incident_log(gateway: Gateway, metrics: IncidentMetrics) -> IncidentLog:
     book = IncidentBook(began_at, gateway.times.incident_grace_s)
     store = IncidentStore(deployment.state, name)
     log = IncidentLog(book, store, metrics, name, began_at)
-    watcher = Watcher(gateway.console_reader, log)
+    watcher = Watcher(gateway.console_reader, log, lambda: gateway.is_leaving)
     watcher.follow(gateway.facts)
     gateway.control_ticker.loops.append(watcher)
     gateway.console_reader.alarms.append(watcher.alarms_json)
