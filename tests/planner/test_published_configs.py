@@ -95,14 +95,10 @@ def test_kimi_k3_which_a_cpu_cannot_build_has_the_bytes_of_its_catalogue(tmp_pat
 
 def test_the_page_has_every_count() -> None:
     page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text()
-    counts = {
-        "equal": len(set(BUILT) - set(REFUSED) - OWN_CLASS),
-        "refused": len(REFUSED),
-        "not built by vLLM": len(PUBLISHED) - len(BUILT),
-    }
-    for outcome, count in counts.items():
-        assert f"| {outcome} | {count} | published |" in page
-    assert counts["equal"] >= 60
+    num_equal = len(set(BUILT) - set(REFUSED) - OWN_CLASS)
+    assert f"{num_equal} of the files are equal, {len(REFUSED)} are refused" in page
+    assert f"vLLM builds no model of {len(PUBLISHED) - len(BUILT)}," in page
+    assert num_equal >= 60
 
 
 def test_a_file_beside_the_config_counts_only_where_the_config_has_none(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def _carries(problem: Problem, found: fleet.Fleet, fewer: int, demand_per_s: flo
 
 def test_the_cheapest_fleet_is_printed_and_in_json() -> None:
     demand = ["--set", "workload.arrival_rate=10"]
-    text = CliRunner().invoke(plan, [str(CASE), *demand]).output
+    text = CliRunner().invoke(plan, [str(CASE), "--details", *demand]).output
     assert "cheapest for 10 req/s" in text
     assert "without PrfaaS instances" in text
     found = json.loads(CliRunner().invoke(plan, [str(CASE), "--json", *demand]).output)["sizing"]

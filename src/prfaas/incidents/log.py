@@ -68,6 +68,7 @@ class IncidentLog:
         self._thread = ThreadPoolExecutor(1, "incidents")
         self._writing: asyncio.Task[None] | None = None
         self._is_open = False
+        self._is_closed = False
         self._seen_at = self._retry_at = 0.0
         self._num_lost = 0
 
@@ -104,6 +105,9 @@ class IncidentLog:
 
     async def close(self) -> None:
         """Write the rest, and note that the gateway ends in order."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             async with asyncio.timeout(DISK_S):
                 await self.written()

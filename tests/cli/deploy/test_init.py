@@ -40,8 +40,9 @@ def test_a_kit_has_comments_and_leads_nowhere_else(prfaas: Prfaas, folder: Path,
 def test_a_deployment_passes_the_check(prfaas: Prfaas, folder: Path, kit: str) -> None:
     prfaas("init", kit)
     code, output, errors = prfaas("check", f"{kit}.toml")
-    assert code == 0, errors
-    assert f"{kit}.toml: ok" in output
+    # The other hosts of two sites are not here.
+    assert code == (1 if kit == "two-sites" else 0), errors
+    assert code == 1 or f"{kit}.toml: ok" in output
     assert "using the example" not in errors
 
 

@@ -16,7 +16,9 @@ def test_both_drivers_have_a_method_of_their_own_for_each_action(driver: type[Ex
     assert set(driver.methods) == set(ACTIONS)
     assert not driver.__abstractmethods__
     for method in driver.methods.values():
-        assert method is driver.__dict__[method.__name__]
+        owners = [each for each in driver.__mro__ if method.__name__ in each.__dict__]
+        assert method is owners[0].__dict__[method.__name__]
+        assert owners[0] is not Executor
 
 
 def test_an_action_without_a_method_fails_with_the_driver_that_lacks_it() -> None:

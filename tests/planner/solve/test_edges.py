@@ -119,7 +119,7 @@ def test_the_p99_with_queueing_lies_in_the_range_that_is_printed(
 
 
 def test_the_range_of_the_p99_is_printed_and_in_json() -> None:
-    text = CliRunner().invoke(plan, [str(CASE)]).output
+    text = CliRunner().invoke(plan, [str(CASE), "--details"]).output
     assert "P99: range seen in simulation" in text
     found = json.loads(CliRunner().invoke(plan, [str(CASE), "--json"]).output)
     queued = found["latency"]["queued"]["PrfaaS-PD"]
