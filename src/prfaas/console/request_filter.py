@@ -15,7 +15,7 @@ VALUE_CHARS_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestFilter:
-    """What a request has to be to be listed; empty texts and None ask for nothing.
+    """Conditions on the requests of a list; empty texts and None ask for nothing.
 
     Attributes:
         reason: Of its decision, its refusal, or its last fallback.

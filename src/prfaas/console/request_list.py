@@ -132,7 +132,7 @@ class RequestPages:
 
 @dataclass(slots=True)
 class Facets:
-    """How many requests have each value of what can be filtered by."""
+    """Number of requests by each value that can be filtered by."""
 
     counts: dict[str, Counter[str]]
 

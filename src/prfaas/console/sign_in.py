@@ -69,7 +69,7 @@ class SignIn:
         return found
 
     async def _show(self, request: web.Request) -> web.Response:
-        """Who the browser is signed in as, and whether it has to be."""
+        """Name and rank of the browser's session, and if a key is needed."""
         name = request[OPERATOR]
         is_named = bool(name) and name != WITHOUT_KEY
         return json_response(

@@ -130,7 +130,7 @@ class IncidentBook:
 
     @staticmethod
     def _how(incident: Incident, found: Sequence[Alarm]) -> str:
-        """How an incident ends whose part has another alarm now."""
+        """End of an incident whose part has another alarm now."""
         others = (a.kind.title for a in found if incident.subject and a.subject == incident.subject)
         return next((f"it goes on as {title!r}" for title in others), "")
 
@@ -159,7 +159,7 @@ class IncidentBook:
         self._follow(self._add(name, kind, subject, Severity.NOTE, cause, now))
 
     def over(self, name: str, subject: str, why: str, now: float) -> bool:
-        """What `span` began ends; False if nothing did."""
+        """End an incident that `span` began; False if there is none."""
         incident = self._open.get((name, subject))
         if incident is not None:
             self._end(incident, now, why)

@@ -110,7 +110,7 @@ class Incident(msgspec.Struct):
 
     @property
     def what(self) -> str:
-        """What has happened."""
+        """Sentence for the event itself."""
         again = f" It happened {self.num_times} times." if self.num_times > 1 else ""
         return f"{self.cause[:1].upper()}{self.cause[1:]}.{again}"
 
@@ -139,7 +139,7 @@ class Incident(msgspec.Struct):
 
     @property
     def did(self) -> str:
-        """What the system did."""
+        """Sentence for the actions of the system."""
         kind = BY_NAME.get(self.name)
         does = kind.does if kind is not None else ""
         done = [

@@ -68,7 +68,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What an earlier process left.
+    """State that an earlier process left.
 
     Attributes:
         incidents: Those that it left open.

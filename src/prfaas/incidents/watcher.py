@@ -40,7 +40,7 @@ _SPANS = {
     "threshold": ("threshold_set", True),
     "unset": ("threshold_set", False),
 }
-"""What an operator begins and ends."""
+"""Actions of operators that begin or end a span."""
 
 
 class Watcher:

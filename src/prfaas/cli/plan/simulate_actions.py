@@ -150,7 +150,7 @@ def _write(
 
 
 def _verdict(found: Mapping[str, Results]) -> str:
-    """What each policy carried, in a sentence."""
+    """Goodput of each policy, in a sentence."""
     parts = (f"{name} {results.goodput:.3f} req/s in time" for name, results in found.items())
     return "Carried: " + "; ".join(parts) + "."
 

@@ -53,7 +53,7 @@ class StreamedAnswer:
     def __init__(self, stops: list[str], *, is_greedy: bool = False) -> None:
         self._stops, self.is_greedy = stops, is_greedy
         self._had = ""
-        """What the client has of an answer that is made again, as far as it has not come again."""
+        """Text of an answer made again that the client has and that has not come again."""
         self._first: tuple[list[int], str] | None = None
         """Token of a prefill leg, and what the client has of its text."""
         self._longest = max(map(len, stops), default=1)

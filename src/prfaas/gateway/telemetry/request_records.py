@@ -379,7 +379,7 @@ def log_fields(record: RequestRecord) -> JsonObject:
 
 
 def course_of(record: RequestRecord) -> list[str]:
-    """What of the course of a request is not usual, in words of a bounded set."""
+    """Unusual parts of the course of a request, in words of a bounded set."""
     words = ["refused"] if record.refusal or record.rejected else []
     for at_ns, fallback in record.fallbacks:
         if fallback.stage == "decode":
