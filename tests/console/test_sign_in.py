@@ -235,5 +235,6 @@ async def test_an_origin_that_is_no_address_is_foreign(keyed: World) -> None:
 
 
 async def test_nobody_sees_the_address_of_the_traces(keyed: World) -> None:
+    object.__setattr__(sign_in_of(keyed), "trace_page", "http://traces/{trace_id}")
     async with browser() as http:
         assert (await get(http, keyed, PATH))[1]["trace_page"] is None

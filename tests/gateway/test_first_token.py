@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.gateway.serving.decode_leg import StreamHandover
+from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.request_state import StreamedAnswer
 
 from .conftest import World, running, until
@@ -403,8 +403,9 @@ async def test_what_a_broken_leg_had_cached_is_not_counted(
 
 
 async def test_a_stop_string_across_the_seam_costs_no_count_with_one_engine(
-    world: World, checkpoint: Path
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DecodeLeg, "has_others", property(lambda _: False))
     talk(world, checkpoint, "abcdefgh")
     body = STREAM | {"temperature": 0.7, "stop": ["abcdef"]}
     _, usage, why, _ = await ask(world, body)
