@@ -21,6 +21,8 @@ class Path:
         self.now_ns = 0
         self.sent = self.dropped = 0.0
         self.restarts = 0
+        self.heard: list[tuple[float, float]] = []
+        """What the sender knows a round trip later."""
 
     def carry(self, pacer: Pacer, steps: int) -> list[int]:
         seen = []
@@ -31,22 +33,25 @@ class Path:
             self.sent += offered
             self.dropped += max(0.0, waiting - QUEUE_NS) / STEP_NS * self.rate
             self.now_ns += STEP_NS
-            arriving = self.rate if self.queue_ns else offered
-            pace = pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + self.queue_ns))
+            self.heard.append((self.rate if self.queue_ns else offered, self.queue_ns))
+            arriving, queue_ns = self.heard[-1 - (self.rtt_ns - 1) // STEP_NS :][0]
+            pace = pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + queue_ns))
             self.restarts += pace.restart
             seen.append(pace.bits_per_s)
         return seen
 
 
-def warm(rate: int = GBIT) -> tuple[Path, Pacer]:
-    path, pacer = Path(rate), Pacer()
-    pacer.sample(0, rate // 10, RTT_NS)
+def warm(rate: int = GBIT, rtt_ns: int = RTT_NS) -> tuple[Path, Pacer]:
+    path, pacer = Path(rate, rtt_ns), Pacer()
+    pacer.sample(0, rate // 10, rtt_ns)
     path.carry(pacer, 30)
     return path, pacer
 
 
-def test_a_link_without_a_budget_fills_the_path_and_drops_next_to_nothing() -> None:
-    path, pacer = warm()
+@pytest.mark.parametrize("rtt_ms", [40, 100, 200])
+def test_a_link_without_a_budget_fills_the_path_and_drops_next_to_nothing(rtt_ms: int) -> None:
+    path, pacer = warm(rtt_ns=rtt_ms * 10**6)
+    path.carry(pacer, 100)
     path.sent = path.dropped = 0
     ceilings = path.carry(pacer, 200)
     assert sum(ceilings) / len(ceilings) > 0.93 * GBIT

@@ -28,6 +28,9 @@ QUEUE_MIN_NS, QUEUE_SHARE = 2_500_000, 1 / 12
 CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
 STEP_MIN, STEP_MAX = 0.01, 1 / 5
+RAISE_NS = 6_000_000
+"""A raise is seen a round trip later, and none follows before: it may add so much queue until then.
+"""
 NEAR = 0.96
 """Rate after a queue has drained, as a share of the rate at which it was found."""
 NUM_SAMPLES = 6
@@ -105,6 +108,7 @@ class Pacer:
         self._hold_until_ns = 0
         self._rtt_at_cut_ns = 0
         self._vain_cuts = 0
+        self._raised_at_ns = 0
         self._renewed_at_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
@@ -152,7 +156,7 @@ class Pacer:
             if has_queue:
                 self._cut(now_ns, arriving_bits_per_s, rtt_ns)
             elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
-                self._raise()
+                self._raise(now_ns, rtt_ns)
         renew = self.bits_per_s > 0 and not has_queue and not restart
         renew = renew and (now_ns - self._renewed_at_ns) * num_connections >= RENEW_NS
         if renew:
@@ -189,14 +193,17 @@ class Pacer:
         self._hold_until_ns = now_ns + max(HOLD_NS, HOLD_ROUND_TRIPS * rtt_ns)
         self._recent.clear()
 
-    def _raise(self) -> None:
+    def _raise(self, now_ns: int, rtt_ns: int) -> None:
+        if now_ns - self._raised_at_ns < rtt_ns:
+            return
+        self._raised_at_ns = now_ns
         self._rtt_at_cut_ns = 0
         near = int(NEAR * self._found_bits_per_s)
         if self.bits_per_s < near:
             self._set(min(near, self.bits_per_s * (1 + STEP_MAX)))
             return
         self._set(self.bits_per_s * (1 + self._step))
-        self._step = min(STEP_MAX, 2 * self._step)
+        self._step = min(STEP_MAX, max(STEP_MIN, RAISE_NS / rtt_ns), 2 * self._step)
 
     def _set(self, bits_per_s: float) -> None:
         wanted = max(RATE_BITS_PER_S_MIN, round(bits_per_s))
