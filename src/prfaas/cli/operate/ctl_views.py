@@ -86,6 +86,7 @@ def _member_lines(found: Json) -> list[str]:
     lines = [
         f"source     {each['name']}  members as of {each['age_s']:.0f} s ago"
         + (f"  FAULT: {each['fault']}" if each["fault"] else "")
+        + (f"  WAITS FOR A RESTART: {each['waits']}" if each.get("waits") else "")
         for each in found.get("member_sources", ())
     ]
     for each in found.get("members", ()):
