@@ -14,6 +14,7 @@ import pytest
 
 from prfaas.gateway.serving.decode_leg import DecodeLeg, StreamHandover
 from prfaas.gateway.serving.request_state import StreamedAnswer
+from tests.gateway.ctl_runner import run
 
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
@@ -99,6 +100,8 @@ async def test_the_client_has_it_before_decode_says_anything(
     assert kv_orders(decode)["transfer"] == kv_orders(prefill)["transfer"]
     record = await world.record()
     assert record["ttft_ms"] < record["second_ms"]
+    shown = (await run("explain", record["request_id"], url=world.url)).output
+    assert ", from prefill: it need not wait for the transfer, then the second after" in shown
     assert await world.metric('prfaas_first_tokens_total{from="prefill"}') == 1
 
 
