@@ -80,8 +80,8 @@ async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> 
     return found
 
 
-async def ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(60):
+async def ready(http: aiohttp.ClientSession, url: str, limit_s: float = 60) -> None:
+    async with asyncio.timeout(limit_s):
         while True:
             try:
                 async with http.get(f"{url}/health?full=1") as reply:
@@ -110,7 +110,7 @@ async def main() -> None:
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        await ready(http, url)
+        await ready(http, url, limit_s=300)
         busy, start = cpu(), time.monotonic()
         tasks = [asyncio.create_task(one(http, url, ask, start)) for ask in asks]
         _, left = await asyncio.wait(tasks, timeout=spec["end"])

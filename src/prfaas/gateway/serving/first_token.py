@@ -66,9 +66,7 @@ class EarlyToken:
         ends = self._begin(whole)
         if ends:
             return whole_reply(whole, self.exchange)
-        if ends is not None and self.answer.is_greedy:
-            self.exchange.answer = None
-        elif ends is not None:
+        if ends is not None:
             self.answer.take(whole)
             self.on_token()
         return cached_in(whole)
@@ -108,9 +106,7 @@ class EarlyToken:
         ends = self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
-            # A greedy answer that comes whole is made by the engine that decodes.
-            if ends or self.exchange.client.stream or not self.answer.is_greedy:
-                self.exchange.record.early("", is_given=True)
+            self.exchange.record.early("", is_given=True)
             if ends:
                 # The leg reports itself what it found.
                 self.exchange.usage.cached_max = None
