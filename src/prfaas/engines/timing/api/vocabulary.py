@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -53,13 +54,13 @@ class Vocabulary:
 
     def _render(self, body: Mapping[str, Any]) -> str:
         messages, continues = body["messages"], bool(body.get("continue_final_message"))
-        arguments = {
-            "tools": body.get("tools") or None,
-            "documents": None,
-            "add_generation_prompt": body.get("add_generation_prompt") is not False,
-            **(body.get("chat_template_kwargs") or {}),
-        }
         try:
+            arguments = {
+                "tools": [_with_defaults(tool) for tool in body.get("tools") or ()] or None,
+                "documents": None,
+                "add_generation_prompt": body.get("add_generation_prompt") is not False,
+                **(body.get("chat_template_kwargs") or {}),
+            }
             if self._plain is not None and not continues:
                 return self._plain(messages=messages, **arguments)
             if self._plain is not None and isinstance(messages[-1]["content"], str):
@@ -93,7 +94,8 @@ def _plain_template(path: Path) -> Callable[..., str] | None:
     settings, file = path / "tokenizer_config.json", path / "chat_template.jinja"
     if not settings.exists() or not (path / "tokenizer.json").exists():
         return None
-    known = read_json(settings)
+    # Without a limit of its own, a model's length is 10^30 there.
+    known = read_json(settings, number_max=math.inf)
     source = file.read_text(encoding="utf-8") if file.exists() else known.get("chat_template")
     if not isinstance(source, str):
         return None
@@ -113,9 +115,33 @@ def _plain_template(path: Path) -> Callable[..., str] | None:
         if name.endswith("_token") and isinstance(text, str | dict)
     }
     try:
-        return partial(environment.from_string(source).render, **special)
+        template = environment.from_string(source)
     except TemplateSyntaxError:  # A tag of `transformers`' own.
         return None
+    system = "developer" if "developer" in source else "system"
+
+    def render(messages: list[dict[str, Any]], **arguments: Any) -> str:
+        said = [_as_text(message, system) for message in messages]
+        return template.render({**special, **arguments, "messages": said})
+
+    return render
+
+
+def _as_text(message: dict[str, Any], developer: str) -> dict[str, Any]:
+    """A message in the form that vLLM gives to templates which print contents: a gateway renders
+    every chat itself only if its engines agree."""
+    parts = message.get("content") or ""
+    role = developer if message.get("role") == "developer" else message.get("role")
+    if isinstance(parts, list):
+        texts = [part["text"] if isinstance(part, dict) else part for part in parts]
+        parts = "\n".join(filter(None, texts))
+    return {**message, "role": role, "content": parts}
+
+
+def _with_defaults(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool with the keys that vLLM adds, in its order: templates print them."""
+    given = tool["function"]
+    return {**tool, "function": {"name": None, "description": None, "parameters": None, **given}}
 
 
 def _continued(
