@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import json
 import math
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prfaas.chat_templates import ChatTemplate
 from prfaas.errors import ConfigError, RequestError
 from prfaas.limited_files import read_json
 
 SPOKEN_MAX = 2048
 LOOKED_AT_MAX = 20_000
-_END_OF_MESSAGE = "PRFAAS_END_OF_FINAL_MESSAGE"
 
 
 class Vocabulary:
@@ -61,10 +58,11 @@ class Vocabulary:
                 "add_generation_prompt": body.get("add_generation_prompt") is not False,
                 **(body.get("chat_template_kwargs") or {}),
             }
-            if self._plain is not None and not continues:
-                return self._plain(messages=messages, **arguments)
-            if self._plain is not None and isinstance(messages[-1]["content"], str):
-                return _continued(self._plain, messages, arguments)
+            if self._plain is not None:
+                system = "developer" if "developer" in self._plain.source else "system"
+                said = [_as_text(message, system) for message in messages]
+                render = self._plain.render_open if continues else self._plain.render
+                return render(said, **arguments)
             text: str = self._loaded().apply_chat_template(
                 messages, continue_final_message=continues, tokenize=False, **arguments
             )
@@ -85,11 +83,9 @@ class Vocabulary:
             return self._template
 
 
-def _plain_template(path: Path) -> Callable[..., str] | None:
-    """The chat template of a checkpoint directory, rendered as `transformers` does, which takes
-    seconds to import; None if it needs `transformers`."""
-    from jinja2 import TemplateError, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _plain_template(path: Path) -> ChatTemplate | None:
+    """The chat template of a checkpoint directory; None if it needs `transformers`."""
+    from jinja2 import TemplateSyntaxError
 
     settings, file = path / "tokenizer_config.json", path / "chat_template.jinja"
     if not settings.exists() or not (path / "tokenizer.json").exists():
@@ -100,31 +96,15 @@ def _plain_template(path: Path) -> Callable[..., str] | None:
     if not isinstance(source, str):
         return None
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     special = {
         name: text["content"] if isinstance(text, dict) else text
         for name, text in known.items()
         if name.endswith("_token") and isinstance(text, str | dict)
     }
     try:
-        template = environment.from_string(source)
+        return ChatTemplate(source, special)
     except TemplateSyntaxError:  # A tag of `transformers`' own.
         return None
-    system = "developer" if "developer" in source else "system"
-
-    def render(messages: list[dict[str, Any]], **arguments: Any) -> str:
-        said = [_as_text(message, system) for message in messages]
-        return template.render({**special, **arguments, "messages": said})
-
-    return render
 
 
 def _as_text(message: dict[str, Any], developer: str) -> dict[str, Any]:
@@ -142,21 +122,6 @@ def _with_defaults(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool with the keys that vLLM adds, in its order: templates print them."""
     given = tool["function"]
     return {**tool, "function": {"name": None, "description": None, "parameters": None, **given}}
-
-
-def _continued(
-    template: Callable[..., str], messages: list[dict[str, Any]], arguments: dict[str, Any]
-) -> str:
-    """Text of a chat up to the end of its last message; ValueError if the template changes it."""
-    *earlier, last = messages
-    content = last["content"]
-    whole = template(
-        messages=[*earlier, {**last, "content": f"{content}{_END_OF_MESSAGE} "}], **arguments
-    )
-    text, end, after = whole.rpartition(_END_OF_MESSAGE)
-    if not end or content.strip() not in text:
-        raise ValueError("the template leaves out the last message, which cannot be continued")
-    return text if after.startswith(" ") else text.rstrip()
 
 
 def _load(path: str) -> Any:
