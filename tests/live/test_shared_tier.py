@@ -16,7 +16,7 @@ from tests.live.conftest import Live, document, gateway_over, until
 from tests.live.relay import Relay
 from tests.s3.fixtures import Bucket
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 SETTINGS = """
 [routing]
 policy = "local"
