@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prfaas.gateway.console.history import History, HistorySample, LinkSample
-from prfaas.incidents.alarm_list import ALARMS, BY_NAME, AlarmKind
+from prfaas.incidents.alarm_kinds import AlarmKind
+from prfaas.incidents.alarm_list import ALARMS, BY_NAME
 from prfaas.units import format_rate
 
 WINDOW_S = 300.0
