@@ -80,8 +80,8 @@ async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> 
     return found
 
 
-async def ready(http: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(60):
+async def ready(http: aiohttp.ClientSession, url: str, limit_s: float = 60) -> None:
+    async with asyncio.timeout(limit_s):
         while True:
             try:
                 async with http.get(f"{url}/health?full=1") as reply:

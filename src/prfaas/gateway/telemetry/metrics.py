@@ -121,6 +121,13 @@ class GatewayMetrics:
             "first_tokens", "First tokens of answers, by the leg whose engine gave them", "from"
         )
         at_zero(self._first_tokens, ("prefill", "decode"))
+        self._relayed = make.counter(
+            "relayed_tokens",
+            "Tokens after the first, from an engine that prefills, by relay decode",
+        )
+        self._gap = make.histogram(
+            "largest_gap_seconds", "Longest time between two outputs of a stream", _LATENCY, "path"
+        )
         self._e2e = make.histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
@@ -262,12 +269,15 @@ class GatewayMetrics:
         self.tenants.ended(record)
         if (leg := first_token_from(record)) is not None:
             self._first_tokens.labels(leg).inc()
+        self._relayed.inc(record.relayed_tokens)
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
         self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
         if record.ttft_ns is not None:
             self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+        if record.gap_ns:
+            self._gap.labels(record.path).observe(record.gap_ns / NS_PER_S)
         if record.ttft_over_predicted is not None:
             self._off.labels(record.path).observe(record.ttft_over_predicted)
         if record.e2e_ns is not None:
