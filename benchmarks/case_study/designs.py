@@ -28,6 +28,7 @@ class Design:
         num_decode: PD instances that decode.
         planned: What the planner says that it sustains, with exact expectations, req/s.
         printed: What the paper says, req/s.
+        is_early: Engines that prefill give first tokens; the paper's do not.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Design:
     num_decode: int
     planned: float
     printed: float
+    is_early: bool = False
 
 
 def case_study() -> tuple[Question, list[Design]]:

@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ async def run(
     bits_per_s: float,
     place: Path,
     routing: Sequence[str] | None = None,
+    changing: Callable[[Wan], Awaitable[None]] | None = None,
 ) -> Live:
     """Drive one design.
 
@@ -85,6 +86,7 @@ async def run(
         place: Folder for keys, sockets and logs.
         routing: Further lines of the gateway's `[routing]`; by default the plan with the bytes of
             these blocks, for predictions are compared with what the link is seen to carry.
+        changing: Changes the link from the first request on; None for nobody.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
@@ -104,7 +106,10 @@ async def run(
             "end": end_s * scale.time,
             "engines": engines,
         }
+        change = asyncio.ensure_future(changing(wan)) if changing else None
         report = await site.drive(spec)
+        if change is not None:
+            change.cancel()
         after = (await wan.counters()).there
     outcomes = [_outcome(found, scale.time) for found in report["outcomes"]]
     late = max(found["late"] for found in report["outcomes"] if found.get("late") is not None)
@@ -186,6 +191,6 @@ class _Site:
             f'policy = "{self._design.policy.value}"',
             'prefill_timeout = "300s"',
             'transfer_timeout = "60s"',
-            'early_first_token = "off"',  # The paper's system has none.
+            f'early_first_token = "{"auto" if self._design.is_early else "off"}"',
             *self._more,
         ]

@@ -110,7 +110,7 @@ async def main() -> None:
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        await ready(http, url)
+        await ready(http, url, limit_s=300)
         busy, start = cpu(), time.monotonic()
         tasks = [asyncio.create_task(one(http, url, ask, start)) for ask in asks]
         _, left = await asyncio.wait(tasks, timeout=spec["end"])

@@ -65,8 +65,11 @@ def digest_of(paths: Iterable[Path]) -> bytes:
     return content.digest()
 
 
-def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX) -> Any:
+def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX, number_max: float = NUMBER_MAX) -> Any:
     """The value in a JSON file.
+
+    Args:
+        number_max: Limit of its integers.
 
     Raises:
         ConfigError: The file cannot be read, is no JSON, or is beyond a limit.
@@ -79,11 +82,11 @@ def read_json(path: Path, bytes_max: int = FILE_BYTES_MAX) -> Any:
         raise ConfigError(f"{path}: values lie deeper than {DEPTH_MAX} levels") from None
     except ValueError as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from None
-    check_values(value, path)
+    check_values(value, path, number_max)
     return value
 
 
-def check_values(value: object, path: Path) -> None:
+def check_values(value: object, path: Path, number_max: float = NUMBER_MAX) -> None:
     """See that no value of a parsed file is one that later steps fail at.
 
     Raises:
@@ -97,8 +100,8 @@ def check_values(value: object, path: Path) -> None:
         elif isinstance(each, list):
             inner = [(item, place) for item in each]
         else:
-            if isinstance(each, int) and abs(each) >= NUMBER_MAX:
-                raise ConfigError(f"{path}: {place[:200]}: a number of {NUMBER_MAX} or more")
+            if isinstance(each, int) and abs(each) >= number_max:
+                raise ConfigError(f"{path}: {place[:200]}: a number of {number_max} or more")
             continue
         if depth > DEPTH_MAX:
             raise ConfigError(f"{path}: {place[:200]}: deeper than {DEPTH_MAX} levels")

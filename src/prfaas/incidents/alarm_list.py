@@ -560,6 +560,14 @@ ALARMS = (
         ),
     ),
     AlarmKind(
+        "restart_due",
+        Kind.OPERATOR,
+        _WARNING,
+        "the deployment file was changed in what a gateway reads at its start only",
+        "The settings of its start stay in use; members are followed.",
+        "Restart the gateway, or undo the change.",
+    ),
+    AlarmKind(
         "loops_frozen",
         Kind.OPERATOR,
         _WARNING,

@@ -155,6 +155,7 @@ class Watcher:
                 if refusal.reason is not RefusalCause.OTHER_LAYOUT
             },
             source_faults=live.members.faults(),
+            waiting=live.members.waiting(),
             detached_engines={
                 engine.name: engine.pool
                 for engine in engines

@@ -21,7 +21,11 @@ from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.host import InstanceHost
 from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.engines.engine import load_in
-from prfaas.gateway.tokenization.chat_renderer import compared_chats, template_variables
+from prfaas.gateway.tokenization.chat_renderer import (
+    ChatRenderer,
+    compared_chats,
+    template_variables,
+)
 from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan
@@ -338,16 +342,18 @@ TEMPLATES = (
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=["own", "other"])
-async def test_a_template_is_rendered_as_transformers_does(
+async def test_a_template_is_rendered_as_the_gateway_does(
     checkpoint: Path, tmp_path: Path, template: str | None
 ) -> None:
-    """Without importing it; a gateway has each engine that becomes ready render these chats."""
+    """With `transformers`, which is not imported here. A gateway has each engine that becomes ready
+    render these chats; of one that differs it would ask the tokens of every chat."""
     from transformers import AutoTokenizer
 
     model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     if template is not None:
         (model / "chat_template.jinja").write_text(template)
-    vocabulary, tokenizer = Vocabulary(str(model)), AutoTokenizer.from_pretrained(model)
+    vocabulary = Vocabulary(str(model))
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(model))
     num_texts = 0
     for chat in compared_chats("timing"):
         variables = template_variables(chat.body)
@@ -356,16 +362,18 @@ async def test_a_template_is_rendered_as_transformers_does(
         except RequestError:
             ours = None
         try:
-            theirs = tokenizer.apply_chat_template(
-                chat.body["messages"],
-                tools=chat.body.get("tools"),
-                add_generation_prompt=chat.body.get("add_generation_prompt") is not False,
-                continue_final_message=bool(chat.body.get("continue_final_message")),
-                tokenize=False,
-                **variables,
-            )
-        except Exception:
+            theirs = renderer.render(chat)
+        except RequestError:
             theirs = None
         assert ours == theirs
         num_texts += ours is not None
     assert num_texts > 5
+
+
+def test_a_model_without_a_length_of_its_own_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    """`transformers` writes 10^30 for it."""
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    settings = model / "tokenizer_config.json"
+    known = json.loads(settings.read_bytes()) | {"model_max_length": int(1e30)}
+    settings.write_text(json.dumps(known))
+    assert Vocabulary(str(model)).size > 0

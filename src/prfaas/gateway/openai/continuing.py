@@ -51,6 +51,8 @@ def why_not_early(client: ClientRequest) -> str:
     body = client.body
     if body.get("seed") is not None and not is_greedy(client):
         return "seed, whose random numbers one engine draws"
+    if is_greedy(client) and not client.stream and client.max_tokens != 1:
+        return "greedy without stream, which decode makes whole"
     if body.get("stop") and not client.stream and not is_greedy(client):
         return "stop without stream"
     return why_one_engine(client)

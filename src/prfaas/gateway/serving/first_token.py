@@ -3,8 +3,8 @@
 The engine that decodes goes on from them (`StreamHandover.seam`), as from the tokens of an engine
 that broke. There is one token, or as many as are made until the blocks are there (relay decode).
 
-In a stream there is an event with the token, and one with the usage. An engine that does not tell
-its token ids gives no token.
+In a stream there are events with tokens, and one with the usage. An engine that does not tell its
+token ids gives no token.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class EarlyToken:
         ends = self._begin(whole, _choice_of(whole))
         if ends:
             return whole_reply(whole, self.exchange)
-        if ends is not None and self.answer.is_greedy:
-            self.exchange.answer = None
-        elif ends is not None:
+        if ends is not None:
             self.answer.take(whole)
             self.on_token()
         return cached_in(whole)
@@ -95,6 +93,8 @@ class EarlyToken:
             if not choice:
                 cached_tokens = max(cached_tokens, cached_in(chunk))
             elif ends is None:
+                if self.num_tokens > 1 and not isinstance(choice.get("token_ids"), list):
+                    return cached_tokens  # Nobody could go on from tokens that it does not tell.
                 self.answer.take(chunk)
             else:
                 for event in client_chunks(chunk, exchange):
@@ -118,9 +118,7 @@ class EarlyToken:
         ends = self.answer.begin(choice, is_last=self.is_last)
         if ends is not None:
             self.exchange.answer = self.answer
-            # A greedy answer that comes whole is made by the engine that decodes.
-            if ends or self.exchange.client.stream or not self.answer.is_greedy:
-                self.exchange.record.early("", is_given=True)
+            self.exchange.record.early("", is_given=True)
             if ends:
                 self.exchange.usage.cached_max = None
         return ends

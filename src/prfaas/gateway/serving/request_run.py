@@ -253,8 +253,8 @@ class Legs:
             exchange.record.relayed(len(early.answer.token_ids) - 1)
         else:
             exchange.record.prefilled(time.monotonic_ns() - started_ns)
-        if exchange.is_answered:
-            return await self._ended(leg)
+        if (answer := await self._ended(leg)) is not None:
+            return answer
         event = None if leg.cancelled() else self._prefilled(leg)
         if event is not None and transfer is None and not self.is_over_with(engine):
             # The engine takes prompts alone: it prefills for a decode leg.
@@ -266,11 +266,15 @@ class Legs:
             log_event(_log, logging.WARNING, "prefill_unanswered", engine=engine.name)
         return None
 
-    async def _ended(self, leg: asyncio.Task[int | web.StreamResponse]) -> web.StreamResponse:
-        """The answer of a prefill leg that gave all of it."""
+    async def _ended(
+        self, leg: asyncio.Task[int | web.StreamResponse]
+    ) -> web.StreamResponse | None:
+        """The answer, if a prefill leg gave all of it."""
         found = None if leg.cancelled() or leg.exception() else leg.result()
         if isinstance(found, web.StreamResponse):
             return found
+        if not self._exchange.is_answered:
+            return None
         return await self._parts.ending.end(self._exchange, self._plan)
 
     def _prefilled(self, leg: asyncio.Task[int | web.StreamResponse]) -> AnyEvent:

@@ -92,13 +92,13 @@ class StreamedAnswer:
             True if the answer has ended; None if nothing can be made of it.
         """
         ids, text = choice.get("token_ids"), choice.get("text")
+        is_whole = choice.get("finish_reason") is not None or not self._stops
         if self.cut(choice, is_last=is_last):
             return True
         if not isinstance(ids, list) or not isinstance(text, str) or not text:
             # Without text it is a part of a character, after which no engine can begin.
             return None
         ids = [*self.token_ids, *ids]
-        is_whole = choice["text"] != text or not self._stops
         self.first_text = text if is_whole and len(ids) == 1 else None
         self._first = ids, choice["text"]
         return False

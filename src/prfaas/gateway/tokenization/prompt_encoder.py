@@ -15,16 +15,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prfaas.core.admission.quotas import Quota, tokenising_cost
 from prfaas.core.kv.blocks import Layout
 from prfaas.errors import ConfigError, RequestError
-from prfaas.gateway.http.json_codec import make_ready
+from prfaas.gateway.http.json_codec import JsonObject, make_ready
 from prfaas.gateway.openai.fields import bad
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.chat_renderer import ChatRenderer, try_template
+from prfaas.gateway.tokenization.plain_tokenizer import plain_tokenizer
 from prfaas.gateway.tokenization.text_encoder import (
     Encoder,
     Naming,
@@ -380,15 +382,18 @@ def _num_made(prompt: EncodedPrompt) -> int:
 
 def _load(path: str) -> tuple[Any, int]:
     """Tokenizer, and the number of token ids that the model knows."""
-    from transformers import AutoTokenizer, PretrainedConfig
-
     # One text at a time, on a thread of ours: the tokenizer's own threads would be in the way.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tokenizer, config = plain_tokenizer(Path(path)) or _load_with_transformers(path)
+    vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0
+    return tokenizer, max(len(tokenizer), int(vocab_size))
+
+
+def _load_with_transformers(path: str) -> tuple[Any, JsonObject]:
+    from transformers import AutoTokenizer, PretrainedConfig
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        config, _ = PretrainedConfig.get_config_dict(path)
+        return AutoTokenizer.from_pretrained(path), PretrainedConfig.get_config_dict(path)[0]
     except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
-    vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0
-    return tokenizer, max(len(tokenizer), int(vocab_size))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import json
+import math
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prfaas.chat_templates import ChatTemplate
 from prfaas.errors import ConfigError, RequestError
 from prfaas.limited_files import read_json
 
 SPOKEN_MAX = 2048
 LOOKED_AT_MAX = 20_000
-_END_OF_MESSAGE = "PRFAAS_END_OF_FINAL_MESSAGE"
 
 
 class Vocabulary:
@@ -53,17 +51,18 @@ class Vocabulary:
 
     def _render(self, body: Mapping[str, Any]) -> str:
         messages, continues = body["messages"], bool(body.get("continue_final_message"))
-        arguments = {
-            "tools": body.get("tools") or None,
-            "documents": None,
-            "add_generation_prompt": body.get("add_generation_prompt") is not False,
-            **(body.get("chat_template_kwargs") or {}),
-        }
         try:
-            if self._plain is not None and not continues:
-                return self._plain(messages=messages, **arguments)
-            if self._plain is not None and isinstance(messages[-1]["content"], str):
-                return _continued(self._plain, messages, arguments)
+            arguments = {
+                "tools": [_with_defaults(tool) for tool in body.get("tools") or ()] or None,
+                "documents": None,
+                "add_generation_prompt": body.get("add_generation_prompt") is not False,
+                **(body.get("chat_template_kwargs") or {}),
+            }
+            if self._plain is not None:
+                system = "developer" if "developer" in self._plain.source else "system"
+                said = [_as_text(message, system) for message in messages]
+                render = self._plain.render_open if continues else self._plain.render
+                return render(said, **arguments)
             text: str = self._loaded().apply_chat_template(
                 messages, continue_final_message=continues, tokenize=False, **arguments
             )
@@ -84,53 +83,45 @@ class Vocabulary:
             return self._template
 
 
-def _plain_template(path: Path) -> Callable[..., str] | None:
-    """The chat template of a checkpoint directory, rendered as `transformers` does, which takes
-    seconds to import; None if it needs `transformers`."""
-    from jinja2 import TemplateError, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _plain_template(path: Path) -> ChatTemplate | None:
+    """The chat template of a checkpoint directory; None if it needs `transformers`."""
+    from jinja2 import TemplateSyntaxError
 
     settings, file = path / "tokenizer_config.json", path / "chat_template.jinja"
     if not settings.exists() or not (path / "tokenizer.json").exists():
         return None
-    known = read_json(settings)
+    # Without a limit of its own, a model's length is 10^30 there.
+    known = read_json(settings, number_max=math.inf)
     source = file.read_text(encoding="utf-8") if file.exists() else known.get("chat_template")
     if not isinstance(source, str):
         return None
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     special = {
         name: text["content"] if isinstance(text, dict) else text
         for name, text in known.items()
         if name.endswith("_token") and isinstance(text, str | dict)
     }
     try:
-        return partial(environment.from_string(source).render, **special)
+        return ChatTemplate(source, special)
     except TemplateSyntaxError:  # A tag of `transformers`' own.
         return None
 
 
-def _continued(
-    template: Callable[..., str], messages: list[dict[str, Any]], arguments: dict[str, Any]
-) -> str:
-    """Text of a chat up to the end of its last message; ValueError if the template changes it."""
-    *earlier, last = messages
-    content = last["content"]
-    whole = template(
-        messages=[*earlier, {**last, "content": f"{content}{_END_OF_MESSAGE} "}], **arguments
-    )
-    text, end, after = whole.rpartition(_END_OF_MESSAGE)
-    if not end or content.strip() not in text:
-        raise ValueError("the template leaves out the last message, which cannot be continued")
-    return text if after.startswith(" ") else text.rstrip()
+def _as_text(message: dict[str, Any], developer: str) -> dict[str, Any]:
+    """A message in the form that vLLM gives to templates which print contents: a gateway renders
+    every chat itself only if its engines agree."""
+    parts = message.get("content") or ""
+    role = developer if message.get("role") == "developer" else message.get("role")
+    if isinstance(parts, list):
+        texts = [part["text"] if isinstance(part, dict) else part for part in parts]
+        parts = "\n".join(filter(None, texts))
+    return {**message, "role": role, "content": parts}
+
+
+def _with_defaults(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool with the keys that vLLM adds, in its order: templates print them."""
+    given = tool["function"]
+    return {**tool, "function": {"name": None, "description": None, "parameters": None, **given}}
 
 
 def _load(path: str) -> Any:
