@@ -40,6 +40,7 @@ from prfaas.wire.renewal import identity_gauge
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
 _WAN_SECONDS = (0.001, 0.0025, *_SECONDS, 120.0, 300.0, 600.0)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+_GAP = (0.05, 0.1, 0.5, 1, 2.5, 10)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 _REMOTE_REASONS = {
     Reason.ABOVE_THRESHOLD,
@@ -126,7 +127,7 @@ class GatewayMetrics:
             "Tokens after the first, from an engine that prefills, by relay decode",
         )
         self._gap = make.histogram(
-            "largest_gap_seconds", "Longest time between two outputs of a stream", _LATENCY, "path"
+            "largest_gap_seconds", "Longest time between two outputs of a stream", _GAP, "path"
         )
         self._e2e = make.histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"

@@ -140,7 +140,7 @@ class ScenarioRoutingTable(_Table):
     """The instance that prefills gives the first token, as by default in a gateway: auto, or off as
     in the paper."""
     relay_decode: Literal["auto", "off"] = "off"
-    """With it, that instance goes on until its blocks have arrived, if the link takes long."""
+    """With it, that instance goes on until its blocks have come: auto or off."""
     bandwidth: Regime = Regime.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
