@@ -29,6 +29,7 @@ class Design:
         planned: What the planner says that it sustains, with exact expectations, req/s.
         printed: What the paper says, req/s.
         is_early: Engines that prefill give first tokens; the paper's do not.
+        relays: They go on until the blocks have come.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Design:
     planned: float
     printed: float
     is_early: bool = False
+    relays: bool = False
 
 
 def case_study() -> tuple[Question, list[Design]]:

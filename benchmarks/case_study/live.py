@@ -55,6 +55,7 @@ class Live:
         cores: Cores that the run used, the link's emulator and the generator included.
         late_s: How late the generator sent a request at most.
         link_bytes: Bytes over the link to the PD site, headers included.
+        relayed: Tokens of relay decode.
     """
 
     outcomes: list[Outcome]
@@ -63,6 +64,7 @@ class Live:
     late_s: float
     cores: float
     link_bytes: int
+    relayed: float
 
 
 async def run(
@@ -115,7 +117,8 @@ async def run(
     late = max(found["late"] for found in report["outcomes"] if found.get("late") is not None)
     link_bytes = after.delivered_bytes - before.delivered_bytes
     cores = (_cpu_s() - used) / (time.monotonic() - began)
-    return Live(outcomes, report["behind"], report["busy_ratio"], late, cores, link_bytes)
+    behind, busy, relayed = (report[name] for name in ("behind", "busy_ratio", "relayed"))
+    return Live(outcomes, behind, busy, late, cores, link_bytes, relayed)
 
 
 def _cpu_s() -> float:
@@ -192,5 +195,6 @@ class _Site:
             'prefill_timeout = "300s"',
             'transfer_timeout = "60s"',
             f'early_first_token = "{"auto" if self._design.is_early else "off"}"',
+            f'relay_decode = "{"always" if self._design.relays else "off"}"',
             *self._more,
         ]

@@ -103,6 +103,14 @@ async def behind(http: aiohttp.ClientSession, engines: list[str]) -> float:
     return most
 
 
+async def relayed(http: aiohttp.ClientSession, gateway: str) -> float:
+    """Tokens of relay decode."""
+    async with http.get(f"{gateway}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    [found] = [line for line in lines if line.startswith("prfaas_relayed_tokens_total ")]
+    return float(found.rpartition(" ")[2])
+
+
 async def main() -> None:
     url, model, tokenizer = sys.argv[1:4]
     spec = json.load(sys.stdin)
@@ -121,6 +129,7 @@ async def main() -> None:
         report = {
             "outcomes": outcomes,
             "behind": await behind(http, spec["engines"]),
+            "relayed": await relayed(http, url),
             "busy_ratio": 1 - used[1] / sum(used),
         }
     json.dump(report, sys.stdout)

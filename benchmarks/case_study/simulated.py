@@ -41,6 +41,7 @@ def simulate(
         # The live gateway has no `ttft_max`: it refuses nobody.
         "routing.admission=false",
         f"routing.early_first_token={'auto' if design.is_early else 'off'}",
+        f"routing.relay_decode={'auto' if design.relays else 'off'}",
         *more,
     ):
         override(tables, setting)
@@ -55,6 +56,7 @@ def simulate(
             r.arrived_at_ns / NS_PER_S,
             None if r.first_token_at_ns == UNSET else r.first_token_at_ns / NS_PER_S,
             offloaded=r.offloaded,
+            relayed=r.relayed_tokens,
         )
         for r in simulation.requests
     ]
